@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, TypeVar
 from benchmarks import record
 from benchmarks.cells import Cells
 from benchmarks.learn import json_of, vitrail_verb
-from vitrail.recipes.small import SHALLOW
 
 Arguments, Result = TypeVar("Arguments", bound=tuple[Any, ...]), TypeVar("Result")
 
@@ -47,12 +46,7 @@ class Setting(NamedTuple):
 
 ADAMW = "--optim.name=adamw --optim.lr=0.0015 --batch-size=128"
 """The recipe before Muon. Both learning rates and batches are the best that were tried."""
-MAE = " ".join(
-    (
-        "--recipe=mae-small --vit.positions=1d --objective.mask-after-stem",
-        *(f"--vit.{name.replace('_', '-')}={value}" for name, value in SHALLOW.changes().items() if name != "pool"),
-    )
-)
+MAE = "--recipe=mae-small --model=small/4 --objective.mask-after-stem"
 """Flags with which mae-small trains the network of scratch-small, on the same images without labels."""
 SETTINGS = {
     "early-stem": Setting("--vit.stem=early", "--vit.stem=linear"),

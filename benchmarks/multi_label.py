@@ -26,7 +26,7 @@ DATA = record.DATA / "cifar100"
 LABELS, CLASSES = 20, 100
 SETS = {"train": 0, "test": 1}
 """Split -> seed of its scenes."""
-NETWORK = "--model=Ti/8 --vit.width=96 --vit.depth=4 --vit.heads=3 --vit.mlp-dim=192 --batch-size=64 --lr=0.004"
+NETWORK = "--vit.patch=8 --vit.width=96 --vit.depth=4 --vit.heads=3 --vit.mlp-dim=192 --batch-size=64 --lr=0.004"
 
 
 def write_scenes(folder: Path, split: str, count: int) -> None:

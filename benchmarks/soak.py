@@ -35,7 +35,7 @@ from benchmarks.cells import Cells
 from benchmarks.serve import form, jpeg, wait
 
 DATA = record.DATA / "flowers12"
-SMALL = ("--model=Ti/8", "--vit.width=64", "--vit.depth=2", "--vit.heads=2", "--vit.mlp-dim=128", "--image-size=64")
+SMALL = ("--vit.width=64", "--vit.depth=2", "--vit.heads=2", "--vit.mlp-dim=128", "--image-size=64")
 SAMPLES = 120
 """Number of samples per process."""
 GROWTH = 0.05

@@ -17,7 +17,7 @@ from benchmarks.peers import Architecture
 from benchmarks.train_step import Case
 from vitrail.device import keep_freed_memory
 from vitrail.model.build import create
-from vitrail.recipes.small import SHALLOW
+from vitrail.model.variants import OWN
 from vitrail.training.processes import threads
 
 THREADS, WHOLE = "in threads", "torch's own threads"
@@ -41,7 +41,7 @@ class Work:
     @property
     def width(self) -> int:
         """Return the width of the network."""
-        return int(SHALLOW.changes()["width"]) if self.early else self.architecture.width
+        return OWN["small"][0][0] if self.early else self.architecture.width
 
     @property
     def size(self) -> int:
@@ -66,8 +66,8 @@ def contender(side: str, work: Work) -> Contender:
     threads.LEAST_WORK = 1
     threads.MOST = 2 if side == THREADS else 1
     a = work.architecture
-    early = SHALLOW.changes() | {"image_size": a.image_size, "classes": a.classes}
-    model = create(f"Ti/{a.patch}", **early) if work.early else peers.ours(a)
+    early = create(f"small/{a.patch}", image_size=a.image_size, classes=a.classes) if work.early else None
+    model = early or peers.ours(a)
     step = train_step.vitrail_step(model, Case(work.name, a, work.batch), "bf16")
     return Contender(side, step, work.batch, compare.tuned)
 

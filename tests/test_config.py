@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.config import from_yaml, merge, to_yaml
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Preparation, Preprocess
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration, parse_minutes
 from vitrail.errors import UsageError
 from vitrail.import_path import Open
@@ -54,7 +54,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         parts = {field.name: values_of(hints[field.name]) for field in fields(hint)}
-        if hint is Preprocess:  # the resized image is bounded too: size / crop
+        if hint in (Preparation, Preprocess):  # the resized image is bounded too: size / crop
             parts["crop"] = st.floats(0.5, 1)
         for pair in parts.keys() & {"scale", "ratio", "global_scale", "local_scale"}:
             if get_origin(hints[pair]) is tuple:  # (low, high)
@@ -196,7 +196,9 @@ def test_only_what_is_named_changes() -> None:
 
 def test_an_optional_section_starts_from_its_own_defaults() -> None:
     run = from_yaml("preprocess: {resize: squash}", Run())
-    assert run.preprocess == Preprocess(resize="squash")
+    assert run.preprocess == Preparation(resize="squash")
+    whole = from_yaml("preprocess: {resize: squash, image_size: [32, 32]}", Run())
+    assert whole.preprocess == Preprocess((32, 32), resize="squash")
     assert from_yaml("preprocess: null", run).preprocess is None
 
 

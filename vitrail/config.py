@@ -87,10 +87,22 @@ def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
     if isinstance(source, str) and source.endswith((".yaml", ".yml")) and "\n" not in source:
         source = Path(source)
     merging = _Merge(str(source) if isinstance(source, Path) else "<yaml>", imports)
+    return merging.merged(base, _values(source, merging))
+
+
+def lines_of(file: Path) -> dict[str, int]:
+    """Return the line of each setting in a YAML file, by its dotted name. Raises UsageError if it is not YAML."""
+    merging = _Merge(str(file))
+    _values(file, merging)
+    return merging.lines
+
+
+def _values(source: str | Path, merging: _Merge) -> Any:
+    """Return the values of a YAML file or text, with their lines in `merging`. Raises UsageError if it is not YAML."""
     try:
         text = text_of(source) if isinstance(source, Path) else source
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = {} if node is None else merging.read(node)
+        return {} if node is None else merging.read(node)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the configuration {source}: {error}") from None
     except yaml.YAMLError as error:
@@ -99,7 +111,6 @@ def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
         raise UsageError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
     except RecursionError:
         raise UsageError(f"{merging.source}: nested too deeply") from None
-    return merging.merged(base, values)
 
 
 def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool = False) -> T:

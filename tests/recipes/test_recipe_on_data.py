@@ -88,7 +88,7 @@ def test_a_warmup_that_was_asked_for_is_left_alone(small: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", LABEL_FREE)
-@pytest.mark.parametrize(("side", "model", "size"), [(8, "Ti/4", None), (97, "Ti/8", 96)])
+@pytest.mark.parametrize(("side", "model", "size"), [(8, "narrow/4", None), (97, "narrow/8", 96)])
 def test_an_objective_without_labels_has_a_recipe_of_its_own(
     kind: str, side: int, model: str, size: int | None, tmp_path: Path
 ) -> None:

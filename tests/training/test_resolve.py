@@ -258,7 +258,7 @@ def test_micro_batches_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     few, more = parts(0.05), parts(0.02)
     assert 1 < few < more
     assert parts(0.02, activation_checkpointing=True) < more
-    assert parts(0.0) == 64  # an image at a time is the least there is
+    assert parts(0.0) == 32  # two images at a time are the least that the BatchNorm of its stem can have
     for name, value in objective.state_dict().items():  # the running statistics, too
         assert torch.equal(value, before[name]), name
     assert all(parameter.grad is None for parameter in objective.parameters())

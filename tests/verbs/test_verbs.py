@@ -19,7 +19,7 @@ from PIL import Image
 import vitrail
 from vitrail import cli
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Preparation
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import CheckpointError, DataError, UsageError
 from vitrail.recipes.registry import recipe
@@ -105,9 +105,9 @@ def test_a_recipe_that_brings_no_data_needs_some() -> None:
 def test_the_size_of_the_input_is_said_once() -> None:
     settings = {"image_size": 64, "preprocess": {"crop": 1.0}}
     run, _ = training_run(RunArguments("x", "scratch-small", settings=settings))
-    assert run.preprocess == Preprocess(image_size=(64, 64), crop=1.0)
+    assert run.preprocess == Preparation(crop=1.0)  # of the size of the network, and resized as the images need it
     settings = {"image_size": 64, "preprocess": {"image_size": (32, 32)}}  # a contradiction is training's to tell
-    assert training_run(RunArguments("x", "scratch-small", settings=settings))[0].preprocess == Preprocess(
+    assert training_run(RunArguments("x", "scratch-small", settings=settings))[0].preprocess == Preparation(
         image_size=(32, 32)
     )
 

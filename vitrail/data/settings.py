@@ -6,7 +6,7 @@ The docstring of each field is the help text of its flag.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from vitrail.errors import UsageError
@@ -185,17 +185,17 @@ class Bands(Settings):
 
 
 @dataclass(frozen=True)
-class Preprocess(Settings):
-    """How an image is prepared for evaluation: resize, then crop. Sizes in pixels.
+class Preparation(Settings):
+    """What a run sets of its `Preprocess`; the network and the images decide on the values that are None.
 
     Raises UsageError for a size or a crop that is out of range.
     """
 
-    image_size: tuple[Side, Side] = (224, 224)
-    """Height and width of the network's input in pixels."""
-    resize: Literal["squash", "small"] = "small"
+    image_size: tuple[Side, Side] | None = None
+    """Height and width of the network's input in pixels (default: those of the network)."""
+    resize: Literal["squash", "small"] | None = None
     """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
-    central crop."""
+    central crop (default: squash if all images have one size, else small)."""
     crop: Part = 0.875
     """Side of the crop as a share of the resized image (0.875: resize to 256, crop 224). Evaluation uses it with
     resize small only."""
@@ -208,14 +208,34 @@ class Preprocess(Settings):
     def __post_init__(self) -> None:
         if isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
-        object.__setattr__(self, "image_size", tuple(self.image_size))
+        if self.image_size is not None:
+            object.__setattr__(self, "image_size", tuple(self.image_size))
         super().__post_init__()
-        if max(self.image_size) / self.crop > LARGEST_RESIZED:
+        if self.image_size is not None and max(self.image_size) / self.crop > LARGEST_RESIZED:
             height, width = self.image_size
             raise UsageError(
                 f"crop is {self.crop!r}, so images of {height} x {width} pixels would be cut from larger ones than "
                 f"{LARGEST_RESIZED:,} pixels: choose a larger crop"
             )
+
+    def completed(self, usual: Preprocess) -> Preprocess:
+        """Return the preparation with the values of `usual` where it has none."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(usual, **{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Preprocess(Preparation):
+    """How an image is prepared for evaluation: resize, then crop. Sizes in pixels.
+
+    Raises UsageError for a size or a crop that is out of range.
+    """
+
+    image_size: tuple[Side, Side] = (224, 224)
+    """Height and width of the network's input in pixels."""
+    resize: Literal["squash", "small"] = "small"
+    """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
+    central crop."""
 
 
 @dataclass(frozen=True)

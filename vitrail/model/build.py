@@ -21,6 +21,7 @@ ViTName = Literal[
     "Ti/16", "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14", "g/14", "G/14",
     "R+Ti/16", "R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16",
     "S36x1/16", "S18x2/16", "B36x1/16", "B18x2/16", "axial-B/32", "axial-B/16",
+    "smoke/2", "digits/4", "small/4", "small/8", "narrow/4", "narrow/8",
 ]  # fmt: skip
 ResNetName = Literal[
     "R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3", "axial-R50"

@@ -1,4 +1,4 @@
-"""Models as values: `ViTConfig`, `ResNetConfig` and the names that the papers give them. Torch-free.
+"""Models as values: `ViTConfig`, `ResNetConfig` and their names, which are the papers' where they have one. Torch-free.
 
 `variant("B/16")` reads the paper's own strings (Table 1 and section 4.1):
 
@@ -10,6 +10,7 @@
 | `axial-B/16` | row attention + MLP, column attention + MLP (appendix D.6) |
 | `b/32` | the half-width B/32 of Figure 4, which is S/32 |
 | `R50x1 ... R152x4, R200x3` | BiT: depth x width multiplier; `axial-R50` is AxialResNet50 |
+| `smoke/2 digits/4 small/4 small/8 narrow/4` | networks of vitrail's own recipes (`OWN`); any patch |
 """
 
 from __future__ import annotations
@@ -314,11 +315,20 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "G": (1664, 48, 16, 8192),
 }
 
+# The networks of vitrail's own recipes: sizes as above, and the other fields in which they differ from the paper's
+OWN: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
+    "smoke": ((32, 2, 2, 64), {}),
+    "digits": ((96, 4, 3, 192), {}),
+    "small": ((128, 4, 4, 256), dict(layer_scale=0.1, pool="gap", stem="early")),
+    "narrow": ((128, 6, 4, 512), dict(pool="gap")),
+}
+
 NAMES: tuple[str, ...] = (
     *("Ti/16", "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14", "g/14", "G/14"),
     *("R+Ti/16", "R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
     *("R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"),
     *("S36x1/16", "S18x2/16", "B36x1/16", "B18x2/16", "axial-B/32", "axial-B/16", "axial-R50"),
+    *("smoke/2", "digits/4", "small/4", "small/8", "narrow/4", "narrow/8"),
 )
 """The names with a pinned parameter count; `variant` also reads any other combination of their parts."""
 
@@ -334,7 +344,7 @@ ConfigType = TypeVar("ConfigType", ViTConfig, ResNetConfig)
 
 
 def variant(name: str, **overrides: Any) -> ViTConfig | ResNetConfig:
-    """Return the config of a model by the papers' name, with any field overridden.
+    """Return the config of a model by its name, with any field overridden.
 
     `variant("B/16", classes=10, image_size=384)`. If the patch does not divide 224, the image size is the nearest
     smaller one that it divides. pre_logits may be "width". Raises UsageError with the nearest valid name.
@@ -350,11 +360,12 @@ def variant(name: str, **overrides: Any) -> ViTConfig | ResNetConfig:
 
 
 def _vit(name: str, match: re.Match[str], overrides: dict[str, Any]) -> dict[str, Any]:
-    if match["size"] not in SIZES:
-        raise UsageError(f"there is no size {match['size']!r}, as in {name!r}; valid sizes: {', '.join(SIZES)}")
-    width, depth, heads, mlp_dim = SIZES[match["size"]]
+    sizes = {**{size: (numbers, {}) for size, numbers in SIZES.items()}, **OWN}
+    if match["size"] not in sizes:
+        raise UsageError(f"there is no size {match['size']!r}, as in {name!r}; valid sizes: {', '.join(sizes)}")
+    (width, depth, heads, mlp_dim), other = sizes[match["size"]]
     patch = int(match["patch"])
-    values: dict[str, Any] = dict(width=width, depth=depth, heads=heads, mlp_dim=mlp_dim, patch=patch)
+    values: dict[str, Any] = dict(width=width, depth=depth, heads=heads, mlp_dim=mlp_dim, patch=patch, **other)
     if match["depth"]:
         branches = int(match["branches"])
         values |= dict(depth=int(match["depth"]), branches=branches)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vitrail.durations import Percent
+from vitrail.model.variants import variant
 from vitrail.training.run import Run
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ USUAL_WARMUP = 10.0
 """The paper's warmup on ImageNet, in percent of the run (10,000 of 93,800 steps)."""
 LARGEST_BATCH = 512
 """Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
-PHOTOGRAPH_SIDE, PHOTOGRAPH_MODEL = 96, "Ti/8"
-"""Side in pixels to which photographs are resized for training from scratch, and the network: 144 tokens."""
+PHOTOGRAPH_SIDE, PHOTOGRAPH_PATCH = 96, 8
+"""Sides in pixels to which photographs are resized for training from scratch, and of a patch: 144 tokens."""
 LABEL_FREE = ("masked-patch", "mae", "beit", "tokenizer", "dino")
 """Objectives with a recipe of their own for small images, such as mae-small."""
 ENOUGH_PASSES = 2
@@ -75,11 +77,19 @@ def sized(run: Run, facts: Facts) -> Run:
     """Return `run` with a smaller size and larger patches for photographs, if it has no size of its own."""
     if run.image_size is not None or facts.side <= SMALL:
         return run
-    return replace(run, model=PHOTOGRAPH_MODEL, image_size=PHOTOGRAPH_SIDE)
+    return replace(run, model=f"{run.network.partition('/')[0]}/{PHOTOGRAPH_PATCH}", image_size=PHOTOGRAPH_SIDE)
 
 
-def in_time(run: Run, images: int, seen: int) -> tuple[Run, list[str]]:
+def whole_patches(side: int, run: Run) -> int:
+    """Return the smallest multiple of the patch of the network of `run` that is not below `side`."""
+    patch = getattr(variant(run.network, **run.vit.changes()), "patch", 1)
+    return -(-side // patch) * patch
+
+
+def in_time(run: Run, images: int, seen: int, asked: Container[str] = ()) -> tuple[Run, list[str]]:
     """Return `run` as it suits a time that allows to see `seen` images of full size, and the changes in words.
+
+    What is `asked` for, of image_size and batch_size, does not change.
 
     Where that is only a few passes over the `images`, photographs are resized to fewer pixels: the work for an image
     falls with the square of its side. A batch is small enough for `ENOUGH_STEPS` steps, so that no step takes more than
@@ -88,7 +98,8 @@ def in_time(run: Run, images: int, seen: int) -> tuple[Run, list[str]]:
     from vitrail.training.batch_size import default_batch  # which imports torch
 
     changes, full, passes = [], run.image_size, seen / max(images, 1)
-    sides = [] if full is None or passes >= ENOUGH_PASSES else [side for side in SIDES if side < full]
+    fixed = full is None or passes >= ENOUGH_PASSES or "image_size" in asked
+    sides = [] if fixed else [side for side in (whole_patches(side, run) for side in SIDES) if side < (full or 0)]
     if full is not None and sides:
         allowed = {side: passes * (full / side) ** 2 for side in sides}
         side = next((side for side in sides if allowed[side] >= ENOUGH_PASSES), sides[-1])
@@ -99,7 +110,7 @@ def in_time(run: Run, images: int, seen: int) -> tuple[Run, list[str]]:
         seen, run = int(allowed[side] * images), replace(run, image_size=side)
     batch = run.batch_size or default_batch(images)
     wanted = max(2 ** int(math.log2(max(seen / ENOUGH_STEPS, 1))), SMALLEST_BATCH)
-    if wanted < batch:
+    if wanted < batch and "batch_size" not in asked:
         changes.append(f"batch_size: {wanted}, not {batch}: the time allows about {seen:,} images")
         run = replace(run, batch_size=wanted)
     return run, changes

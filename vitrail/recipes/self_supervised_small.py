@@ -14,7 +14,7 @@ from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
 from vitrail.recipes.published import by_name, described
 from vitrail.training.run import Model, Optim, Run, Schedule
 
-NARROW = Model(width=128, depth=6, heads=4, mlp_dim=512, pool="gap")
+NARROW = "narrow/4"
 """A network narrow enough for many epochs, with the mean of the patches as features."""
 COMMON = Run(duration=Epochs(100), batch_size=128, evaluate_every=Percent(5), checkpoint_every=Percent(5))
 
@@ -27,8 +27,7 @@ def masked_patch_small() -> Run:
     """
     return replace(
         COMMON,
-        model="Ti/4",
-        vit=NARROW,
+        model=NARROW,
         objective=MaskedPatch(),
         augment=Augment(crop="inception", scale=(0.3, 1.0)),
         optim=Optim(lr=1e-3, weight_decay=0.05),
@@ -44,7 +43,7 @@ def mae_small() -> Run:
     """
     return replace(
         masked_patch_small(),
-        vit=replace(NARROW, positions="sincos"),
+        vit=Model(positions="sincos"),
         objective=MAE(decoder_width=64, decoder_depth=2, decoder_heads=4),
         optim=Optim(lr=1e-3, weight_decay=0.05, betas=(0.9, 0.95)),
         duration=Epochs(200),
@@ -59,7 +58,6 @@ def tokenizer_small() -> Run:
     """
     return replace(
         masked_patch_small(),
-        vit=Model(),
         objective=Tokenizer(codes=512, width=64, depth=1, features=16, decay=0.9),
         optim=Optim(lr=2e-3, weight_decay=0.0),
         duration=Epochs(20),
@@ -74,7 +72,7 @@ def beit_small() -> Run:
     """
     return replace(
         masked_patch_small(),
-        vit=replace(NARROW, positions="relative_bias", place="shared", layer_scale=0.1),
+        vit=Model(positions="relative_bias", place="shared", layer_scale=0.1),
         objective=BEiT(smallest_block=4),
     )
 

@@ -11,12 +11,9 @@ from dataclasses import replace
 from vitrail.data.settings import Augment, Data
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.objective.settings import Supervised
-from vitrail.recipes.by_data import PHOTOGRAPH_MODEL, PHOTOGRAPH_SIDE
+from vitrail.recipes.by_data import PHOTOGRAPH_PATCH, PHOTOGRAPH_SIDE
 from vitrail.recipes.published import by_name, described
-from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
-
-SHALLOW = Model(width=128, depth=4, heads=4, mlp_dim=256, layer_scale=0.1, pool="gap", stem="early")
-"""A network small enough for many epochs, with the mean of the patches as features."""
+from vitrail.training.run import Optim, Progressive, Run, Schedule
 
 
 def smoke() -> Run:
@@ -27,8 +24,7 @@ def smoke() -> Run:
     """
     return Run(
         data=Data(path="digits"),
-        model="Ti/2",
-        vit=Model(width=32, depth=2, heads=2, mlp_dim=64),
+        model="smoke/2",
         augment=Augment(crop="center", flip=False),
         optim=Optim(lr=2e-3),
         duration=Steps(20),
@@ -47,8 +43,7 @@ def digits() -> Run:
     """
     return Run(
         data=Data(path="digits"),
-        model="Ti/4",
-        vit=Model(width=96, depth=4, heads=3, mlp_dim=192),
+        model="digits/4",
         image_size=16,  # twice the digits' size, so that crops can shift and stretch them by fractions of a pixel
         objective=Supervised(smoothing=0.1),
         augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is another digit or none
@@ -64,17 +59,16 @@ def digits() -> Run:
 def scratch_small() -> Run:
     """From scratch on a few thousand to 100,000 small images, such as CIFAR (up to about 96 pixels).
 
-    The network has a convolutional stem, patches of 4 pixels, and four layers of width 128 with LayerScale and MLPs of
-    twice the width. The first images have a quarter of the side, so a sixteenth of the tokens. Settings were chosen on
-    images held out of CIFAR-100's training set.
+    The network, small/4, has a convolutional stem, patches of 4 pixels, and four layers of width 128 with LayerScale
+    and MLPs of twice the width. The first images have a quarter of the side, so a sixteenth of the tokens. Settings
+    were chosen on images held out of CIFAR-100's training set.
 
     Command: `vitrail train DIR --recipe scratch-small`
     Cost: 30 epochs, or the minutes given with --time-limit.
     Expected: CIFAR-100 in 10 minutes on two cores: 59.8 % of the test images, three seeds (benchmarks.learn).
     """
     return Run(
-        model="Ti/4",
-        vit=SHALLOW,
+        model="small/4",
         objective=Supervised(smoothing=0.1),
         augment=Augment(crop="pad"),
         optim=Optim(name="muon", lr=8e-3, weight_decay=0.05),
@@ -88,7 +82,8 @@ def scratch_small() -> Run:
 def scratch_photos() -> Run:
     """From scratch on photographs, resized to 96 pixels: 144 tokens of 8 x 8 pixels.
 
-    If pretrained weights are available, `vitrail finetune` is better.
+    The network is small/8, that of scratch-small with larger patches. If pretrained weights are available,
+    `vitrail finetune` is better.
 
     Command: `vitrail train DIR --recipe scratch-photos`
     Cost: 60 epochs, or the minutes given with --time-limit.
@@ -97,7 +92,7 @@ def scratch_photos() -> Run:
     """
     return replace(
         scratch_small(),
-        model=PHOTOGRAPH_MODEL,
+        model=f"small/{PHOTOGRAPH_PATCH}",
         image_size=PHOTOGRAPH_SIDE,
         augment=Augment(crop="inception", scale=(0.3, 1.0)),
         optim=Optim(name="muon", lr=4e-3, weight_decay=0.05),

@@ -88,7 +88,7 @@ def regrouped(network: str, layer_scale: bool = False) -> Run:
 def finetune() -> Run:
     """Return the run of section 4: attention alone is tuned at 384 pixels, otherwise as DeiT-III fine-tunes at 384."""
     run = deit3.tuned(deit3.ROWS[0])
-    return replace(run, model=Run().model, vit=Model(), keep_head=False, tune="attention")
+    return replace(run, vit=Model(), keep_head=False, tune="attention")
 
 
 UNPRINTED = "a point in Figures 1 to 3 or a row of Tables 2 and 3, whose values are not in the paper's text."

@@ -36,6 +36,8 @@ def network_in_words(record: RunRecord) -> str:
         only = "" if run.tune == "all" else f" ({TUNED[run.tune]})"
         return f"A network fine-tuned{only} from {run.weights}"
     changes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in run.vit.changes().items())
+    if run.model is None:
+        return "A network given in Python"
     kind = "Vision Transformer" if "/" in run.model else "ResNet"
     return f"A {kind} ({run.model}{' with ' if changes else ''}{changes}) trained from scratch"
 

@@ -41,10 +41,10 @@ LABELS = {"up": "the classes of pre-training", "down": "other classes", "digits"
 WIDE = Model(width=128, depth=6, heads=4, mlp_dim=512, patch=4, stem="linear", pool="cls")
 NARROW = Model(width=64, depth=6, heads=2, mlp_dim=256, patch=4, stem="linear", pool="cls")
 NETWORKS: dict[str, dict[str, Any]] = {
-    "ViT-128/4": {"model": "Ti/4", "vit": WIDE},
-    "ViT-128/8": {"model": "Ti/8", "vit": replace(WIDE, patch=8)},
-    "ViT-64/4": {"model": "Ti/4", "vit": NARROW},
-    "ViT-64/8": {"model": "Ti/8", "vit": replace(NARROW, patch=8)},
+    "ViT-128/4": {"model": "narrow/4", "vit": WIDE},
+    "ViT-128/8": {"model": "narrow/8", "vit": replace(WIDE, patch=8)},
+    "ViT-64/4": {"model": "narrow/4", "vit": NARROW},
+    "ViT-64/8": {"model": "narrow/8", "vit": replace(NARROW, patch=8)},
     "R50x1": {"model": "R50x1", "vit": Model()},
     "R50x1/2": {"model": "R50x1", "vit": Model(width=32)},
     "R50x1/4": {"model": "R50x1", "vit": Model(width=16)},

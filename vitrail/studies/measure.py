@@ -172,7 +172,7 @@ def config_of(stage: Stage) -> ViTConfig | ResNetConfig:
     first = stage
     while first.start is not None:
         first = first.start
-    config = variant(first.run.model, **first.run.vit.changes(), image_size=_side(first, 224))
+    config = variant(first.run.network, **first.run.vit.changes(), image_size=_side(first, 224))
     patch = config.patch if isinstance(config, ViTConfig) else 1
     side = math.ceil(_side(stage, config.image_size[0]) / patch) * patch
     return replace(config, image_size=(side, side))

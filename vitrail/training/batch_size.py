@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from vitrail import world
 from vitrail.costs.memory import LiveTensors, kept_bytes
 from vitrail.data.loading.loader import Batch
 from vitrail.device import free_memory, in_words, out_of_memory
-from vitrail.errors import TrainingError
+from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
+from vitrail.training.optim.progressive import Sizes
 from vitrail.training.processes.distribute import checkpointed_parts
 from vitrail.training.processes.sharding import sharded
+from vitrail.training.processes.threads import batch_norms
 from vitrail.training.run import Run
 
 LARGEST = 512
@@ -63,32 +66,79 @@ def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig
     """
     device = next(objective.parameters()).device
 
-    def loss(images: int) -> Tensor:
-        pixels = torch.zeros(images, config.channels, *config.image_size, dtype=_pixel_type(run))
-        zeros = torch.zeros(images, dtype=torch.int64)
-        labels = torch.zeros(images, config.classes) if run.objective.numbers else zeros
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
-            return objective(Batch(pixels, labels, zeros), step=0)[0]
-
     def peak(images: int) -> int:
         with LiveTensors() as live:
-            loss(images)
+            _loss(objective, run, config, images)
         return live.peak
 
-    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
-    try:
-        per_image = OVERHEAD * kept_bytes(loss)
+    with _unchanged_buffers(objective):
+        per_image = OVERHEAD * kept_bytes(partial(_loss, objective, run, config))
         # frozen layers keep little for the backward pass: then the memory they compute in may be the most
         forward = 0.0 if run.tune == "all" else (peak(4) - peak(2)) / 2
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
     blocks = len(checkpointed_parts(objective.model))
     if run.activation_checkpointing and blocks > 1:  # the inputs of all blocks, and one block in full
         share = 1 / blocks + INPUT_SHARE
         per_image *= max(share, LEAST_SHARE) if device.type == "cpu" else share
     return max(per_image, forward)
+
+
+def _loss(
+    objective: Objective,
+    run: Run,
+    config: ViTConfig | ResNetConfig,
+    images: int,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
+    """Return the loss of this number of black images, of the network's size by default."""
+    pixels = torch.zeros(images, config.channels, *(size or config.image_size), dtype=_pixel_type(run))
+    zeros = torch.zeros(images, dtype=torch.int64)
+    labels = torch.zeros(images, config.classes) if run.objective.numbers else zeros
+    device = next(objective.parameters()).device
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
+        return objective(Batch(pixels, labels, zeros), step=0)[0]
+
+
+@contextmanager
+def _unchanged_buffers(objective: Objective) -> Iterator[None]:
+    """Context after which the buffers of `objective`, such as statistics of BatchNorm, are what they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def refuse_lone_values(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> None:
+    """Raise UsageError if a BatchNorm would get a single value per channel, which has no variance.
+
+    That may happen in micro-batches of one image, whose deepest feature map is a single position. `run` has every
+    decision made.
+    """
+    assert run.batch_size and run.accumulate
+    images, at_once = run.batch_size // world.size(), run.concurrent or 1
+    smallest = Sizes(run.progressive, config).size(0.0)
+    for size, parts in ((smallest, run.accumulate), (config.image_size, run.accumulate * at_once)):
+        if images // parts > 1 or not batch_norms(objective):
+            continue
+        try:
+            with _unchanged_buffers(objective), torch.no_grad():
+                _loss(objective, run, config, 1, size)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            cut = f", in {parts} micro-batches (accumulate, concurrent)" if parts > 1 else ""
+            raise UsageError(
+                f"batch_size is {run.batch_size}{cut}, so that the network sees a single image of {size[0]} x "
+                f"{size[1]} pixels at a time, of which its BatchNorm gets one value per channel and needs two. Use a "
+                "larger --batch-size, a smaller --accumulate, or --vit.stem-norm layer"
+            ) from None
+
+
+def fewest_images(objective: Objective) -> int:
+    """Return the smallest number of images in a micro-batch that is chosen automatically: BatchNorm needs two."""
+    return 2 if batch_norms(objective) else 1
 
 
 def _pixel_type(run: Run) -> torch.dtype:
@@ -107,7 +157,8 @@ def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConf
     state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
     room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.precomputed_bytes
     fitting = min(max(1, int(room / max(per_image, 1))), batch)
-    return max(world.gather(math.ceil(batch / fitting)))
+    most = max(batch // fewest_images(objective), 1)
+    return max(world.gather(min(math.ceil(batch / fitting), most)))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.item import Listed
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
+from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError
 from vitrail.objective.settings import DINO
 from vitrail.training.run import Run
@@ -20,7 +21,7 @@ from vitrail.training.run import Run
 
 def training_loader(run: Run, source: Listed) -> Loader:
     """Return a loader of this process's share of `source`, augmented. `run` has every decision made."""
-    assert run.preprocess is not None and run.batch_size is not None
+    assert isinstance(run.preprocess, Preprocess) and run.batch_size is not None
     preprocess = run.preprocess
     if isinstance(run.objective, DINO):  # whole images, and larger, because crops are cut from them
         height, width = (round(side * run.objective.view) for side in preprocess.image_size)
@@ -45,7 +46,7 @@ def micro_batch(run: Run) -> int:
 
 def evaluation_loader(run: Run, source: Listed) -> Loader:
     """Return a loader of this process's share of `source` without augmentation, each image once."""
-    assert run.preprocess is not None
+    assert isinstance(run.preprocess, Preprocess)
     return Loader(
         source,
         transform=eval_transform(run.preprocess),

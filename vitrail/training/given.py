@@ -6,8 +6,9 @@ They are not in config.yaml, which says so. Such a run is resumed by the same ca
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ class Given:
     on_log: Callable[[dict[str, Any]], None] | None = None
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None
     on_end: Callable[[Result], Result] | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """Settings that no decision may change, by their dotted names -> where they are given: "--batch-size"."""
+
+    def refuse_changed(self, asked: Run, decided: Run, decisions: Mapping[str, str]) -> None:
+        """Raise UsageError if a setting that was asked for has another value in the run with every decision made."""
+        for name, where in self.asked.items():
+            try:
+                before, after = attrgetter(name)(asked), attrgetter(name)(decided)
+            except AttributeError:  # a section that has another class here, or the name of the class
+                continue
+            if before not in (None, "auto", after):
+                why = decisions.get(name, decisions.get(name.partition(".")[0], f"only {after} is possible here"))
+                raise UsageError(f"{where} asks for {shown(before)}, which is not possible: {why}")
 
     def ended(self, result: Result) -> Result:
         """Return what `on_end` makes of the result of the run."""

@@ -6,7 +6,7 @@ needs before its first step in `vitrail.training.setup`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ def fit(
     on_log: Callable[[dict[str, Any]], None] | None = None,
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None,
     on_end: Callable[[Result], Result] | None = None,
+    asked: Mapping[str, str] | None = None,
 ) -> Result:
     """Train `run` in a new run folder, or resume it in the folder `resume`. Return the result.
 
@@ -54,6 +55,8 @@ def fit(
     mapping of splits to such data sets (`vitrail.training.given`). Settings of objective and data are possible, too.
     on_log: Called with each line of metrics.jsonl. on_evaluate: Called with step and numbers of each evaluation.
     on_end: Called by each process with the result, which it returns, such as to write report.html for the trackers.
+    asked: Settings of `run` that must be used as they are, by their dotted names -> who asks for them. For all others a
+    value that the data do not allow, such as a batch larger than the training set, is replaced, with a message.
 
     Everything is written to the run folder; progress goes to stderr. A resumed run continues at the exact step. On a
     CPU it ends with the same bits as a run without interruption, unless there is a `time_limit`. A finished run is not
@@ -64,7 +67,7 @@ def fit(
     the state is saved.
     """
     # 1. Data, network, objective, optimiser, loaders, durations, validation
-    given = Given(objective, model, data, on_log, on_evaluate, on_end)
+    given = Given(objective, model, data, on_log, on_evaluate, on_end, asked or {})
     folder, run = None if resume is None else RunFolder.open(resume), given.applied_to(run)
     RunFolder.check(Path(run.out), folder)
     run, start = (run, None) if folder is None else resumed_run(run, folder, given)

@@ -21,7 +21,7 @@ from vitrail.data.images.ops import covering, left_out
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import LabelSets
-from vitrail.data.settings import Bands, Preprocess
+from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.labels.thresholds import UNCHOSEN
@@ -115,7 +115,7 @@ def resolve(
         decisions["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
     run = with_lora_defaults(run)
-    preprocess = replace(run.preprocess or _preprocess(config.image_size, sizes, decisions), bands=bands)
+    preprocess = replace(_preprocess(run.preprocess, config.image_size, sizes, decisions), bands=bands)
     if lost := left_out(run.augment, preprocess):
         decisions["augment"] = f"without {lost}, which are made for the three bands of visible light"
     if preprocess.image_size != config.image_size:
@@ -129,6 +129,7 @@ def resolve(
         decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
     run = replace(
         run,
+        model=run.network if start is None and model is None else run.model,
         image_size=config.image_size[0] if len(set(config.image_size)) == 1 else run.image_size,
         preprocess=preprocess,
         precision=_precision(device, decisions) if run.precision == "auto" else run.precision,
@@ -166,9 +167,11 @@ def model_config(
         if not run.keep_head:
             network.reset_head(classes)
         return replace(network.config, **overrides)
-    patch = getattr(variant(run.model, **overrides), "patch", 32)
+    if run.model is None:
+        decisions["model"] = f"{run.network}: no other is named"
+    patch = getattr(variant(run.network, **overrides), "patch", 32)
     side = run.image_size or _side(sizes, patch, decisions)
-    config = variant(run.model, **overrides, classes=classes, image_size=(side, side))
+    config = variant(run.network, **overrides, classes=classes, image_size=(side, side))
     tokens = (side // patch) ** 2
     if isinstance(config, ViTConfig) and tokens < 16:
         decisions["patch"] = (
@@ -227,10 +230,10 @@ def _check_objective(run: Run) -> None:
     }
     if isinstance(run.objective, Tokenizer):  # its features are not evaluated either
         needs_labels |= {"knn": run.knn is not None, "fewshot": run.fewshot is not None}
-    if isinstance(run.objective, Tokenizer) and ("/" not in run.model or run.weights is not None):
+    if isinstance(run.objective, Tokenizer) and ("/" not in run.network or run.weights is not None):
         raise UsageError(
             "a tokenizer starts from no weights (--from), and takes its patch from the name of a Vision Transformer, "
-            f"such as B/16, not {run.model}"
+            f"such as B/16, not {run.network}"
         )
     if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
         kind = run.objective.kind
@@ -326,7 +329,19 @@ def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -
     return side
 
 
-def _preprocess(image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Preprocess:
+def _preprocess(
+    given: Preparation | None, image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]
+) -> Preprocess:
+    """Return how images are prepared in evaluation: as given, and by default as `_usual_preparation` says."""
+    if given is None:
+        return _usual_preparation(image_size, sizes, decisions)
+    said = decisions if given.resize is None else {}
+    return given.completed(_usual_preparation(given.image_size or image_size, sizes, said))
+
+
+def _usual_preparation(
+    image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]
+) -> Preprocess:
     """Return how images are prepared in evaluation: resized as a whole if they have one size, else cropped, too."""
     (height, width), target = image_size, f"{image_size[0]} x {image_size[1]} px"
     if len(set(sizes)) == 1:

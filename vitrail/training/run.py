@@ -7,11 +7,11 @@ field is the help text of its flag.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vitrail.data.settings import Augment, Data, Preprocess
+from vitrail.data.settings import Augment, Data, Preparation, Preprocess
 from vitrail.device import Precision
 from vitrail.durations import AnyLength, Epochs, Length, Minutes, Percent
 from vitrail.errors import UsageError
@@ -115,6 +115,11 @@ class Model(Settings, section="vit"):
         return {name: value for name, value in values.items() if value is not None}
 
 
+OWN_RATES = {"adamw": (1e-3, 0.05), "sgd": (0.03, 1e-3), "lamb": (3e-3, 0.02), "muon": (4e-3, 0.05)}
+"""Optimiser -> its learning rate and weight decay where a user names another optimiser than the recipe's: those of the
+small recipes (AdamW, Muon), of BiT (SGD), and of DeiT-III (LAMB)."""
+
+
 @dataclass(frozen=True)
 class Optim(Open, section="optim"):
     """The optimiser. Weight decay is decoupled and acts on kernels only, not on biases, norms, class token or
@@ -122,7 +127,8 @@ class Optim(Open, section="optim"):
 
     name: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
     """Optimiser: AdamW, SGD with momentum, LAMB, or Muon. muon: Muon for the dense layers of the blocks, and AdamW for
-    everything else, with the learning rate and the weight decay of AdamW."""
+    everything else, with the learning rate and the weight decay of AdamW. An optimiser that is not the recipe's takes
+    its own learning rate and weight decay unless they are given, too."""
     lr: Positive = 1e-3
     """Peak learning rate."""
     weight_decay: NotNegative = 0.05
@@ -140,6 +146,12 @@ class Optim(Open, section="optim"):
     """Constant added to the denominator of AdamW and LAMB, and of the AdamW part of Muon."""
     clip: Positive | None = 1.0
     """Largest global gradient norm; longer gradients are scaled down. None switches clipping off."""
+
+    def with_own_rate(self, given: Container[str]) -> Optim:
+        """Return the optimiser with its own learning rate and weight decay, except those that are `given` by name."""
+        lr, decay = OWN_RATES[self.name]
+        own = {"lr": lr, "weight_decay": decay, "weight_decay_end": None}
+        return replace(self, **{name: value for name, value in own.items() if name not in given})  # type: ignore[arg-type]
 
     def build(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimiser of these groups of parameters.
@@ -237,8 +249,10 @@ class Run(Settings):
     """Folder in which the run folder is created."""
     data: Data = field(default_factory=Data)
     """Where the images are and how they are split."""
-    model: str = "S/16"
-    """Architecture, such as S/16, B/32, R50+B/16 or R50x1 (`vitrail.model.variants.variant` lists them)."""
+    model: str | None = None
+    """Network that is trained, such as S/16, B/32, R50+B/16 or R50x1 (`vitrail.model.variants.variant` lists them). It
+    is exactly the network of this name: what a recipe changes in `vit` is for the recipe's own network (default: that
+    of `weights` or of the recipe; S/16 without either)."""
     vit: Model = field(default_factory=Model)
     """Changes to the named architecture."""
     image_size: Side | None = None
@@ -273,7 +287,7 @@ class Run(Settings):
     """What is learned from the teacher."""
     augment: Augment = field(default_factory=Augment)
     """Random changes to training images."""
-    preprocess: Preprocess | None = None
+    preprocess: Preparation | None = None
     """How validation images are prepared (default: squash if all images have one size, else resize and crop 0.875)."""
     optim: Optim = field(default_factory=Optim)
     """The optimiser."""
@@ -350,6 +364,14 @@ class Run(Settings):
         super().__post_init__()
         if self.objective.numbers and self.data.labels_per_image == "auto":  # so that config.yaml says it, too
             object.__setattr__(self, "data", replace(self.data, labels_per_image="numbers"))
+        prepared = self.preprocess  # one with every value is a Preprocess, wherever it was read from
+        if type(prepared) is Preparation and None not in (prepared.image_size, prepared.resize):
+            object.__setattr__(self, "preprocess", prepared.completed(Preprocess()))
+
+    @property
+    def network(self) -> str:
+        """Return the name of the network to train from scratch."""
+        return "S/16" if self.model is None else self.model
 
     @property
     def supervised(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits
 from vitrail.objective.base import Objective
-from vitrail.training.batch_size import image_bytes, micro_batches
+from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_values
 from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.given import Given, given_network
@@ -72,6 +72,7 @@ def set_up(
     settings, the data or the weights cannot work.
     """
     # every decision that the run leaves open
+    asked = run
     names, given = splits.class_names, given or Given()
     resolved = resolve(run, splits.train, names, start, given.model)
 
@@ -92,6 +93,8 @@ def set_up(
         run = replace(run, accumulate=micro_batches(objective, run, resolved.config, each or 0.0))
         resolved.decisions["accumulate"] = f"{run.accumulate}: micro-batches that fit in memory"
     run = replace(run, concurrent=concurrent(objective, run, given, resolved.decisions))
+    refuse_lone_values(objective, run, resolved.config)
+    given.refuse_changed(asked, run, resolved.decisions)
     network = distribute(objective, run)
     optimizer = build_optimizer(objective, run.optim)
 

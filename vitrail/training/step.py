@@ -20,6 +20,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.device import has_cuda, out_of_memory
 from vitrail.objective.base import ImageBatch, Objective
+from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
@@ -195,7 +196,7 @@ class TrainingStep:
         self.objective = network.objective
         acts_after_steps = type(self.objective).after_step is not Objective.after_step  # as a teacher and a codebook do
         self.late = next(self.objective.parameters()).device.type != "cpu" and not acts_after_steps
-        self._most_parts = math.ceil(run.batch_size / world.size())
+        self._most_parts = max(run.batch_size // world.size() // fewest_images(self.objective), 1)
         self._run, self._network, self._optimizer, self._average = run, network, optimizer, average
         self._on_memory, self._on_done, self._own = on_memory, on_done, own
         self._guard = guard

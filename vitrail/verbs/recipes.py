@@ -65,7 +65,7 @@ def _settings(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 def _named(run: Run) -> Run:
     """Return `run` with the values that its network's name stands for."""
-    config = variant(run.model, **run.vit.changes())
+    config = variant(run.network, **run.vit.changes())
     values = {field.name: getattr(config, field.name, None) for field in fields(run.vit)}
     return replace(run, vit=replace(run.vit, **values))
 

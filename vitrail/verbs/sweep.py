@@ -212,7 +212,7 @@ def _tried(
         return {LR: tuple(lr), **grid} if lr else grid, {}
     from vitrail.weights.load import read_card
 
-    network = read_card(run.weights).config if run.weights is not None else variant(run.model)
+    network = read_card(run.weights).config if run.weights is not None else variant(run.network)
     fine_tuning = given.recipe in (None, FINETUNE.name, *ROW_OF)
     rule = fine_tuning and isinstance(network, ResNetConfig)
     others = {HYPERRULE: from_recipe(replace(given, recipe=HYPERRULE))[0]} if rule else {}

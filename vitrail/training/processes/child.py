@@ -27,16 +27,16 @@ from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.run import Run
 
 
-def main(config: str, note: str, resume: str, *, on_end: Callable[[Result], Result] | None = None) -> int:
+def main(config: str, note: str, resume: str, asked: str, *, on_end: Callable[[Result], Result] | None = None) -> int:
     """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run.
 
-    on_end: See `fit`.
+    asked, in JSON, and on_end: See `fit`.
     """
     try:
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
         with joined(run.timeout):
-            result = fit(run, resume=resume or None, on_end=on_end)
+            result = fit(run, resume=resume or None, on_end=on_end, asked=json.loads(asked))
             if world.is_main():
                 _write_note(Path(note), {**asdict(result), "folder": str(result.folder)})
         return 0

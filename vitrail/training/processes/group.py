@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -83,10 +83,16 @@ class Failed(TrainingError):
         self.exit_code = code
 
 
-def launch(run: Run, resume: Path | None, processes: int, module: str = "vitrail.training.processes.child") -> Result:
+def launch(
+    run: Run,
+    resume: Path | None,
+    processes: int,
+    module: str = "vitrail.training.processes.child",
+    asked: Mapping[str, str] | None = None,
+) -> Result:
     """Train `run` with several processes on this machine, and return what `fit` returns with one process.
 
-    module: The module that each process runs; it calls the `main` of the default one.
+    module: The module that each process runs; it calls the `main` of the default one. asked: See `fit`.
 
     Raises Failed with the message and exit code of the process that failed first or was stopped by a signal.
     """
@@ -98,7 +104,7 @@ def launch(run: Run, resume: Path | None, processes: int, module: str = "vitrail
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
         config.write_text(to_yaml(run))
-        command = [sys.executable, "-m", module, str(config), str(note), str(resume or "")]
+        command = [sys.executable, "-m", module, str(config), str(note), str(resume or ""), json.dumps(asked or {})]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

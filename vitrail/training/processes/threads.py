@@ -52,7 +52,7 @@ def hindrance(objective: Objective, run: Run, given: Given) -> str | None:
         return "they need one process that does not compile"
     if not objective.pure or given.losses is not None or type(objective.model) not in (ViT, ResNet):
         return "the objective or the network may have a state of its own"
-    if any(norm.momentum is None for norm in _norms(objective)):
+    if any(norm.momentum is None for norm in batch_norms(objective)):
         return "a BatchNorm averages all micro-batches since the start"
     if any(getattr(part, "drop_path", 0) or (isinstance(part, nn.Dropout) and part.p) for part in objective.modules()):
         return "the numbers that dropout and stochastic depth draw would depend on the order of the threads"
@@ -65,7 +65,7 @@ def _is_known(part: nn.Module) -> bool:
     return type(part).__module__.startswith(("vitrail.", "torch.nn.modules."))
 
 
-def _norms(objective: Objective) -> list[torch_private.BatchNorm]:
+def batch_norms(objective: Objective) -> list[torch_private.BatchNorm]:
     """Return the BatchNorms whose running statistics change in training."""
     norms = (part for part in objective.modules() if isinstance(part, torch_private.BatchNorm))
     return [norm for norm in norms if norm.training and norm.track_running_stats]
@@ -89,8 +89,8 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
         return 1
     images = run.batch_size or 1
     count = min(MOST, torch.get_num_threads(), _most(objective, images / (run.accumulate or 1)))
-    if _norms(objective):
-        count = min(count, images // FEWEST_NORMALISED)
+    if batch_norms(objective):
+        count = min(count, images // ((run.accumulate or 1) * FEWEST_NORMALISED))
     if count > 1:
         decisions["concurrent"] = f"{count}: micro-batches at the same time, each on its share of the cores"
     return max(1, count)
@@ -117,7 +117,7 @@ def _accumulated(
     divisor: int,
 ) -> list[tuple[Computed, Statistics]]:
     """Accumulate gradients of the losses over `divisor` over micro-batches. Return what each of them gave."""
-    results, norms = [], _norms(objective)
+    results, norms = [], batch_norms(objective)
     for part in pieces:
         with context():
             loss, count, metrics = objective.loss(part)
@@ -178,7 +178,7 @@ class Threaded(SingleProcess):
 
     def _update_statistics(self, seen: Sequence[Statistics]) -> None:
         """Update running statistics with those of each micro-batch, as a thread does that computes all of them."""
-        norms = _norms(self.objective)
+        norms = batch_norms(self.objective)
         for statistics in seen:
             for norm, values in zip(norms, statistics, strict=True):
                 assert norm.momentum is not None  # a hindrance
@@ -204,10 +204,10 @@ class Threaded(SingleProcess):
         shared: dict[int, object] = {
             id(each): nn.Parameter(each.detach(), each.requires_grad) for each in self.objective.parameters()
         }
-        own = {id(each) for norm in _norms(self.objective) for each in norm.buffers()}
+        own = {id(each) for norm in batch_norms(self.objective) for each in norm.buffers()}
         shared |= {id(each): each for each in self.objective.buffers() if id(each) not in own}
         copied = copy.deepcopy(self.objective, shared)
-        for norm in _norms(copied):
+        for norm in batch_norms(copied):
             norm.momentum = 1.0  # its statistics are then those of the newest micro-batch
         return copied
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitrail.config import from_yaml, merge
+from vitrail.config import dotted, from_yaml, lines_of, merge, plain
 from vitrail.durations import LONGEST, Epochs, Steps
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
-from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized
+from vitrail.model.variants import ResNetConfig, variant
+from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized, whole_patches
 from vitrail.recipes.by_network import warn_of_rate
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, WEIGHTS, Decided, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import find, recipe
@@ -65,6 +67,15 @@ class OpenedData:
         return self._splits[data, seed, labels]
 
 
+class Origin(NamedTuple):
+    """Where a setting is given, the last time."""
+
+    place: int
+    """Number of the configuration file; flags come after all files."""
+    words: str
+    """"--model", or "my.yaml:3"."""
+
+
 @dataclass(frozen=True)
 class RunArguments:
     """The arguments by which a user describes a run, in `train`, `finetune` and `sweep`."""
@@ -78,6 +89,8 @@ class RunArguments:
     weights: str | Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: OpenedData = field(default_factory=OpenedData)
+    notes: dict[str, str] = field(default_factory=dict)
+    """Setting -> why `applied_to` changed the recipe's value, which nobody asked for."""
 
     @property
     def files(self) -> list[str]:
@@ -88,28 +101,132 @@ class RunArguments:
         """Return the facts about the training images of `run`. Raises DataError and UsageError."""
         return facts_of(self.data.of(run).train)
 
-    def applied_to(self, base: Run) -> Run:
-        """Return `base` with the values of the configuration files and then of the flags. Raises UsageError."""
+    @cached_property
+    def listed(self) -> list[dict[str, int]]:
+        """The settings in each file, by their dotted names -> their lines. Raises UsageError."""
+        return [lines_of(Path(file)) for file in self.files]
+
+    @cached_property
+    def asked(self) -> dict[str, Origin]:
+        """The settings that files and flags give, by their dotted names. Raises UsageError."""
+        found = {
+            name: Origin(place, f"{file}:{line}")
+            for place, (file, lines) in enumerate(zip(self.files, self.listed, strict=True))
+            for name, line in lines.items()
+        }
+        short = {"duration": self.epochs, "optim.lr": self.lr, "weights": self.weights, "data.path": self.path}
+        flags = {**dict(dotted(plain(self.settings))), **{name: at for name, at in short.items() if at is not None}}
+        special = {"weights": "--from", "duration": "--duration" if self.epochs is None else "--epochs"}
+        for name in flags:
+            found[name] = Origin(len(self.files), special.get(name, f"--{name.replace('_', '-')}"))
+        return found
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """The settings that files and flags give, by their dotted names -> where: "--batch-size"."""
+        return {name: origin.words for name, origin in self.asked.items()}
+
+    def applied_to(self, base: Run, *, recorded: bool = False) -> Run:
+        """Return `base` with the values of the configuration files and then of the flags. Raises UsageError.
+
+        Settings of a recipe that belong to another network or optimiser than the one asked for fall away, and `notes`
+        say so. recorded: `base` is a run to resume, whose settings belong to no recipe.
+        """
+        run = base
         for file in self.files:
-            base = from_yaml(Path(file), base, imports=True)
+            run = from_yaml(Path(file), run, imports=True)
         if self.epochs is not None and "duration" in self.settings:
             raise UsageError("--epochs and --duration both set the length of the run: give one of them")
-        run = merge(base, self.settings, imports=True)
+        run = merge(run, self.settings, imports=True)
         if self.epochs is not None:
             run = replace(run, duration=Epochs(self.epochs))
         if self.lr is not None:
             run = merge(run, {"optim": {"lr": self.lr}})
         if self.weights is not None:
             run = merge(run, {"weights": self.weights})
-        if run.preprocess is not None and run.image_size is not None and not self._names_input_size():
-            size = (run.image_size, run.image_size)
-            run = replace(run, preprocess=replace(run.preprocess, image_size=size))
-        return run if self.path is None else merge(run, {"data": {"path": str(self.path)}})
+        if self.path is not None:
+            run = merge(run, {"data": {"path": str(self.path)}})
+        self.notes.clear()
+        if not recorded:
+            run = self._own_rate(base, self._named_network(base, run))
+        return self._one_size(run, recorded)
 
-    def _names_input_size(self) -> bool:
-        """Return whether the settings contain preprocess.image_size, which may contradict image_size."""
-        preprocess = self.settings.get("preprocess")
-        return preprocess is not None and (not isinstance(preprocess, Mapping) or "image_size" in preprocess)
+    def in_words(self, why: str) -> str:
+        """Return `why`, with a line for each of the `notes`."""
+        return "\n".join([why, *(f"  {name}: {note}" for name, note in self.notes.items())])
+
+    def _named_network(self, base: Run, run: Run) -> Run:
+        """Return `run` with the network that is named, and nothing that `base` changes in its own one."""
+        named, model = self.asked.get("model"), run.model
+        if run.weights is not None:
+            if named and model is not None and not self._lists_everything(named.place):
+                raise UsageError(
+                    f"{named.words} names the network {model}, but the network is that of the weights {run.weights} "
+                    f"({self.asked['weights'].words if 'weights' in self.asked else 'of the recipe'}). Remove one of "
+                    "them; `vitrail train DIR --model NAME` trains from scratch"
+                )
+            return replace(run, model=None)
+        if named is None or model is None:
+            return replace(run, model=base.model if model is None else model)
+        plain_network, own = variant(model), dict[str, Any]()
+        for name, value in run.vit.changes().items():
+            given = self.asked.get(f"vit.{name}")
+            if given is None:
+                own[name] = value
+            elif given.place < named.place and "model" in self.listed[given.place]:
+                raise UsageError(
+                    f"{given.words} sets vit.{name} {value} for another network than {model}, which {named.words} "
+                    f"names. Give --vit.{name.replace('_', '-')} if {model} is to have it, or remove it from the file"
+                )
+        lost = [f"{name} {value}" for name, value in own.items() if value != getattr(plain_network, name, None)]
+        if model != base.model or lost:
+            theirs = f", not {base.model}, the recipe's own" if base.model not in (None, model) else ""
+            without = f"; the recipe's vit settings are not used: {', '.join(lost)}" if lost else ""
+            self.notes["model"] = f"exactly {model}, as asked{theirs}{without}"
+        return replace(run, vit=replace(run.vit, **dict.fromkeys(own)))
+
+    def _lists_everything(self, place: int) -> bool:
+        """Return whether a file is the config.yaml of a run, which also lists what its weights replace."""
+        return place < len(self.listed) and {"weights", "vit.width", "vit.patch", "seed"} <= self.listed[place].keys()
+
+    def _own_rate(self, base: Run, run: Run) -> Run:
+        """Return `run` with the optimiser's own rate and decay, unless they are given or those of `base` are its.
+
+        Muon trains no ResNet: if the recipe has it and no optimiser is named, a ResNet gets AdamW.
+        """
+        scratch, recipes_own = run.weights is None, "optim.name" not in self.asked
+        if scratch and recipes_own and run.optim.name == "muon" and isinstance(variant(run.network), ResNetConfig):
+            run = replace(run, optim=replace(run.optim, name="adamw"))
+        if run.optim.name == base.optim.name or is_own(type(run.optim)):
+            return run
+        given = {name.removeprefix("optim.") for name in self.asked if name.startswith("optim.")}
+        optim = run.optim.with_own_rate(given)
+        if optim != run.optim:
+            self.notes["optim"] = (
+                f"{optim.name} with learning rate {optim.lr:g} and weight decay {optim.weight_decay:g}: the recipe's "
+                f"are for {base.optim.name}"
+            )
+        return replace(run, optim=optim)
+
+    def _one_size(self, run: Run, recorded: bool) -> Run:
+        """Return `run` with the size of the input that is asked for, in both settings that have it.
+
+        A recipe's size becomes the next multiple of the patch of another network.
+        """
+        side, prepared = (self.asked.get(name) for name in ("image_size", "preprocess.image_size"))
+        both = run.preprocess.image_size if run.preprocess is not None else None
+        if prepared and both and len(set(both)) == 1 and (side is None or side.place < prepared.place):
+            return replace(run, image_size=both[0])
+        if not (side or prepared or recorded or run.weights is not None or run.image_size is None):
+            whole = whole_patches(run.image_size, run)
+            if whole != run.image_size:
+                self.notes["image_size"] = f"{whole} px, not {run.image_size}: whole patches of {run.network}"
+                run = replace(run, image_size=whole)
+        if run.preprocess is None or both is None or run.image_size is None:
+            return run
+        if prepared and (side is None or side.place <= prepared.place):  # a contradiction is training's to tell
+            return run
+        return replace(run, preprocess=replace(run.preprocess, image_size=(run.image_size, run.image_size)))
 
 
 def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Run:
@@ -129,18 +246,15 @@ def training_run(given: RunArguments) -> tuple[Run, str]:
         return from_recipe(given)
     run = given.applied_to(Run())
     if given.files:
-        return run, f"configuration {', '.join(given.files)}"
+        return run, given.in_words(f"configuration {', '.join(given.files)}")
     facts = given.facts(run)
     name, why = choose(facts, run.objective.kind)
-    base, why = sized(recipe(name), facts), f"recipe {name}, because of {why}"
-    run = given.applied_to(base)
-    if (seen := _in_time(run, given.data.of(run))) is None:
-        return run, why
-    shortened, changes = in_time(base, facts.images, seen)
-    run = given.applied_to(shortened)
-    # what files and flags set stays as it is
-    kept = [change for change in changes if _same(change.partition(":")[0], run, shortened)]
-    return run, "\n".join([why, *(f"  {change}" for change in kept)])
+    run, why = given.applied_to(sized(recipe(name), facts)), f"recipe {name}, because of {why}"
+    changes: list[str] = []
+    if (seen := _in_time(run, given.data.of(run))) is not None:
+        sized_here = {"image_size"} if "preprocess.image_size" in given.asked else set()
+        run, changes = in_time(run, facts.images, seen, given.asked.keys() | sized_here)
+    return run, "\n".join([given.in_words(why), *(f"  {change}" for change in changes)])
 
 
 def finetuning_run(given: RunArguments) -> tuple[Run, str]:
@@ -164,17 +278,13 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
     about = f"{facts.images:,} images of {task.classes} {kind}, of about {facts.side} pixels"
-    return run, "\n".join([f"recipe {FINETUNE_BY_DATA.name} for {about}", *_reasons(decided, run)])
+    why = given.in_words(f"recipe {FINETUNE_BY_DATA.name} for {about}")
+    return run, "\n".join([why, *_reasons(decided, run)])
 
 
 def _reasons(decided: Decided, run: Run) -> list[str]:
     """Return a line for each decision that files and flags have not replaced in `run`."""
-    return [f"  {name}: {why}" for name, why in decided.why.items() if _same(name, run, decided.run)]
-
-
-def _same(name: str, one: Run, other: Run) -> bool:
-    """Return whether two runs have the same value of a setting."""
-    return bool(getattr(one, name) == getattr(other, name))
+    return [f"  {name}: {why}" for name, why in decided.why.items() if getattr(run, name) == getattr(decided.run, name)]
 
 
 def _network(run: Run) -> Pretrained:
@@ -246,16 +356,14 @@ def from_recipe(given: RunArguments) -> tuple[Run, str]:
     run, why = given.applied_to(base), f"recipe {given.recipe}"
     warn_of_rate(given.recipe, run)
     if rule is None and not has_absolute_warmup(run):
-        return run, why
+        return run, given.in_words(why)
     facts = given.facts(run)
     if rule is not None:
         base = replace(rule(facts.images, facts.side), name=base.name)
         run = given.applied_to(base)
         why += f" for {facts.images:,} images of about {facts.side} pixels"
-    if run.schedule.warmup != base.schedule.warmup:  # the user has set it
-        return run, why
-    run, change = fitted(run, facts)
-    return run, f"{why}; {change}" if change else why
+    run, change = (run, "") if "schedule.warmup" in given.asked else fitted(run, facts)
+    return run, given.in_words(f"{why}; {change}" if change else why)
 
 
 def resumed(given: RunArguments, where: str | Path) -> tuple[Run, Path] | None:
@@ -291,7 +399,16 @@ def resumed(given: RunArguments, where: str | Path) -> tuple[Run, Path] | None:
     from vitrail.training.given import Given
 
     Given().check_resume(RunFolder.open(folder))
-    return given.applied_to(from_yaml(written, Run(), imports=True)), folder
+    before = from_yaml(written, Run(), imports=True)
+    run = given.applied_to(before, recorded=True)
+    fixed = ("name",) if where in (LATEST, AUTO) else ("name", "out")
+    for name in fixed:
+        if getattr(run, name) != getattr(before, name):
+            raise UsageError(
+                f"{given.asked[name].words} is {getattr(run, name)}, but the run to resume is {folder} and stays "
+                "there. Remove it, or start a new run without --resume"
+            )
+    return run, folder
 
 
 def _out(given: RunArguments) -> Path:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 
-def main(config: str, note: str, resume: str) -> int:
+def main(config: str, note: str, resume: str, asked: str) -> int:
     """See `vitrail.training.processes.child.main`."""
     from vitrail.training.processes import child  # which imports torch
     from vitrail.verbs.train.train import reported
 
-    return child.main(config, note, resume, on_end=reported)
+    return child.main(config, note, resume, asked, on_end=reported)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,23 +33,27 @@ SECONDS = 3.0
 
 
 @fast_float32()
-def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]:
+def check(
+    run: Run, splits: Splits | None = None, asked: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], Cost]:
     """Open the data, build the network, train on a few images; return the findings and the cost of the run.
 
-    splits: The data of the run, if they are open already. Raises the same errors as training. Writes nothing.
+    splits: The data of the run, if they are open already. asked: See `fit`. Raises the same errors as training. Writes
+    nothing.
     """
     from vitrail.data.sources.open import open_data
+    from vitrail.training.given import Given
     from vitrail.training.setup import set_up
 
     splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
-    with set_up(run, splits, measure=run.tune != "all") as setup:
+    with set_up(run, splits, given=Given(asked=asked or {}), measure=run.tune != "all") as setup:
         tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
         held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
         kind = "targets" if run.objective.numbers else "classes"
         classes = f" of {len(names)} {kind if len(names) > 1 else kind[:-1]}" if run.supervised else ""
         checked = {
             "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
-            "model": f"{run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
+            "model": f"{setup.run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
             **setup.resolved.decisions,
             "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
             "length": f"{plan.total:,} steps of {setup.run.batch_size} images, {plan.per_epoch:,} to an epoch",
@@ -113,7 +117,7 @@ def _cost(run: Run, resolved: Resolved, plan: Timetable, rate: float, objective:
     flops = _flops(run, resolved, plan, each)
     share = 1.0 if plan.limit is None else min(plan.limit * world.size() * reached / flops, 1.0)
     return estimate(
-        run.model if run.weights is None else run.weights,
+        run.network if run.weights is None else run.weights,
         resolved.config,
         images=share * plan.total * run.batch_size,
         flops=share * flops,

@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.training.run import Run
-from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
+from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
@@ -92,14 +92,14 @@ def train(
     given = RunArguments(path, recipe, config, epochs, lr, settings.pop("weights", None), settings)
     run, folder = _decided(given, training_run, resume)
     if print_config or dry_run:
-        return preview(run, given.data, dry_run)
+        return preview(run, given, dry_run)
     from vitrail.training.loop import fit
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return launch(run, folder, nproc, module="vitrail.verbs.train.child")
+        return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=given.origins)
     with joined(run.timeout):
-        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported)
+        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins)
 
 
 @checked
@@ -180,14 +180,14 @@ def finetune(
     given = RunArguments(path, recipe, config, epochs, lr, weights, settings)
     run, folder = _decided(given, finetuning_run, resume)
     if print_config or dry_run:
-        return preview(run, given.data, dry_run)
+        return preview(run, given, dry_run)
     from vitrail.training.loop import fit
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return launch(run, folder, nproc, module="vitrail.verbs.train.child")
+        return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=given.origins)
     with joined(run.timeout):
-        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported)
+        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins)
 
 
 def _decided(
@@ -202,13 +202,13 @@ def _decided(
     return run, None
 
 
-def preview(run: Run, data: OpenedData, dry_run: bool) -> Preview:
+def preview(run: Run, given: RunArguments, dry_run: bool) -> Preview:
     """Return `run` as a preview; with `dry_run`, check it and estimate its cost."""
     if not dry_run:
         return Preview(run)
     from vitrail.verbs.train.dry_run import check
 
-    return Preview(run, *check(run, data.of(run)))
+    return Preview(run, *check(run, given.data.of(run), given.origins))
 
 
 def reported(result: Result) -> Result:

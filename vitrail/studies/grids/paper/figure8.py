@@ -45,7 +45,7 @@ def _grid(base: Run, values: Mapping[str, Any], scaled: Mapping[str, list[dict[s
 
     def network(changes: Mapping[str, Any]) -> tuple[Run, int]:
         run = replace(base, vit=replace(base.vit, **{**values, **changes}))
-        return run, macs(variant(run.model, **run.vit.changes(), image_size=(side, side)))
+        return run, macs(variant(run.network, **run.vit.changes(), image_size=(side, side)))
 
     start, unit = network({})
     cells = [Cell(name, 1.0, Stage(start)) for name in scaled]

@@ -45,10 +45,10 @@ def fine_tuned(start: Stage, on: str, name: str | None = None) -> tuple[Stage, .
     row = RECIPES[on]
     run = recipe(name or row.recipe)
     run = replace(run, data=replace(run.data, path=on))
-    convolutional = "R" in start.run.model
+    convolutional = "R" in start.run.network
     rates = [rate for rate in row.grid if convolutional or rate != CONVOLUTIONAL_RATE]
     tried = [replace(run, optim=replace(run.optim, lr=rate)) for rate in rates]
-    if convolutional and "+" not in start.run.model:
+    if convolutional and "+" not in start.run.network:
         rule = hyperrule(CATALOG[on].splits["train"], SIDES.get(on, PHOTOGRAPH))
         tried.append(replace(rule, data=run.data))
     return tuple(Stage(each, start) for each in tried)

@@ -42,7 +42,7 @@ def _small(name: str) -> list[Stage]:
     run = recipe(name)
     small = replace(
         run,
-        model="Ti/8",
+        model="narrow/8",
         vit=replace(NETWORKS["ViT-64/8"]["vit"], drop_path=run.vit.drop_path, dropout=run.vit.dropout),
         image_size=SIDE,
         preprocess=Preprocess((SIDE, SIDE), resize="squash"),

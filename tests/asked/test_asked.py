@@ -1,0 +1,171 @@
+"""What is asked for is done, or refused with both sides named: every setting, from flags, files and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from given_values import every_setting, nested
+
+import vitrail
+from vitrail.config import plain
+from vitrail.data.settings import Preparation
+from vitrail.errors import VitrailError
+from vitrail.recipes.registry import RECIPES, find, recipe
+from vitrail.training.given import Given
+from vitrail.training.run import Run
+from vitrail.training.setup import set_up
+from vitrail.verbs.flags.parse import parse
+from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
+from vitrail.verbs.train.train import finetune, train
+
+IMAGES = 40
+TINY = dict(model="smoke/4", image_size=8, duration="2 steps", batch_size=8, device="cpu", workers=0)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 images of 8 x 8 pixels and 2 classes, as arrays."""
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    labels = np.arange(IMAGES) % 2
+    np.savez(path, x_train=(200 * labels).astype(np.uint8)[:, None, None, None].repeat(8, 1).repeat(8, 2).repeat(3, 3),
+             y_train=labels)  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_folder(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    result = vitrail.train(images, out=str(tmp_path_factory.mktemp("runs")), **TINY)
+    return result.folder
+
+
+def family(name: str) -> str:
+    """The family of a recipe: "paper" of "paper/vit-b16-jft", and its own name where there is no family."""
+    return f"{name.partition('/')[0]}, {find(name).verb}" if "/" in name else name
+
+
+FAMILIES = {family(name): name for name in RECIPES}.values()
+PLAIN = ("train DIR", "finetune DIR", "train --resume")
+QUICK = (*PLAIN, "scratch-photos", "bit/hyperrule")
+SITUATIONS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in dict.fromkeys((*PLAIN, *FAMILIES))
+]
+
+
+@pytest.fixture(scope="module")
+def opened() -> OpenedData:
+    """Data that are read once for all situations."""
+    return OpenedData()
+
+
+@pytest.fixture
+def decide(images: Path, run_folder: Path, opened: OpenedData) -> Callable[..., Run]:
+    """Decide a run in a situation as the verbs do: `decide("finetune DIR", settings, files)`."""
+
+    def decided(situation: str, settings: dict[str, Any], files: tuple[Path, ...] = ()) -> Run:
+        named = None if situation in PLAIN else situation
+        tuned = situation == "finetune DIR" or (named is not None and find(named).verb == "finetune")
+        given = RunArguments(
+            images, named, files, weights=run_folder if tuned else None, settings=settings, data=opened
+        )
+        if situation == "train --resume":
+            found = resumed(given, run_folder)
+            assert found is not None
+            return found[0]
+        return (finetuning_run if tuned else training_run)(given)[0]
+
+    return decided
+
+
+def refusal(error: VitrailError, name: str, value: Any) -> bool:
+    """Whether an error names the setting or its value, and something else, in words."""
+    words = str(error)
+    named = (name, name.replace("_", "-"), name.rpartition(".")[2], f"{name.partition('.')[0]} ", str(value))
+    return any(word in words for word in named) and len(words.split()) > 4
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_every_setting_is_used_as_given_or_refused(situation: str, decide: Callable[..., Run], tmp_path: Path) -> None:
+    file, wrong = tmp_path / "given.yaml", []
+    start = decide(situation, {})
+    for name, value in every_setting(start):
+        if name == "weights" and start.weights is not None:  # the command gives them already
+            continue
+        for where in ("Python", "YAML"):
+            settings = nested(name, value)
+            file.write_text(yaml.safe_dump(as_yaml(settings)))
+            try:
+                run = decide(situation, settings) if where == "Python" else decide(situation, {}, (file,))
+            except VitrailError as error:
+                wrong += [] if refusal(error, name, value) else [f"{where} {name}: {value}: {error}"]
+                continue
+            if attrgetter(name)(run) != value:
+                wrong.append(f"{where} {name}: {value} became {attrgetter(name)(run)}")
+    assert wrong == []
+
+
+def as_yaml(value: Any) -> Any:
+    """Nested settings without tuples, which YAML's safe writer does not know."""
+    if isinstance(value, dict):
+        return {name: as_yaml(inner) for name, inner in value.items()}
+    return [as_yaml(item) for item in value] if isinstance(value, tuple) else plain(value)
+
+
+@pytest.mark.parametrize("verb", [train, finetune])
+def test_flags_are_read_as_python_reads_keywords(verb: Any) -> None:
+    for run in (recipe("scratch-small"), recipe("dino-small")):
+        run = replace(run, preprocess=Preparation())
+        asked = [(name, value) for name, value in every_setting(run) if name != "weights"]
+        words = [word for name, value in asked for word in flags(name, value, attrgetter(name)(run))]
+        kind = ["--objective.kind", run.objective.kind]
+        _, given = parse(verb, ["photos", *kind, *words], "vitrail")
+        wrong = [
+            f"{name}: {value} became {found}"
+            for name, value in asked
+            if (found := step_into(given, name)) != value and list(found if isinstance(found, tuple) else ()) != value
+        ]
+        assert wrong == []
+
+
+def flags(name: str, value: Any, before: Any) -> list[str]:
+    """The words of a command line that set a value; of a switch that may be left open, the value is a word."""
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool) and before is not None:
+        section, dot, last = name.replace("_", "-").rpartition(".")
+        return [flag if value else f"--{section}{dot}no-{last}"]
+    return [flag, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+
+
+def step_into(given: Any, name: str) -> Any:
+    for part in name.split("."):
+        given = given[part]
+    return given
+
+
+# the run with every decision made, and the network
+
+
+def test_every_setting_is_what_the_run_begins_with_or_refused(images: Path, opened: OpenedData) -> None:
+    wrong = []
+    start = training_run(RunArguments(images, settings=TINY, data=opened))[0]
+    for name, value in every_setting(start):
+        given = RunArguments(images, settings={**TINY, **nested(name, value)}, data=opened)
+        try:
+            run, _ = training_run(given)
+            with set_up(run, given.data.of(run), given=Given(asked=given.origins)) as setup:
+                found = attrgetter(name)(setup.run)
+                own = getattr(setup.resolved.config, name.removeprefix("vit."), value)
+                built = value in (found, "width") and (not name.startswith("vit.") or own in (value, 32))
+        except VitrailError as error:
+            wrong += [] if refusal(error, name, value) else [f"{name}: {value}: {error}"]
+            continue
+        if not built:
+            wrong.append(f"{name}: {value} became {found}, and in the network {own}")
+    assert wrong == []
