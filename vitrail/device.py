@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +27,8 @@ Precision = Literal["auto", "bf16", "float32"]
 ComputePrecision = Literal["bf16", "float32"]
 """Precision of matrix products, as they are computed."""
 
+BEGAN = "VITRAIL_BEGAN"
+"""Environment variable with the time at which the command began that started this process, in seconds since 1970."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt, from malloc.h."""
 MMAP_MAX = 65536
@@ -36,6 +40,32 @@ STRICT_OVERCOMMIT = "2"
 def available_cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_share(seconds: float = 0.05) -> float:
+    """Return the share of a core that a busy thread gets, above 0 and at most 1, by `seconds` of work on one.
+
+    It is below 1 if other programs keep the cores busy, or if a container limits this one.
+    """
+    began, used = time.monotonic(), time.thread_time()
+    while time.thread_time() - used < seconds:
+        pass
+    return min(seconds / max(time.monotonic() - began, seconds), 1.0)
+
+
+def command_seconds() -> float:
+    """Return the seconds since this command started, if `vitrail` is the program that runs; 0 in other programs.
+
+    Processes that a command starts count from the start of that command (`BEGAN`).
+    """
+    if BEGAN in os.environ:
+        return max(time.time() - float(os.environ[BEGAN]), 0.0)
+    program = Path(sys.argv[0])
+    if program.stem != "vitrail" and program.parts[-2:] != ("vitrail", "__main__.py"):
+        return 0.0
+    import psutil
+
+    return max(time.time() - float(psutil.Process().create_time()), 0.0)
 
 
 def processor() -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
@@ -23,6 +23,8 @@ from vitrail.data.images.geometry import (
     Compose,
     Flip,
     InceptionCrop,
+    Letterbox,
+    LetterboxedCrop,
     Op,
     PadShift,
     RandomCrop,
@@ -111,13 +113,37 @@ def test_squash():
     assert abs(result - pillow_resized(image, 64, 48, "bilinear")).max() <= 1
 
 
+def letterboxed(image: np.ndarray, height: int, width: int, fill: tuple[int, int, int]) -> np.ndarray:
+    """By Pillow: the contained picture, pasted into the middle of a canvas."""
+    contained = ImageOps.contain(Image.fromarray(image), (width, height), Image.Resampling.BILINEAR)
+    canvas = Image.new("RGB", (width, height), fill)
+    canvas.paste(contained, ((width - contained.width) // 2, (height - contained.height) // 2))
+    return np.asarray(canvas).astype(int)
+
+
+@pytest.mark.parametrize("shape", [(375, 500), (500, 333), (100, 100), (40, 300), (9, 5), (64, 48)])
+@pytest.mark.parametrize("size", [(64, 64), (64, 48), (31, 64)])
+def test_pad_is_pillows_contained_picture_on_a_canvas(shape, size):
+    image = picture(*shape)
+    result = eval_transform(Preprocess(image_size=size, resize="pad", fill=(124, 116, 104)))(image, None)
+    assert abs(result - letterboxed(image, *size, (124, 116, 104))).max() <= 1
+
+
+def test_without_a_colour_the_rest_is_grey_and_in_bands_their_mean():
+    grey = eval_transform(Preprocess(image_size=(20, 20), resize="pad"))(picture(10, 20), None)
+    assert (grey[:5] == 128).all() and (grey[15:] == 128).all() and (grey[5:15] == picture(10, 20)).all()
+    floats = np.ones((10, 20, 4), np.float32)
+    padded = Letterbox((20, 20))(floats, None)
+    assert padded.dtype == np.float32 and padded[:5].sum() == padded[15:].sum() == 0 and (padded[5:15] == 1).all()
+
+
 def test_resize_small_for_a_size_that_is_no_square():
     result = ResizeSmall((64, 128))(picture(100, 100), None)
     assert result.shape == (128, 128, 3)
     assert ResizeSmall((64, 128))(picture(50, 200), None).shape == (64, 256, 3)
 
 
-@pytest.mark.parametrize("resize_mode", ["squash", "small"])
+@pytest.mark.parametrize("resize_mode", ["squash", "small", "pad"])
 def test_an_image_of_the_final_size_is_passed_through(resize_mode):
     image = picture(32, 32)
     assert eval_transform(replace(SMALL, resize=resize_mode))(image, None) is image
@@ -133,6 +159,8 @@ OPS = [
     ResizeSmall((24, 24)),
     CentralCrop((24, 24)),
     Squash((24, 24)),
+    Letterbox((24, 24)),
+    LetterboxedCrop((24, 24)),
     RandomCrop((24, 24)),
     PadShift(4),
     Flip(),
@@ -157,7 +185,7 @@ def test_an_operation_is_a_function_of_image_and_stream_and_leaves_the_image_alo
         random.seed(index)
         torch.manual_seed(index)
         assert (op(image, stream(0, 0, index)) == result).all()
-    deterministic = isinstance(op, ResizeSmall | CentralCrop | Squash)
+    deterministic = isinstance(op, Letterbox | ResizeSmall | CentralCrop | Squash)
     assert (len({result.tobytes() for result in results}) == 1) == deterministic
 
 
@@ -185,7 +213,7 @@ def test_the_fast_batch_of_small_images_never_loops_over_operations(monkeypatch)
 CROPS = ("inception", "random", "pad", "center")
 
 
-@pytest.mark.parametrize("crop, resize_mode", itertools.product(CROPS, ("squash", "small")))
+@pytest.mark.parametrize("crop, resize_mode", itertools.product(CROPS, ("squash", "small", "pad")))
 @pytest.mark.parametrize("shape", [(1, 1), (5000, 1), (1, 5000), (7, 400), (24, 20), (30, 20), (100, 90)])
 def test_transforms_give_exactly_the_size_asked_for_whatever_comes_in(crop, resize_mode, shape):
     preprocess = Preprocess(image_size=(24, 20), resize=resize_mode)
@@ -216,6 +244,43 @@ def test_inception_crop_draws_like_torchvision():
 def test_inception_boxes_lie_inside(height, width, index, scale):
     top, left, h, w = InceptionCrop((8, 8), scale=scale).box(height, width, stream(0, 0, index))
     assert 0 <= top <= top + h <= height and 0 <= left <= left + w <= width and h > 0 and w > 0
+
+
+@pytest.mark.parametrize(("mode", "usual"), [("small", 1.0), ("squash", 4.0), ("pad", 4.0)])
+def test_a_part_has_the_proportions_that_evaluation_shows(mode, usual):
+    """A banner of 100 x 400: squashed, its parts are four times as wide as high; cropped, they are squares."""
+    (crop,) = train_transform(Augment(flip=False), Preprocess(image_size=(32, 32), resize=mode)).ops
+    boxes = np.array([crop.box(100, 400, stream(0, 0, index)) for index in range(1500)], dtype=float)
+    large = boxes[boxes[:, 2] > 20]  # smaller ones are rounded to pixels
+    ratio = large[:, 3] / large[:, 2] / usual
+    assert 0.7 < ratio.min() < 0.8 and 1.25 < ratio.max() < 1.43
+    assert abs(np.log(ratio)).mean() == pytest.approx(np.log(4 / 3) / 2, rel=0.1)  # log-uniform
+
+
+def test_a_ratio_that_is_given_is_that_of_the_picture():
+    fixed = Augment(flip=False, ratio=(3 / 4, 4 / 3))
+    (crop,) = train_transform(fixed, Preprocess(image_size=(32, 32), resize="squash")).ops
+    boxes = np.array([crop.box(100, 400, stream(0, 0, index)) for index in range(300)], dtype=float)
+    assert (boxes[:, 3] / boxes[:, 2]).max() < 1.5
+
+
+@pytest.mark.parametrize("crop", ["inception", "center", "pad"])
+def test_padded_training_images_have_the_margins_of_evaluation(crop):
+    preprocess = Preprocess(image_size=(40, 40), resize="pad", fill=(1, 2, 3))
+    image = np.full((50, 100, 3), 200, np.uint8)
+    evaluated = eval_transform(preprocess)(image, None) == 200
+    augment = Augment(crop=crop, flip=False, pad=0)
+    for index in range(20):
+        assert ((train_transform(augment, preprocess)(image, stream(0, 0, index)) == 200) == evaluated).all()
+    assert evaluated.all(axis=2).sum() == 20 * 40
+
+
+def test_the_largest_part_of_a_padded_image_is_what_evaluation_shows():
+    preprocess = Preprocess(image_size=(32, 32), resize="pad")
+    whole = Augment(scale=(1.0, 1.0), ratio=(2.0, 2.0), flip=False)
+    image = picture(60, 120)
+    result = train_transform(whole, preprocess)(image, stream(0, 0, 0))
+    assert (result == eval_transform(preprocess)(image, None)).all()
 
 
 def test_inception_crop_shows_the_box_it_drew():
@@ -386,7 +451,7 @@ def test_the_order_of_operations():
     kinds = [type(op) for op in train_transform(EVERYTHING, SMALL).ops]
     assert kinds == [InceptionCrop, Flip, ThreeAugment, RandAugment, ColorJitter, RandomErasing]
     plain = train_transform(Augment(flip=False), Preprocess(image_size=(24, 24), interpolation="bicubic"))
-    assert plain.ops == (InceptionCrop((24, 24), (0.05, 1.0), (3 / 4, 4 / 3), "bicubic"),)
+    assert plain.ops == (InceptionCrop((24, 24), (0.05, 1.0), None, "bicubic"),)
 
 
 def test_random_crop_is_taken_from_the_size_that_evaluation_resizes_to():

@@ -48,7 +48,11 @@ def test_flip_is_the_image_and_its_mirror_image() -> None:
 
 @pytest.mark.parametrize(
     ("preprocess", "why"),
-    [(Preprocess(resize="squash"), "images are resized to its size"), (Preprocess(crop=1.0), "its crop is 1")],
+    [
+        (Preprocess(resize="squash"), "images are resized to its size"),
+        (Preprocess(resize="pad"), "images are padded to its size"),
+        (Preprocess(crop=1.0), "its crop is 1"),
+    ],
 )
 def test_crops_of_the_whole_image_are_refused(preprocess: Preprocess, why: str) -> None:
     with pytest.raises(UsageError, match=f"sees the whole image .{why}.. Use --tta flip"):

@@ -27,6 +27,8 @@ def test_the_usual_crop_by_hand() -> None:
     assert (box.left, box.width) == pytest.approx((58 * 400 / 341, 224 * 400 / 341))
     squashed = eval_transform(Preprocess(image_size=(32, 64), resize="squash"))
     assert visible_box(squashed, 300, 400) == Box(0, 0, 300, 400)
+    padded = eval_transform(Preprocess(image_size=(64, 64), resize="pad"))  # 48 x 64, and 8 pixels above and below
+    assert visible_box(padded, 300, 400) == Box(-50, 0, 400, 400)
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,6 +75,19 @@ def test_a_bright_patch_is_found_where_it_is(height: int, width: int, resize) ->
     bright = np.nan_to_num(back) > 127
     truth = image[:, :, 0] > 127
     assert (bright & truth).sum() / (bright | truth).sum() > 0.6
+
+
+@pytest.mark.parametrize(("height", "width"), [(90, 300), (300, 90), (128, 128)])
+def test_a_bright_patch_of_a_padded_picture_is_found_where_it_is(height: int, width: int) -> None:
+    transform = eval_transform(Preprocess(image_size=(64, 64), resize="pad"))
+    image = np.zeros((height, width, 3), np.uint8)
+    top, left, high, wide = round(0.55 * height), round(0.2 * width), height // 5, width // 5
+    image[top : top + high, left : left + wide] = 255
+    values = cell_means(transform(image, RNG)[:, :, 0].astype(float), (16, 16))
+    back = interpolated(values, visible_box(transform, height, width), height, width)
+    assert np.isfinite(back).all()  # nothing is cut off
+    y, x = np.unravel_index(back.argmax(), back.shape)
+    assert top <= y < top + high and left <= x < left + wide
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import vitrail
 from vitrail.config import from_yaml, to_yaml
 from vitrail.costs.published import published
-from vitrail.durations import Epochs, Examples, Steps
+from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.by_data import Facts, in_time
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import recipe
-from vitrail.training.run import Run
+from vitrail.training.run import Run, Schedule
 from vitrail.training.timetable import Timetable
 from vitrail.transfer import timing
 from vitrail.verbs.flags.settings import RunArguments, finetuning_run, training_run
@@ -190,15 +190,19 @@ def test_a_time_limit_counts_by_the_measured_speed(
 ) -> None:
     labels = np.arange(800) % 3
     np.savez(tmp_path / "more.npz", x_train=np.zeros((800, 8, 8, 3), np.uint8), y_train=labels)
-    monkeypatch.setattr(timing, "images_per_second", lambda run, splits, seconds: 10.0)
+    monkeypatch.setattr(timing, "seen_in_time", lambda run, splits, seconds: int(600 * run.time_limit))
     run, why = finetuning_run(RunArguments(tmp_path / "more.npz", weights=network, settings={"time_limit": minutes}))
     assert run.batch_size == batch and run.time_limit == minutes
-    assert ("leaves about 0.83" in why) == (minutes == 1.0)  # 600 of 720 images
+    passes = {1.0: "0.83", 1_000.0: "8.3e+02"}[minutes]  # 600 or 600,000 of 720 images
+    assert run.duration is None and f"duration: that of the time limit, about {passes} passes over the images" in why
+    given = RunArguments(tmp_path / "more.npz", weights=network, epochs=4, settings={"time_limit": minutes})
+    run, why = finetuning_run(given)
+    assert run.duration == Epochs(4) and "that of the time limit" not in why
 
 
 def test_processes_of_torchrun_decide_the_same(images: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(timing, "images_per_second", lambda *_: pytest.fail("a measurement differs between processes"))
+    monkeypatch.setattr(timing, "seen_in_time", lambda *_: pytest.fail("a measurement differs between processes"))
     finetuning_run(RunArguments(images, weights=network, settings={"time_limit": 1.0}))
     training_run(RunArguments(images, settings={"time_limit": 1.0}))
 
@@ -239,18 +243,54 @@ def test_sizes_of_small_images_stay() -> None:
     assert changes == ["batch_size: 16, not 256: the time allows about 2,000 images"]
 
 
-def test_training_in_a_short_time_says_what_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_in_a_short_time_says_what_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     labels = np.arange(300) % 3
     np.savez(tmp_path / "photos.npz", x_train=np.zeros((300, 128, 128, 3), np.uint8), y_train=labels)
-    monkeypatch.setattr(timing, "images_per_second", lambda run, splits, seconds: 400 / 90)
+    monkeypatch.setattr(timing, "seen_in_time", lambda run, splits, seconds: int(run.time_limit * 60 * 400 / 90))
     run, why = training_run(RunArguments(tmp_path / "photos.npz", settings={"time_limit": 1.5}))
     # 400 images of 96 pixels are 1.5 passes over 270 images; of 64 pixels, 3.3
     assert (run.image_size, run.batch_size) == (64, None)
-    assert "\n  image_size: 64, not 96: so the time allows about 3.3 passes over the images, not 1.5" in why
+    (record,) = caplog.records
+    told = "warning: image_size: 64, not 96: so the time allows about 3.3 passes over the images, not 1.5"
+    assert (record.getMessage(), record.levelno) == (told, logging.WARNING)  # --quiet shows it, too
     run, why = training_run(
         RunArguments(tmp_path / "photos.npz", settings={"time_limit": 1.5, "image_size": 96, "batch_size": 32})
     )
     assert (run.image_size, run.batch_size) == (96, 32) and "not" not in why.partition("\n")[2]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("way", ["setting", "epochs", "file"])
+def test_a_time_limit_is_the_length_unless_one_is_given(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Path
+) -> None:
+    monkeypatch.setattr(timing, "seen_in_time", lambda run, splits, seconds: 10_000)
+    free, _ = training_run(RunArguments(images))
+    limited, _ = training_run(RunArguments(images, settings={"time_limit": 1.0}))
+    assert free.duration == recipe(free.name).duration and limited.duration is None
+    (tmp_path / "mine.yaml").write_text("duration: 7 epochs")
+    given = {
+        "setting": RunArguments(images, settings={"time_limit": 1.0, "duration": Epochs(7)}),
+        "epochs": RunArguments(images, epochs=7, settings={"time_limit": 1.0}),
+        "file": RunArguments(images, config=tmp_path / "mine.yaml", settings={"time_limit": 1.0}),
+    }
+    run, _ = training_run(given[way])
+    assert run.duration == Epochs(7) and run.time_limit == 1.0
+
+
+def test_a_warmup_keeps_its_share_where_the_time_limit_is_the_length() -> None:
+    base = replace(recipe("scratch-small"), duration=Epochs(50), schedule=Schedule(warmup=Epochs(5)))
+    limited = RunArguments(settings={"time_limit": 1.0}).applied_to(base)
+    assert limited.duration is None and limited.schedule.warmup == Percent(10)
+    asked = RunArguments(settings={"time_limit": 1.0, "schedule": {"warmup": "2 epochs"}}).applied_to(base)
+    assert asked.schedule.warmup == Epochs(2)
+
+
+def test_a_recorded_run_keeps_its_length_when_it_is_resumed() -> None:
+    recorded = replace(recipe("scratch-small"), duration=Epochs(5), time_limit=1.0)
+    assert RunArguments(settings={"time_limit": 2.0}).applied_to(recorded, recorded=True).duration == Epochs(5)
 
 
 def test_the_default_recipe_is_listed() -> None:

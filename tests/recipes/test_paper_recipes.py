@@ -222,7 +222,9 @@ def test_the_warmups_are_those_of_the_authors_code() -> None:
 
 def test_the_two_presets_prepare_images_as_their_authors_do() -> None:
     jax, vision = vit_jax(384), big_vision(384)
-    assert train_transform(jax.augment, jax.preprocess).ops[0] == InceptionCrop((384, 384), (0.05, 1.0))
+    assert train_transform(jax.augment, jax.preprocess).ops[0] == InceptionCrop(
+        (384, 384), (0.05, 1.0), (3 / 4, 4 / 3), whole=True
+    )
     assert train_transform(vision.augment, vision.preprocess).ops[0] == InceptionCrop((384, 384), (0.05, 1.0))
     assert eval_transform(jax.preprocess) == Squash((384, 384))
     assert eval_transform(vision.preprocess).ops[0] == ResizeSmall((448, 448))

@@ -401,12 +401,21 @@ def test_skipped_updates_are_counted_also_after_a_resume(tmp_path: Path, monkeyp
 
 
 def test_the_progress_line_says_how_many_updates_were_skipped() -> None:
-    progress = Progress(10, 4, torch.device("cpu"))
+    progress = Progress(4, torch.device("cpu"))
     sums = StepSums(["loss", "count", "norm"], torch.tensor([2.0, 4.0, 1.0]))
-    progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, None)
+    progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, None, 10)
     assert "step 7/10  loss 0.5000" in progress.line() and "skipped" not in progress.line()
-    progress.update(FinishedStep(7, torch.arange(4), 0.1, sums), RunStatus(skipped=2), 0.0, None)
+    progress.update(FinishedStep(7, torch.arange(4), 0.1, sums), RunStatus(skipped=2), 0.0, None, 10)
     assert "2 updates skipped" in progress.line()
+
+
+def test_with_a_time_limit_the_number_of_steps_is_an_estimate_or_absent() -> None:
+    progress = Progress(4, torch.device("cpu"))
+    sums = StepSums(["loss", "count", "norm"], torch.tensor([2.0, 4.0, 1.0]))
+    progress.update(FinishedStep(0, torch.arange(4), 0.1, sums), RunStatus(), 0.0, 75.0, None)
+    assert progress.line().startswith("step 1  loss") and "1 min 15 s left" in progress.line()
+    progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, 30.0, 40)
+    assert progress.line().startswith("step 7 of about 40  loss") and "30 s left" in progress.line()
 
 
 @pytest.mark.slow

@@ -207,7 +207,45 @@ def test_a_time_limit_stretches_the_schedule_over_the_time() -> None:
         assert limited.learning_rate(0, 60 * share) == pytest.approx(free.learning_rate(round(200 * share), 0.0))
     assert limited.learning_rate(100, 1.0) == free.learning_rate(100, 1e9)  # ahead of its time: by steps
     assert limited.learning_rate(100, 60.0) == pytest.approx(0.0, abs=1e-12)
-    assert limited.over(10, 60.0) == "time limit" and limited.left(45.0) == 15.0
+    assert limited.over(10, 60.0) == "time limit" and limited.left(10, 45.0) == 15.0
+    assert limited.left(190, 45.0) == pytest.approx(10 * 45 / 190)  # all steps are done before
+
+
+def test_without_a_duration_the_time_limit_is_the_length() -> None:
+    found = plan(duration=None, time_limit=1.0, evaluate_every=Percent(10), checkpoint_every=Epochs(1))
+    assert found.over(10**6, 30.0) == "" and found.over(10**6, 60.0) == "time limit"
+    assert found.done(10**6, 30.0) == 0.5 and found.left(10**6, 45.0) == 15.0
+    free = plan(duration=Epochs(30))
+    for share in (0.05, 0.5, 0.99):
+        assert found.learning_rate(7, 60 * share) == pytest.approx(
+            free.learning_rate(round(600 * share), 0.0), rel=0.02
+        )
+    with pytest.raises(UsageError, match="the run has no end"):
+        plan(duration=None)
+
+
+def test_a_percentage_of_a_time_limit_is_one_of_its_time() -> None:
+    found = plan(duration=None, time_limit=1.0, evaluate_every=Percent(10), checkpoint_every=Epochs(1))
+    seconds = [step * 0.7 for step in range(86)]
+    due = [step for step, now in enumerate(seconds) if found.evaluates(step, now)]
+    assert due == [next(step for step, now in enumerate(seconds) if now >= 6 * part) for part in range(1, 10)]
+    assert [step for step, now in enumerate(seconds) if found.saves(step, now)] == [20, 40, 60, 80]
+
+
+def test_a_limit_that_changes_a_little_repeats_no_evaluation() -> None:
+    found = plan(duration=None, time_limit=1.0, evaluate_every=Percent(50))
+    due = []
+    for step, limit in enumerate([60.0, 60.0, 60.0, 64.0, 58.0, 64.0]):
+        found.limit = limit
+        due.append(found.evaluates(step, 10.5 * step))
+    assert due == [False, False, False, False, True, False]
+
+
+def test_the_last_step_ends_as_near_to_the_limit_as_possible() -> None:
+    found = plan(duration=None, time_limit=1.0)
+    assert found.over(10, 56.9) == "" and found.over(10, 57.5) == "time limit"  # steps of 5.7 seconds
+    assert found.expected(2, 12.0) is None and found.expected(10, 30.0) == 20
+    assert plan().expected(1, 0.0) == 200
 
 
 def test_weight_decay_follows_half_a_cosine_and_stays_where_no_end_is_given() -> None:

@@ -194,10 +194,14 @@ def test_evaluations_and_checkpoints_are_counted_as_the_loop_does_them(total: in
 def test_a_time_limit_is_kept() -> None:
     run = Run(duration=Steps(1_000), batch_size=10, evaluate_every=Steps(100), checkpoint_every=Steps(1_000))
     plan = Timetable(replace(run, time_limit=1.0), 40)
-    times = training_seconds(run, CONFIG, plan, speeds(image=0.01, model=1.0, checkpoint=2.0))
-    assert times.share == pytest.approx(60 / (100 + 10 + 2))
-    assert times.steps + times.evaluations + times.checkpoints == pytest.approx(60)
-    assert times.end == pytest.approx(1 + 2)  # after the limit: one more evaluation, and the checkpoint
+    timed = speeds(image=0.01, model=1.0, checkpoint=2.0, start=5.0)
+    times = training_seconds(run, CONFIG, plan, timed)
+    assert times.end == pytest.approx(1 + 2)  # after the last step: one more evaluation, and the checkpoint
+    assert times.share == pytest.approx((60 - timing.TRAIN - 5 - 3) / (100 + 10 + 2))
+    assert times.total == pytest.approx(60)
+    for minutes in (0.5, 10.0):  # less and more than 1,000 steps take
+        whole = Timetable(replace(run, duration=None, time_limit=minutes), 40)
+        assert training_seconds(run, CONFIG, whole, timed).total == pytest.approx(60 * minutes)
     generous = Timetable(replace(run, time_limit=10.0), 40)
     free = Timetable(run, 40)
     assert training_seconds(run, CONFIG, generous, speeds()) == training_seconds(run, CONFIG, free, speeds())
@@ -268,6 +272,6 @@ def test_the_values_that_an_optimiser_stores_are_counted(name: Literal["adamw", 
     data = Data("digits", subset=200)
     run = Run(data=data, batch_size=8, workers=0, device="cpu", duration=Steps(4), optim=Optim(name), **SMALL)
     rehearsal = Rehearsal(run, open_data(run.data))
-    rehearsal.full_size(0.1)
+    rehearsal.image_seconds(0.1)
     states = rehearsal.setup.optimizer.state.values()
     assert rehearsal.stored_values() == sum(x.numel() for state in states for x in state.values() if x.dim())

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 PerImage = Literal["auto", "one", "several", "numbers"]
+ImageResize = Literal["squash", "small", "pad"]
 Bits = Literal["8", "16", "32f"]
 """Depth of an image's values: 8 and 16 bits, and everything that float32 holds."""
+Colour = tuple[Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)]]
+"""Red, green and blue."""
+GREY = (128, 128, 128)
+"""Colour of the area outside a picture: the middle of the range."""
 LARGEST_RESIZED = 2 * LARGEST_SIDE
 """Maximum height and width of an image that is resized before the crop."""
 
@@ -193,14 +198,18 @@ class Preparation(Settings):
 
     image_size: tuple[Side, Side] | None = None
     """Height and width of the network's input in pixels (default: those of the network)."""
-    resize: Literal["squash", "small"] | None = None
+    resize: ImageResize | None = None
     """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
-    central crop (default: squash if all images have one size, else small)."""
+    central crop; pad: the whole image with its aspect ratio, and the rest filled with a colour (default: from the
+    images)."""
     crop: Part = 0.875
     """Side of the crop as a share of the resized image (0.875: resize to 256, crop 224). Evaluation uses it with
     resize small only."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation for resizing."""
+    fill: Colour | None = None
+    """For resize pad: colour of the rest, as red, green and blue from 0 to 255. The rest of other bands is their mean
+    (default: the mean by which the network normalises, usually the grey 128 128 128)."""
     bands: Bands | None = None
     """The bands of images that are not RGB with 8 bits (default: measured on the training images if `data.channels`,
     `data.bits` or the images ask for it)."""
@@ -249,8 +258,9 @@ class Augment(Open, section="augment"):
     center: as in evaluation."""
     scale: tuple[Part, Part] = (0.05, 1.0)
     """For crop inception: smallest and largest share of the image's area."""
-    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
-    """For crop inception: smallest and largest aspect ratio (width over height)."""
+    ratio: tuple[Positive, Positive] | None = None
+    """For crop inception: smallest and largest aspect ratio of the part, width over height (default: 3/4 to 4/3 times
+    that of what evaluation shows, which is the whole image with preprocess.resize squash or pad)."""
     pad: Annotated[int, Range(0, 2**14)] = 4
     """For crop pad: largest shift in pixels."""
     flip: bool = True

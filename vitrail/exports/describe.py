@@ -9,7 +9,7 @@ import torch
 
 from vitrail.config import plain
 from vitrail.data.images.ops import covering
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, KINDS, OutputName
 from vitrail.version import __version__
@@ -62,12 +62,14 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as a resize and a centre crop, with sizes in pixels (height, width).
 
     Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio. Resize "squash"
-    scales to exactly `size`. Images of other bands than RGB have their statistics under "bands".
+    scales to exactly `size`. Resize "pad" scales to the largest image that fits into `size`, preserves the aspect
+    ratio, and surrounds the image with "fill". Images of other bands than RGB have their statistics under "bands".
     """
-    if preprocess.resize == "squash":
-        mode, size = "squash", preprocess.image_size
-    else:
+    if preprocess.resize == "small":
         mode, size = "cover", covering(preprocess)
+    else:
+        mode, size = preprocess.resize, preprocess.image_size
+    fill = {"fill": list(preprocess.fill or GREY)} if mode == "pad" else {}
     bands = {} if preprocess.bands is None else {"bands": plain(preprocess.bands)}
     return {
         **bands,
@@ -75,6 +77,7 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
         "size": list(size),
         "interpolation": preprocess.interpolation,
         "antialias": True,
+        **fill,
         "crop": list(preprocess.image_size),
     }
 

@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from vitrail.data.images.geometry import CentralCrop, Compose, Op, ResizeSmall, Squash
+from vitrail.data.images.geometry import CentralCrop, Compose, Letterbox, Op, ResizeSmall, Squash, fitted, margins
 from vitrail.errors import UsageError
 
 TINT = "cividis"
@@ -52,6 +52,11 @@ def visible_box(transform: Op, height: int, width: int) -> Box:
             resized = op.resized(height, width)
         elif isinstance(op, Squash):
             resized = op.size
+        elif isinstance(op, Letterbox):
+            inner, resized = fitted(height, width, op.size), op.size
+            (above, before), (high, wide) = margins(inner, op.size), (height / inner[0], width / inner[1])
+            top, left = top - above * high * vertical, left - before * wide * horizontal
+            height, width = op.size[0] * high, op.size[1] * wide
         elif isinstance(op, CentralCrop):
             top += (height - op.size[0]) // 2 * vertical
             left += (width - op.size[1]) // 2 * horizontal

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.durations import Percent
 from vitrail.model.variants import variant
-from vitrail.training.run import Run
+from vitrail.training.run import NOMINAL, Run
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
@@ -132,7 +132,7 @@ def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
     images = max(facts.images, 1)
     batch = min(run.batch_size or LARGEST_BATCH, images)
     units = {"per_epoch": max(images // batch, 1), "batch_size": batch}
-    total = run.duration.steps(**units)
+    total = (run.duration or NOMINAL).steps(**units)
     warmup = run.schedule.warmup.steps(**units, total=total)
     if total < 1 or warmup <= LONGEST_WARMUP / 100 * total:
         return run, ""

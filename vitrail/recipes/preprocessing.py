@@ -47,7 +47,8 @@ def vit_jax(side: int = FINE_TUNING) -> Preset:
 
     Inception crop of at least 5 % of the area, mirroring; a test image is squashed to side x side pixels.
     """
-    return Preset(Augment(crop="inception", scale=(0.05, 1.0)), Preprocess((side, side), resize="squash"))
+    augment = Augment(crop="inception", scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3))  # although evaluation squashes
+    return Preset(augment, Preprocess((side, side), resize="squash"))
 
 
 def big_vision(side: int = FINE_TUNING, crop: Literal["inception", "random"] = "inception") -> Preset:

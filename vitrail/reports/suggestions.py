@@ -129,7 +129,7 @@ def _longer(seen: _Seen) -> Suggestion | None:
         reason = f"The network was trained from scratch and saw each image only {passes:.0f} times."
     else:
         return None
-    if run.time_limit is not None:
+    if run.time_limit is not None or run.duration is None:
         longer = f"--time-limit {2 * run.time_limit:g}"
     else:
         longer = f"--duration '{replace(run.duration, value=2 * run.duration.value)}'"

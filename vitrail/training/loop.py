@@ -6,15 +6,16 @@ needs before its first step in `vitrail.training.setup`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from vitrail.data.sources.open import Splits
-from vitrail.device import fast_float32
+from vitrail.device import command_seconds, fast_float32
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.batch_size import explaining_memory
 from vitrail.training.batches import endless
@@ -26,6 +27,7 @@ from vitrail.training.given import Given, Losses
 from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
 from vitrail.training.probe_head import start_as_probe
 from vitrail.training.processes.group import explaining_lost_processes
+from vitrail.training.processes.thread_count import ThreadCount
 from vitrail.training.progress import Progress
 from vitrail.training.record import RunRecorder, recorded_result
 from vitrail.training.run import Run
@@ -47,6 +49,7 @@ def fit(
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None,
     on_end: Callable[[Result], Result] | None = None,
     asked: Mapping[str, str] | None = None,
+    began: float | None = None,
 ) -> Result:
     """Train `run` in a new run folder, or resume it in the folder `resume`. Return the result.
 
@@ -57,6 +60,8 @@ def fit(
     on_end: Called by each process with the result, which it returns, such as to write report.html for the trackers.
     asked: Settings of `run` that must be used as they are, by their dotted names -> who asks for them. For all others a
     value that the data do not allow, such as a batch larger than the training set, is replaced, with a message.
+    began: The moment of `time.monotonic()` from which the time limit counts (default: the start of the command, and in
+    other programs this call).
 
     Everything is written to the run folder; progress goes to stderr. A resumed run continues at the exact step. On a
     CPU it ends with the same bits as a run without interruption, unless there is a `time_limit`. A finished run is not
@@ -66,6 +71,8 @@ def fit(
     or a checkpoint of another run; TrainingError if training cannot continue; Interrupted after SIGTERM or Ctrl-C, once
     the state is saved.
     """
+    began = time.monotonic() - command_seconds() if began is None else began
+
     # 1. Data, network, objective, optimiser, loaders, durations, validation
     given = Given(objective, model, data, on_log, on_evaluate, on_end, asked or {})
     folder, run = None if resume is None else RunFolder.open(resume), given.applied_to(run)
@@ -77,7 +84,7 @@ def fit(
     # 2. The run folder, and what guards the run
     folder = folder or RunFolder.create(run.out, run.name)
     folder.on_log = on_log
-    progress = Progress(timetable.total, run.batch_size or 0, setup.resolved.device)
+    progress = Progress(run.batch_size or 0, setup.resolved.device)
     guard = FiniteGuard(setup.objective, run.max_nonfinite)
     with (
         setup,
@@ -89,7 +96,7 @@ def fit(
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
         explaining_lost_processes(run, checkpoints),
     ):
-        recorder = RunRecorder(folder, setup, progress, guard, signals)
+        recorder = RunRecorder(folder, setup, progress, guard, signals, began=began)
         step = TrainingStep(
             run,
             setup.network,
@@ -112,6 +119,7 @@ def fit(
         recorder.start_clock()
         if run.probe_head and not status.step:
             progress.say(start_as_probe(setup))
+        threads = ThreadCount.of(run, setup.resolved.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
 
@@ -120,13 +128,14 @@ def fit(
         while True:
             number = status.step
             over, signum = timetable.over(number, status.elapsed), signals.agreed
-            if signum or over or timetable.evaluates(number) or timetable.saves(number):
+            evaluates, saves = timetable.evaluates(number, status.elapsed), timetable.saves(number, status.elapsed)
+            if signum or over or evaluates or saves:
                 step.settle()
             # objectives have schedules of their own, such as the temperature of DINO's teacher
             setup.network.at(timetable.moment(number, status.elapsed))
             due = status.evaluated < number or not status.best
-            if due and (over or timetable.evaluates(number)):
-                with suppress(Stop):
+            if due and (over or evaluates):
+                with suppress(Stop), recorder.evaluation():
                     numbers = validation(status, folder, signals.check)
                     progress.say(f"step {number}: {describe(numbers, len(validation.card.class_names))}")
                 progress.reset()
@@ -134,7 +143,7 @@ def fit(
             # `stale` evaluations in sequence did not improve on the best one
             if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"
-            if signum or over or timetable.saves(number):
+            if signum or over or saves:
                 state.mark(over, run)
                 checkpoints.save(state, wait=bool(over or signum))
                 validation.save_last(status, folder)
@@ -146,7 +155,8 @@ def fit(
             if number == 0:
                 recorder.first_batch(setup.objective.prepare(batch, step=0))
             rate = timetable.learning_rate(number, status.elapsed)
-            step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))
+            with threads or nullcontext():
+                step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))
             status.step += 1
 
         # 4. The best model's calibration on the validation images, its numbers on the test images, and the result

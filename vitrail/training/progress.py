@@ -60,12 +60,11 @@ class Window:
 class Progress:
     """Context that shows progress on stderr and returns the numbers for the log.
 
-    total: number of planned optimiser steps; images: number of images per step over all processes. Only the main
-    process prints: one live line on a terminal, otherwise a line every ten seconds.
+    images: number of images per step over all processes. Only the main process prints: one live line on a terminal,
+    otherwise a line every ten seconds.
     """
 
-    def __init__(self, total: int, images: int, device: torch.device) -> None:
-        self.total = total
+    def __init__(self, images: int, device: torch.device) -> None:
         self.images = images
         self.device = device
         self.console = Console(stderr=True, highlight=False)
@@ -76,6 +75,7 @@ class Progress:
         self._step = self._skipped = 0
         self._rate = self._waited = 0.0
         self._left: float | None = None
+        self._expected: int | None = None
         self._logged, self._visible = Window(0.0), Window(0.0)
 
     def __enter__(self) -> Progress:
@@ -89,11 +89,15 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def update(self, done: FinishedStep, status: RunStatus, waited: float, left: float | None) -> None:
+    def update(
+        self, done: FinishedStep, status: RunStatus, waited: float, left: float | None, expected: int | None
+    ) -> None:
         """Count one finished step, and show a line if it is time.
 
-        waited: seconds the loop has waited for data since the start; left: seconds that a time limit leaves.
+        waited: seconds the loop has waited for data since the start; left: seconds that a time limit leaves; expected:
+        number of steps of the whole run, an estimate with a time limit; None if it is not known.
         """
+        self._expected = expected
         self._step, self._rate, self._skipped = done.step + 1, done.rate, status.skipped
         self._waited, self._left = waited, left
         self._logged.add(done)
@@ -128,12 +132,17 @@ class Progress:
         """Return the line that is shown."""
         means, rates = self._visible.means(), self._visible.rates(self._waited)
         speed = rates["images_per_second"]
-        left = (self.total - self._step) * self.images / speed if speed else 0.0
-        left = left if self._left is None else min(left, self._left)
+        left, of = self._left, ""
+        if left is None:
+            assert self._expected is not None
+            left = (self._expected - self._step) * self.images / speed if speed else 0.0
+            of = f"/{self._expected}"
+        elif self._expected is not None:
+            of = f" of about {self._expected}"
         metrics = "".join(f"  {name} {value:.1%}" for name, value in means.items() if name != "loss")
         skipped = f"  {self._skipped} updates skipped" if self._skipped else ""
         return (
-            f"step {self._step}/{self.total}  loss {means['loss']:.4f}{metrics}  lr {self._rate:.2e}  "
+            f"step {self._step}{of}  loss {means['loss']:.4f}{metrics}  lr {self._rate:.2e}  "
             f"{speed:.0f} images/s  {time_span(left)} left  {self._memory_gib():.1f} GiB  "
             f"waiting {rates['waiting']:.0%}{skipped}"
         )

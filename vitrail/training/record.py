@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +21,7 @@ from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.run_log import fitting
 from vitrail.training.checkpoints.state import Result
+from vitrail.training.ending import ending_of
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import NAMED, FiniteGuard, LossSpikes, Signals
 from vitrail.training.progress import Progress
@@ -28,18 +30,32 @@ from vitrail.training.run import Run
 from vitrail.training.setup import Setup
 from vitrail.training.step import FinishedStep
 from vitrail.training.validation.pictures import batch_picture
-from vitrail.words import listing
+from vitrail.words import listing, time_span
+
+LEAST = 0.2
+"""Share of the time limit that should be left for training."""
+SHORTEST = 1e-3
+"""Seconds that a run trains at least: one step."""
 
 
 class RunRecorder:
     """Writes the events of a run into its folder and reports them: called with each finished step, in order."""
 
     def __init__(
-        self, folder: RunFolder, setup: Setup, progress: Progress, guard: FiniteGuard, signals: Signals
+        self,
+        folder: RunFolder,
+        setup: Setup,
+        progress: Progress,
+        guard: FiniteGuard,
+        signals: Signals,
+        *,
+        began: float,
     ) -> None:
         self._folder, self._setup, self._progress = folder, setup, progress
         self._guard, self._signals, self._spikes = guard, signals, LossSpikes()
-        self._began = time.monotonic()
+        self._command_began = self._began = began
+        self._ending = ending_of(setup, reported=setup.given.on_end is not None)
+        self._end = 0.0
         self._unreadable = 0
 
     @world.main_alone("looking at data and machine")
@@ -49,7 +65,8 @@ class RunRecorder:
         run, splits = self._setup.run, self._setup.splits
         warned = set(splits.report.warnings)
         notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
-        notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits))]
+        cut = [self._setup.resolved.cut] if self._setup.resolved.cut else []
+        notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits), *cut)]
         sources = {"train": splits.train, "validation": splits.validation, "test": splits.test}
         self._write_config(run)
         self._folder.write_json("classes.json", splits.class_names)
@@ -95,19 +112,50 @@ class RunRecorder:
             self._progress.say(where)
 
     def start_clock(self) -> None:
-        """Count the seconds of training from now on."""
-        self._began = time.monotonic() - self._setup.state.status.elapsed
+        """Count the seconds of training from now on, and set the time that the limit leaves for it."""
+        timetable, before = self._setup.timetable, self._setup.state.status.elapsed
+        self._began = time.monotonic() - before
+        if timetable.limit is None:
+            return
+        limit = 60 * (self._setup.run.time_limit or 0.0)
+        timetable.limit = world.gather(self._time_for_training())[0]
+        if timetable.limit - before < LEAST * limit:
+            left, start = max(timetable.limit - before, 0.0), self._began + before - self._command_began
+            self._progress.say(
+                f"warning: of the time limit, {time_span(limit)}, only {time_span(left)} are left for training: the "
+                f"start took {time_span(start)}, and the end will take about {time_span(self._end)}"
+            )
+
+    def _time_for_training(self) -> float:
+        """Return the seconds of training that the time limit leaves: all but the start and the end of the command."""
+        status, run = self._setup.state.status, self._setup.run
+        self._ending.step(self._setup.loader.wait_seconds)
+        image = status.elapsed / max(status.step, 1) / (run.batch_size or 1)
+        self._end = self._ending.seconds(image)
+        start = self._began - self._command_began
+        return max(60 * (run.time_limit or 0.0) - start - self._end, SHORTEST)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Time an evaluation, by which the seconds at the end are predicted."""
+        began = time.monotonic()
+        yield
+        self._ending.evaluation(time.monotonic() - began)
 
     def own_numbers(self) -> dict[str, float]:
         """Return what this process adds to the sums of a step: the main process's time, signals, unreadable images."""
-        elapsed = world.is_main() * (time.monotonic() - self._began)
-        return {"elapsed": elapsed, "unreadable": float(len(self._setup.loader.bad)), **self._signals.flags()}
+        own = {"unreadable": float(len(self._setup.loader.bad)), **self._signals.flags()}
+        if self._setup.timetable.limit is not None:
+            own["limit"] = self._time_for_training() if world.is_main() else 0.0
+        return {"elapsed": world.is_main() * (time.monotonic() - self._began), **own}
 
     def __call__(self, done: FinishedStep) -> None:
         """Take in one step. Raises Diverged after too many consecutive steps that were not finite."""
         status, timetable, own = self._setup.state.status, self._setup.timetable, done.sums.own()
         self._signals.agree(own)
         status.elapsed = own["elapsed"]
+        if timetable.limit is not None:
+            timetable.limit = own["limit"]
         loss, norm = done.sums.loss, done.sums.norm
         if not done.finite:
             images = self._images(done)
@@ -128,8 +176,10 @@ class RunRecorder:
                 "counts once for each process that has read it)"
             )
             self._folder.log("unreadable", done.step, count=self._unreadable)
-        self._progress.update(done, status, self._setup.loader.wait_seconds, timetable.left(status.elapsed))
-        steps = done.step + 1
+        steps, left = done.step + 1, timetable.left(done.step + 1, status.elapsed)
+        left = None if left is None else left + self._end
+        expected = timetable.expected(steps, status.elapsed)
+        self._progress.update(done, status, self._setup.loader.wait_seconds, left, expected)
         if timetable.logs(steps):
             self._folder.log("train", steps, epoch=steps / timetable.per_epoch, **self._progress.numbers())
 

@@ -17,7 +17,8 @@ from torch import nn
 from vitrail import world
 from vitrail.data.bands.choose import choose, layouts
 from vitrail.data.check import LONG, SMALL
-from vitrail.data.images.ops import covering, left_out
+from vitrail.data.images import whole
+from vitrail.data.images.ops import left_out
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import LabelSets
@@ -64,6 +65,8 @@ class Resolved:
     """Whether the network learns to predict several labels for an image."""
     scale: TargetScale | None = None
     """Mean and deviation of the targets, if the network learns to predict numbers."""
+    cut: str = ""
+    """A warning if the network sees too little of the images."""
 
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""
@@ -116,6 +119,10 @@ def resolve(
     check_tune(run, config)
     run = with_lora_defaults(run)
     preprocess = replace(_preprocess(run.preprocess, config.image_size, sizes, decisions), bands=bands)
+    preprocess = whole.with_fill(preprocess, config.mean)
+    each_way, cut = whole.shown(sizes, preprocess)
+    if each_way and (run.preprocess is None or preprocess.resize == "small"):
+        decisions["shown"] = each_way
     if lost := left_out(run.augment, preprocess):
         decisions["augment"] = f"without {lost}, which are made for the three bands of visible light"
     if preprocess.image_size != config.image_size:
@@ -139,7 +146,7 @@ def resolve(
     )
     several = run.supervised and isinstance(train.labels, LabelSets)
     scale = scale_of(run, start, train.labels, class_names, decisions)
-    return Resolved(run, config, preprocess, device, decisions, start, several, scale)
+    return Resolved(run, config, preprocess, device, decisions, start, several, scale, cut)
 
 
 def model_config(
@@ -332,28 +339,11 @@ def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -
 def _preprocess(
     given: Preparation | None, image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]
 ) -> Preprocess:
-    """Return how images are prepared in evaluation: as given, and by default as `_usual_preparation` says."""
+    """Return how images are prepared in evaluation: as given, and by default as `whole.chosen` says."""
     if given is None:
-        return _usual_preparation(image_size, sizes, decisions)
+        return whole.chosen(image_size, sizes, decisions)
     said = decisions if given.resize is None else {}
-    return given.completed(_usual_preparation(given.image_size or image_size, sizes, said))
-
-
-def _usual_preparation(
-    image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]
-) -> Preprocess:
-    """Return how images are prepared in evaluation: resized as a whole if they have one size, else cropped, too."""
-    (height, width), target = image_size, f"{image_size[0]} x {image_size[1]} px"
-    if len(set(sizes)) == 1:
-        tall, wide = sizes[0]
-        change = f"are resized to {target}" if sizes[0] != image_size else "keep their size"
-        shape = " (squash: their proportions change)" * (tall * width != wide * height)
-        decisions["preprocess"] = f"images of {tall} x {wide} px {change}{shape}"
-        return Preprocess(image_size, resize="squash")
-    preprocess = Preprocess(image_size)
-    side = min(covering(preprocess))
-    decisions["preprocess"] = f"images differ in size: the short side becomes {side} px, the central {target} are used"
-    return preprocess
+    return given.completed(whole.chosen(given.image_size or image_size, sizes, said))
 
 
 def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:

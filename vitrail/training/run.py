@@ -64,6 +64,10 @@ LORA = ("lora_rank", "lora_alpha", "lora_on")
 """Settings for tune lora."""
 
 
+NOMINAL = Epochs(30)
+"""Length of a run; where only a time limit ends it, the length of its schedule, which is stretched over the time."""
+
+
 @dataclass(frozen=True)
 class Model(Settings, section="vit"):
     """Changes to the named architecture. None keeps its value (see `vitrail.model.variants.ViTConfig`)."""
@@ -297,11 +301,12 @@ class Run(Settings):
     """Averaging of the weights over steps."""
     progressive: Progressive = field(default_factory=Progressive)
     """Progressive resizing of training images."""
-    duration: Length = Epochs(30)
-    """Length of the run."""
+    duration: Length | None = NOMINAL
+    """Length of the run. With a time limit and no length of yours, the run uses all of the time."""
     time_limit: Minutes | None = None
-    """Time limit of the training in minutes or with a unit (20s, 10min, 1.5h). The whole schedule is compressed to fit
-    into it (default: no limit)."""
+    """Time limit of the whole command in minutes or with a unit (20s, 10min, 1.5h): from its start to the report, the
+    evaluation of the test images included. The schedule is fitted into the time that is left for training (default: no
+    limit)."""
     batch_size: Count | None = None
     """Number of images per optimiser step over all processes (default: from the number of training images, at most
     512)."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
-from vitrail.durations import LONGEST, Duration
+from vitrail.durations import LONGEST, Duration, Percent
 from vitrail.errors import UsageError
 from vitrail.objective.base import Moment
-from vitrail.training.run import Run
+from vitrail.training.run import NOMINAL, Run
 from vitrail.words import shown
 
+LEAST_PERCENT = 0.1
+"""Smallest part of a time limit after which something is done again."""
+FEWEST = 3
+"""Number of steps from which on the length of a run with a time limit is estimated."""
 LOGGED = 2000
 """Largest number of training lines in metrics.jsonl. A plot cannot show more."""
 
@@ -19,20 +23,24 @@ class Timetable:
 
     A time limit compresses the whole schedule, warmup included: the progress of the run is the larger of steps done /
     steps planned and time spent / time allowed. Such a run ends on time, with its learning rate at the end of the
-    schedule. It depends on the speed of the machine, so a second run does not give the same bits.
+    schedule. It depends on the speed of the machine, so a second run does not give the same bits. Without a duration
+    the time limit is the length of the run, and the schedule, made for `NOMINAL`, is stretched, too.
 
-    Raises UsageError for a run without a step, and for a schedule that contradicts itself.
+    Raises UsageError for a run without a step, without an end, and for a schedule that contradicts itself.
     """
 
     def __init__(self, run: Run, per_epoch: int) -> None:
         assert run.batch_size is not None
         units = {"per_epoch": per_epoch, "batch_size": run.batch_size}
         self.run, self.per_epoch, self.batch_size = run, per_epoch, run.batch_size
-        self.total = total = run.duration.steps(**units)
+        if run.duration is None and run.time_limit is None:
+            raise UsageError("the run has no end: set duration (--epochs, --duration) or time_limit (--time-limit)")
+        length = run.duration or NOMINAL
+        self.total = total = length.steps(**units)
         if total < 1:
-            raise UsageError(f"duration is {run.duration}: a run needs at least one step")
+            raise UsageError(f"duration is {length}: a run needs at least one step")
         if total > LONGEST:
-            raise UsageError(f"duration is {run.duration}, {total:.3g} steps; a run has at most {LONGEST:.0e} steps")
+            raise UsageError(f"duration is {length}, {total:.3g} steps; a run has at most {LONGEST:.0e} steps")
 
         def steps(duration: Duration) -> int:
             return duration.steps(**units, total=total)
@@ -44,13 +52,25 @@ class Timetable:
         self.full_size = max(steps(run.progressive.until), 1)
         """Step from which images have their full size."""
         self.limit = None if run.time_limit is None else 60 * run.time_limit
-        """Seconds of training, including all evaluations but the last."""
+        """Seconds of training, including all evaluations but the last: what the time limit leaves for it. In a run it
+        is less than the time limit, and changes (`vitrail.training.ending`)."""
+        self._parts: dict[str, int] = {}
+        self.open = run.duration is None
+        """Whether only the time limit ends the run."""
         self.learning_rate(0, 0.0)  # raises UsageError for a schedule that contradicts itself
 
     def done(self, step: int, elapsed: float) -> float:
         """Return the progress of the run, 0 to 1, after `step` steps and `elapsed` seconds."""
         by_time = elapsed / self.limit if self.limit else 0.0
-        return min(max(step / self.total, by_time), 1.0)
+        by_steps = 0.0 if self.open else step / self.total
+        return min(max(by_steps, by_time), 1.0)
+
+    def expected(self, step: int, elapsed: float) -> int | None:
+        """Return the number of steps that the whole run will have, an estimate with a time limit; None at its start."""
+        if self.limit is None:
+            return self.total
+        done = self.done(step, elapsed)
+        return round(step / done) if step >= FEWEST and done > 0 else None
 
     def learning_rate(self, step: int, elapsed: float) -> float:
         """Return the learning rate of step `step`, counted from 0."""
@@ -76,25 +96,46 @@ class Timetable:
         """Return how far images have grown to their full size, 0 to 1."""
         return min(self.done(step, elapsed) * self.total / self.full_size, 1.0)
 
-    def left(self, elapsed: float) -> float | None:
-        """Return the seconds left until the time limit; None without a limit."""
-        return None if self.limit is None else max(self.limit - elapsed, 0.0)
+    def left(self, step: int, elapsed: float) -> float | None:
+        """Return the seconds of training that are left in a run with a time limit; None without a limit."""
+        if self.limit is None:
+            return None
+        by_time = max(self.limit - elapsed, 0.0)
+        return by_time if self.open else min(by_time, (self.total - step) * elapsed / max(step, 1))
 
     def over(self, step: int, elapsed: float) -> str:
-        """Return why the run is over ("all steps done", "time limit"), or "" while it is not."""
-        if step >= self.total:
+        """Return why the run is over ("all steps done", "time limit"), or "" while it is not.
+
+        A step that would end more than half of its time after the limit is not taken.
+        """
+        if step >= self.total and not self.open:
             return "all steps done"
-        return "time limit" if self.limit is not None and elapsed >= self.limit else ""
+        half = elapsed / step / 2 if step else 0.0
+        return "time limit" if self.limit is not None and elapsed + half >= self.limit else ""
 
-    def evaluates(self, step: int) -> bool:
-        """Return whether the run is evaluated after `step` steps."""
-        return step % self.evaluate_every == 0 if step else self.run.probe_head
+    def evaluates(self, step: int, elapsed: float = 0.0) -> bool:
+        """Return whether the run is evaluated after `step` steps and `elapsed` seconds. Ask once for each step.
 
-    def saves(self, step: int) -> bool:
-        """Return whether a checkpoint is saved after `step` steps."""
-        return step > 0 and step % self.checkpoint_every == 0
+        With a time limit a percentage is one of its time. A classifier that begins as a probe is evaluated first.
+        """
+        if not step:
+            return self.run.probe_head
+        return self._is_due("evaluate_every", self.evaluate_every, step, elapsed)
+
+    def saves(self, step: int, elapsed: float = 0.0) -> bool:
+        """Return whether a checkpoint is saved, like `evaluates`."""
+        return self._is_due("checkpoint_every", self.checkpoint_every, step, elapsed)
+
+    def _is_due(self, name: str, every: int, step: int, elapsed: float) -> bool:
+        asked = getattr(self.run, name)
+        if self.limit is None or not isinstance(asked, Percent):
+            return step > 0 and step % every == 0
+        parts = math.floor(100 * self.done(step, elapsed) / max(asked.value, LEAST_PERCENT))
+        before = self._parts.setdefault(name, parts)
+        self._parts[name] = max(parts, before)  # the limit changes a little, and with it the share that is done
+        return parts > before
 
     def logs(self, step: int) -> bool:
         """Return whether metrics.jsonl gets a line after `step` steps."""
         every = -(-self.total // LOGGED)
-        return step % every == 0 or step == self.total or self.evaluates(step)
+        return step % every == 0 or step == self.total or step % self.evaluate_every == 0

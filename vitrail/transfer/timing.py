@@ -7,6 +7,7 @@ times of evaluations, of checkpoints, before the first step and after the last s
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import statistics
@@ -26,20 +27,24 @@ from vitrail.costs.measure import now
 from vitrail.data.item import View
 from vitrail.data.loading.loader import Batch
 from vitrail.data.sources.open import Splits
-from vitrail.device import fast_float32
+from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.inspection.pictures import evenly_spaced
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
 from vitrail.training.batches import endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
+from vitrail.training.ending import PICTURED, ending_of
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.progressive import Sizes
+from vitrail.training.processes.thread_count import ENOUGH
 from vitrail.training.run import Optim, Run
 from vitrail.training.setup import set_up
 from vitrail.training.step import backward, seed_step
 from vitrail.training.timetable import Timetable
+from vitrail.words import time_span
 
+log = logging.getLogger("vitrail")
 STEPS = 10
 """Number of timed steps."""
 GROWTHS = (0.0, 0.5, 1.0)
@@ -57,8 +62,6 @@ TRAIN = 5.8
 the report. Measured on two EPYC cores. It differs on other machines, but matters little in a run of minutes."""
 PROBE = 2.4
 """Seconds that every `vitrail probe` takes, apart from its features and its own arithmetic."""
-PICTURED = 24
-"""Number of images in the report whose attention is drawn."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def training_seconds(
     """Return the times of a resolved `run`; validation and test are numbers of images.
 
     Each evaluation is assumed to find a better model, which is then written. Early stopping is not predicted. A time
-    limit shortens the schedule; after it come one more evaluation and one more checkpoint.
+    limit shortens or lengthens the training, so that the whole run ends with it.
     """
     assert run.batch_size is not None
     steps = plan.total * (run.batch_size * _mean(speeds.images, run, config, plan) + speeds.update)
@@ -136,10 +139,10 @@ def training_seconds(
     saved = checkpoints(plan) * speeds.checkpoint
     end = speeds.ready + test * speeds.answer if test else 0.0
     end += min(validation, PICTURED) * speeds.images[-1]
-    share = 1.0
-    if plan.limit is not None and steps + evaluated + saved > plan.limit:
-        share = plan.limit / (steps + evaluated + saved)
+    share, work = 1.0, steps + evaluated + saved
+    if plan.limit is not None and (plan.open or TRAIN + speeds.start + work + end > plan.limit):
         end += evaluation + speeds.checkpoint
+        share = max(plan.limit - TRAIN - speeds.start - end, 0.0) / work
     return Times(TRAIN + speeds.start, share * steps, share * evaluated, share * saved, end, share)
 
 
@@ -155,15 +158,36 @@ def _mean(values: Sequence[float], run: Run, config: ViTConfig | ResNetConfig, p
     return float(np.mean(np.interp([flops[sizes.size(growth)] for growth in done], work, list(values))))
 
 
-def images_per_second(run: Run, splits: Splits, seconds: float) -> float:
-    """Return the speed of the training of `run` in images per second, loading included, measured for about `seconds`.
+def seen_in_time(run: Run, splits: Splits, seconds: float) -> int:
+    """Return the number of images that the training of `run` sees in its time limit, at least 1.
 
-    Images of progressive resizing have their full size. Raises the errors of `Rehearsal`.
+    Its speed is measured for about `seconds`, loading included, with all threads and with one, because one is faster
+    where other programs keep the cores busy. Images of progressive resizing have their full size. Raises the errors of
+    `Rehearsal`.
     """
+    assert run.time_limit is not None
+    began = time.monotonic() - command_seconds()
     rehearsal = Rehearsal(run, splits)
-    batch = rehearsal.setup.run.batch_size or 1
-    image, update = rehearsal.full_size(seconds)
-    return batch / max(batch * image + update, 1e-9)
+    setup, most = rehearsal.setup, torch.get_num_threads()
+    counts = [most] if most == 1 or setup.resolved.device.type != "cpu" else [1, most]
+    each: dict[int, float] = {}
+    try:
+        for threads in counts:
+            torch.set_num_threads(threads)
+            if each and core_share() < ENOUGH:
+                break
+            each[threads] = rehearsal.image_seconds(seconds / len(counts))
+    finally:
+        torch.set_num_threads(most)
+    image = min(each.values())
+    end = ending_of(setup, reported=True).seconds(image)
+    left = max(60 * run.time_limit - (time.monotonic() - began) - rehearsal.start - end, 0.0)
+    speeds = ", ".join(f"{1 / value:.3g} images/s with {count} of {most} threads" for count, value in each.items())
+    slower = "" if len(each) == len(counts) else ", and several are not tried: others keep the cores busy"
+    log.info(
+        f"measured: {speeds}{slower}; of {time_span(60 * run.time_limit)} about {time_span(left)} are left for training"
+    )
+    return max(int(left / image), 1)
 
 
 class Rehearsal:
@@ -201,9 +225,10 @@ class Rehearsal:
         return Speeds(tuple(image for image, _ in timed), timed[-1][1], answer, ready, saved, model, self.start)
 
     @fast_float32()
-    def full_size(self, seconds: float) -> tuple[float, float]:
-        """Return the seconds per image and per update of steps with images of full size, timed for `seconds`."""
-        return self._steps(GROWTHS[-1], seconds)
+    def image_seconds(self, seconds: float) -> float:
+        """Return the seconds per image of full size, with its share of an update, timed for about `seconds`."""
+        image, update = self._steps(GROWTHS[-1], seconds)
+        return max(image + update / (self.setup.run.batch_size or 1), 1e-9)
 
     def memory(self) -> int:
         """Return the peak bytes of a step: weights, gradients, moments and activations."""

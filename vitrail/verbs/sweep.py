@@ -196,7 +196,7 @@ def _trials(
     else:
         assert run.weights is not None
         run = given.applied_to(finetune_run(named("finetune"), run.weights, split.images))
-        log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration)
+        log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration or "up to the time limit")
     grid, others = _tried(given, run, lr, vary, split.images)
     return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev), out, split)
 

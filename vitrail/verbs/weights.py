@@ -200,7 +200,7 @@ def show(result: Converted | Info | Verification | Pushed) -> Any:
 def _facts(info: Info) -> list[str]:
     card = info.card
     how = card.preprocess
-    crop = f"short side, then the central {how.crop:.4g}" if how.resize == "small" else "squash"
+    crop = f"short side, then the central {how.crop:.4g}" if how.resize == "small" else how.resize
     names = ", ".join(card.class_names[:SHOWN]) or "no names"
     more = f" and {len(card.class_names) - SHOWN} more" if len(card.class_names) > SHOWN else ""
     facts = {

@@ -127,3 +127,9 @@ def test_what_is_written_does_the_same_there(tmp_path: Path, preprocess: Preproc
     expected = kind(**values)(picture(), return_tensors="np")["pixel_values"][0]
     found = ours(picture(), preprocess, config.mean, config.std)
     assert np.abs(found - expected).max() < 4 / 255 / 0.3
+
+
+def test_padding_is_not_written_as_something_else() -> None:
+    config = ViTConfig(width=32, depth=1, heads=2, patch=8, image_size=(32, 32))
+    with pytest.raises(WeightsError, match="transformers cannot pad"):
+        write_processor(Preprocess((32, 32), "pad"), config)

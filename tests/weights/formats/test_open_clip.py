@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ def test_a_folder_computes_what_open_clip_does_and_goes_back(
     again = load(tmp_path / "ours")
     assert again.config == model.config and again.card.preprocess == model.card.preprocess
     assert torch.equal(again(images()), model(images()))
+    padded = Preprocess((32, 32), "pad", interpolation="bicubic", fill=(7, 7, 7))
+    model.card = replace(model.card, preprocess=padded)
+    save(model, tmp_path / "padded", format="open_clip")
+    assert load(tmp_path / "padded").card.preprocess == padded
     texts = json.loads((tmp_path / "ours" / "open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
     assert texts == TEXTS
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 from timm_peers import PLAIN, TINY, assert_equal, bit, hub, images, peer, randomised, rebuilt
 
+from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
@@ -95,8 +96,10 @@ def test_names_that_do_not_fit_are_left_out_and_reported() -> None:
     ("entries", "expected", "note"),
     [
         (dict(crop_mode="squash", crop_pct=1.0), dict(resize="squash"), ""),
-        (dict(crop_mode="squash"), dict(resize="squash"), "squashed"),
-        (dict(crop_mode="border"), dict(crop=0.95), "crop_mode 'border'"),
+        (dict(crop_mode="squash"), dict(resize="squash"), "the whole image is shown"),
+        (dict(crop_mode="border", crop_pct=1.0), dict(resize="pad", fill=(26, 51, 76)), ""),
+        (dict(crop_mode="border"), dict(resize="pad", fill=(26, 51, 76)), "the whole image is shown"),
+        (dict(crop_mode="tiles"), dict(crop=0.95), "crop_mode 'tiles'"),
         (dict(interpolation="lanczos"), dict(crop=0.95, interpolation="bicubic"), "'lanczos'"),
         (dict(crop_pct=None, interpolation=None), dict(crop=0.875, interpolation="bicubic"), ""),
     ],
@@ -126,6 +129,13 @@ def test_what_is_written_is_what_timm_resolves(tmp_path: Path) -> None:
     transform = create_transform(**resolve_data_config(model=rebuilt(tmp_path / "b")))
     assert transform.transforms[0].size == (32, 32)  # both sides: the aspect ratio is not kept
     assert load(tmp_path / "b").card.preprocess == squash
+    pad = Preprocess((32, 32), resize="pad", interpolation="bicubic", fill=(26, 51, 76))
+    FORMAT.write(build(config), Card(config, preprocess=pad), tmp_path / "c")
+    data = resolve_data_config(model=rebuilt(tmp_path / "c"))
+    picture = np.random.default_rng(0).integers(0, 256, (37, 53, 3), np.uint8)
+    seen = create_transform(**data, normalize=False)(Image.fromarray(picture)).permute(1, 2, 0)
+    assert abs(np.asarray(seen).astype(int) - eval_transform(pad)(picture, None)).max() <= 2
+    assert load(tmp_path / "c").card.preprocess == pad
 
 
 def test_an_image_size_that_is_no_whole_number_of_patches(tmp_path: Path) -> None:

@@ -13,10 +13,8 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitrail.data.images.geometry import Op, random_rectangles
+from vitrail.data.settings import GREY
 from vitrail.errors import UsageError
-
-FILL = (128, 128, 128)
-"""Colour of the area outside a bent or moved picture: the middle of the range."""
 
 USUAL_MAGNITUDE = 10.0
 """Magnitude that is level 1 of an operation."""
@@ -37,7 +35,7 @@ def _rotate(image: Image.Image, level: float) -> Image.Image:
 
 
 def _fill(image: Image.Image) -> tuple[int, ...] | int:
-    return FILL if image.mode == "RGB" else 0  # a normalised band has the mean 0
+    return GREY if image.mode == "RGB" else 0  # a normalised band has the mean 0
 
 
 def _solarize_add(image: Image.Image, level: float) -> Image.Image:

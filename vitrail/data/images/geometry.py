@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.settings import GREY, Colour
 from vitrail.errors import UsageError
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -22,6 +23,9 @@ MAX_ASPECT = 8
 """Largest aspect ratio of a picture that is resized by its short side. A longer picture is cut to its middle first,
 because a strip of 5000 x 1 would become 1,280,000 x 256."""
 
+
+DISTORTION = (3 / 4, 4 / 3)
+"""Width over height of a random part of a picture, as a multiple of the usual one (paper, B.1)."""
 
 WIDEST = 2**25
 """Largest number of pixels between the two directions of a resize, 100 MB."""
@@ -162,6 +166,45 @@ class ResizeSmall(ToSize):
         return max(round(height * scale), self.size[0]), max(round(width * scale), self.size[1])
 
 
+def fitted(height: int, width: int, size: Size) -> Size:
+    """Return the (height, width) of the largest picture of this aspect ratio that fits into `size`."""
+    scale = min(size[0] / height, size[1] / width)
+    return max(round(height * scale), 1), max(round(width * scale), 1)
+
+
+def margins(inner: Size, size: Size) -> Size:
+    """Return (top, left) of a picture in the middle of one of `size`, rounded down as timm and OpenCLIP do."""
+    return (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+
+
+def filled_up(image: np.ndarray, size: Size, fill: Colour) -> np.ndarray:
+    """Return an image in the middle of one of `size`. The rest has the colour `fill`; in other bands than RGB, 0."""
+    if image.shape[:2] == size:
+        return image
+    canvas = np.zeros((*size, image.shape[2]), image.dtype)
+    if image.dtype == np.uint8:
+        canvas[:] = fill
+    top, left = margins((image.shape[0], image.shape[1]), size)
+    canvas[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return canvas
+
+
+@dataclass(frozen=True)
+class Letterbox(ToSize):
+    """Resize to the largest picture of the same aspect ratio that fits into `size` (height, width), and fill the rest.
+
+    The picture is in the middle. In bands other than RGB the rest is 0, the mean of the training images.
+    """
+
+    interpolation: Interpolation = "bilinear"
+    fill: Colour = GREY
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        inner = fitted(*image.shape[:2], self.size)
+        return filled_up(resize(image, *inner, self.interpolation), self.size, self.fill)
+
+
 @dataclass(frozen=True)
 class CentralCrop(ToSize):
     """Cut `size` (height, width) from the middle. Raises UsageError for a smaller image."""
@@ -224,33 +267,62 @@ class InceptionCrop(Op):
     The part's share of the area is uniform in `scale`, its width over height is log-uniform in `ratio`, and its place
     is uniform (Szegedy et al. 2015, "Going deeper with convolutions", section 6). If none of ten draws fits into the
     picture, the part is the largest central one of a valid shape.
+
+    Without a `ratio`, width over height is that of `size`, or that of the picture if evaluation shows the `whole` of
+    it, times 3/4 to 4/3. So objects have the proportions in training that they have in evaluation.
     """
 
     size: Size
     scale: tuple[float, float] = (0.05, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: tuple[float, float] | None = None
     interpolation: Interpolation = "bilinear"
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UsageError(f"the crop's scale is {self.scale}; it must be (low, high) with 0 < low <= high <= 1")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if self.ratio is not None and not 0 < self.ratio[0] <= self.ratio[1]:
             raise UsageError(f"the crop's ratio is {self.ratio}; it must be (low, high) with 0 < low <= high")
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of the part of a `height` x `width` picture, in pixels."""
-        for w, h, down, right in random_rectangles(height * width, self.scale, self.ratio, rng):
+        usual = width / height if self.whole else self.size[1] / self.size[0]
+        low, high = self.ratio or (usual * DISTORTION[0], usual * DISTORTION[1])
+        for w, h, down, right in random_rectangles(height * width, self.scale, (low, high), rng):
             h, w = max(1, h), max(1, w)
             if h <= height and w <= width:
                 return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
-        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        ratio = min(max(width / height, low), high)
         h, w = min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))
         return (height - h) // 2, (width - w) // 2, h, w
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         top, left, height, width = self.box(image.shape[0], image.shape[1], rng)
-        return resize(image[top : top + height, left : left + width], *self.size, self.interpolation)
+        return resize(image[top : top + height, left : left + width], *self.inner(image), self.interpolation)
+
+    def inner(self, image: np.ndarray) -> Size:
+        """Return the (height, width) that the part gets."""
+        return self.size
+
+
+@dataclass(frozen=True)
+class LetterboxedCrop(InceptionCrop):
+    """`InceptionCrop` in the place that the whole picture has in evaluation (`Letterbox`); the rest is filled.
+
+    So the network sees the same margins in training as in evaluation.
+    """
+
+    whole: bool = True
+    fill: Colour = GREY
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        return filled_up(super().__call__(image, rng), self.size, self.fill)
+
+    def inner(self, image: np.ndarray) -> Size:
+        """See InceptionCrop."""
+        return fitted(*image.shape[:2], self.size)
 
 
 @dataclass(frozen=True)

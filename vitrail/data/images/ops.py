@@ -20,14 +20,17 @@ from vitrail.data.images.geometry import (
     Compose,
     Flip,
     InceptionCrop,
+    Letterbox,
+    LetterboxedCrop,
     Op,
     PadShift,
     RandomCrop,
     ResizeSmall,
     Size,
     Squash,
+    ToSize,
 )
-from vitrail.data.settings import Augment, Preprocess
+from vitrail.data.settings import GREY, Augment, Preprocess
 from vitrail.errors import UsageError
 from vitrail.words import shown
 
@@ -99,26 +102,38 @@ def left_out(augment: Augment, preprocess: Preprocess) -> str:
 def eval_transform(preprocess: Preprocess) -> Op:
     """Return the transform of images in evaluation; its result has exactly the size `preprocess.image_size`.
 
-    "squash" resizes to this size. "small" resizes to the smallest picture that covers image_size / crop and cuts out
-    its middle: 224 with crop 0.875 makes the short side 256.
+    "squash" resizes to this size, and "pad" to the largest picture of the same aspect ratio that fits into it, and
+    fills the rest. "small" resizes to the smallest picture that covers image_size / crop and cuts out its middle: 224
+    with crop 0.875 makes the short side 256.
     """
     size = preprocess.image_size
     pixels = pixels_of(preprocess.bands)
-    if preprocess.resize == "squash":
-        squash = Squash(size, preprocess.interpolation)
-        return squash if preprocess.bands is None else Compose((squash,), pixels)
+    if preprocess.resize != "small":
+        whole = _whole(preprocess, size)
+        return whole if preprocess.bands is None else Compose((whole,), pixels)
     return Compose((ResizeSmall(covering(preprocess), preprocess.interpolation), CentralCrop(size)), pixels)
+
+
+def _whole(preprocess: Preprocess, size: Size) -> ToSize:
+    """Return the resize to `size` that cuts nothing off."""
+    if preprocess.resize == "squash":
+        return Squash(size, preprocess.interpolation)
+    return Letterbox(size, preprocess.interpolation, preprocess.fill or GREY)
 
 
 def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
     """Return the operations that bring a training image to its size."""
-    size = preprocess.image_size
+    size, interpolation, resize = preprocess.image_size, preprocess.interpolation, preprocess.resize
     as_evaluated = eval_transform(preprocess)
     if augment.crop == "inception":
-        return [InceptionCrop(size, augment.scale, augment.ratio, preprocess.interpolation)]
+        part = (size, augment.scale, augment.ratio, interpolation)
+        if resize == "pad":
+            return [LetterboxedCrop(*part, fill=preprocess.fill or GREY)]
+        return [InceptionCrop(*part, whole=resize == "squash")]
     if augment.crop == "random":
-        resize = Squash if preprocess.resize == "squash" else ResizeSmall
-        return [resize(covering(preprocess), preprocess.interpolation), RandomCrop(size)]
+        larger = covering(preprocess)
+        small = resize == "small"
+        return [ResizeSmall(larger, interpolation) if small else _whole(preprocess, larger), RandomCrop(size)]
     if augment.crop == "pad":
         return [as_evaluated, PadShift(augment.pad)]
     return [as_evaluated]

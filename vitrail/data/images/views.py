@@ -62,10 +62,11 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
     """
     if kind == "flip":
         return Mirrored(shown)
-    if preprocess.resize == "squash" or preprocess.crop == 1:
-        whole = "images are resized to its size" if preprocess.resize == "squash" else "its crop is 1"
+    if preprocess.resize != "small" or preprocess.crop == 1:
+        whole = {"squash": "images are resized to its size", "pad": "images are padded to its size"}
+        why = whole.get(preprocess.resize, "its crop is 1")
         raise UsageError(
-            f"--tta crops cuts ten views out of the image, but this network sees the whole image ({whole}). "
+            f"--tta crops cuts ten views out of the image, but this network sees the whole image ({why}). "
             "Use --tta flip"
         )
     small = ResizeSmall(covering(preprocess), preprocess.interpolation)

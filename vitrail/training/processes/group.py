@@ -144,6 +144,7 @@ def environment(rank: int, processes: int, port: int) -> dict[str, str]:
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // processes))}
+    threads[BEGAN] = str(time.time() - command_seconds())
     return {**threads, **os.environ, **{name: str(value) for name, value in ranks.items()}, **address}
 
 

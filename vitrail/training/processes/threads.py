@@ -136,7 +136,7 @@ class Threaded(SingleProcess):
     """A single process with `threads` threads, each with a copy of the objective that shares its weights.
 
     Steps with less than `LEAST_WORK` for each thread, such as those with small images at the start of progressive
-    sizes, are computed without them.
+    sizes, are computed without them, and so are all steps while this process shall have one thread (`ThreadCount`).
 
     The copies have gradients of their own, which are added in the order of the threads: two runs give the same bits.
     So are the running statistics of BatchNorm, in the order of the micro-batches.
@@ -146,15 +146,15 @@ class Threaded(SingleProcess):
     def __init__(self, objective: Objective, threads: int) -> None:
         super().__init__(objective)
         self.threads = threads
-        cores = torch.get_num_threads()
-        share = max(1, cores // threads)
+        self._cores = torch.get_num_threads()
+        share = max(1, self._cores // threads)
         self._pool = ThreadPoolExecutor(threads, "micro-batch", initializer=torch.set_num_threads, initargs=(share,))
         self._copies: list[Objective] = []
 
     def at_once(self, batch: Prepared, parts: int) -> int:
         """See `Parallel`."""
         most = _most(self.objective, len(batch) / parts, batch.images.shape[-2:])
-        return self.threads if most >= self.threads else 1
+        return self.threads if most >= self.threads and torch.get_num_threads() >= self._cores else 1
 
     def backward(
         self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]], divisor: int

@@ -255,15 +255,19 @@ class Validation:
                 found = confidence if model.card.provenance.get("step") == best else None
                 replace_card(place, replace(model.card.with_confidence(found), reference=reference(model)))
 
+    def tests(self, splits: Splits) -> bool:
+        """Return whether there are test images to evaluate at the end."""
+        if isinstance(self.objective, SelfSupervised) or splits.test is None:
+            return False
+        return role_of(str(splits.held_out.get("validation"))) != "test"
+
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """Return the best model's numbers on the test images.
 
         None without labels, without test images, if the test images already served as validation images, or if the
         best model could not be written.
         """
-        if isinstance(self.objective, SelfSupervised):
-            return None
-        if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
+        if splits.test is None or not self.tests(splits):
             return None
         if world.any_(BEST in folder.lost):
             return None

@@ -6,7 +6,7 @@ fields of that class are flags, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -21,7 +21,7 @@ from tyro.constructors import PrimitiveConstructorSpec, StructFieldSpec
 
 from vitrail.config import CLASS, arms, doors_of, sections_of
 from vitrail.data.settings import Data
-from vitrail.durations import in_minutes, parse_minutes
+from vitrail.durations import Duration, in_minutes, parse_duration, parse_minutes
 from vitrail.errors import UsageError
 from vitrail.import_path import import_path, is_own
 from vitrail.ranges import limits, ranged_types
@@ -164,25 +164,30 @@ def flag_type(hint: Any, default: Any, *markers: Any, ranges: Any = None, null: 
         shown = f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
     valid = ", or ".join(dict.fromkeys(limit.words() for limit in limits(ranges)))
     shown = " ".join(part for part in (valid and f"({valid})", shown) if part)
-    typed = _time_or_null(hint) if in_minutes(ranges) else _from_words(hint, null)
+    if in_minutes(ranges):
+        typed = _read_or_null(hint, parse_minutes, int | float, "TIME")
+    elif arms(hint) == (Duration, NoneType):
+        typed = _read_or_null(hint, parse_duration, Duration, "DURATION")
+    else:
+        typed = _from_words(hint, null)
     return Annotated[(typed, arg(help_behavior_hint=shown, **more), *markers)]
 
 
-def _time_or_null(hint: Any) -> Any:
-    """Return a type of minutes, or minutes and None, that tyro reads from words: "10", "20s", "1.5 h", "null"."""
+def _read_or_null(hint: Any, parse: Callable[[str], Any], kind: Any, name: str) -> Any:
+    """Return a type that tyro reads from words by `parse`, such as "20s" and "30 epochs", and None if it allows it."""
     nulls = ("null", "None", "none") if NoneType in arms(hint) else ()
 
-    def read(words: list[str]) -> float | None:
+    def read(words: list[str]) -> Any:
         try:
-            return None if words[0] in nulls else parse_minutes(words[0])
+            return None if words[0] in nulls else parse(words[0])
         except UsageError as error:
             raise ValueError(str(error)) from None  # tyro reports it with the flag's name
 
     spec = PrimitiveConstructorSpec[Any](
         nargs=1,
-        metavar="TIME|null" if nulls else "TIME",
+        metavar=f"{name}|null" if nulls else name,
         instance_from_str=read,
-        is_instance=lambda value: isinstance(value, int | float) or (bool(nulls) and value is None),
+        is_instance=lambda value: isinstance(value, kind) or (bool(nulls) and value is None),
         str_from_instance=lambda value: ["null" if value is None else str(value)],
     )
     return Annotated[hint, spec]

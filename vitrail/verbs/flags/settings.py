@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,14 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.config import dotted, from_yaml, lines_of, merge, plain
-from vitrail.durations import LONGEST, Epochs, Steps
+from vitrail.durations import LONGEST, Epochs, Percent, Steps
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
 from vitrail.model.variants import ResNetConfig, variant
 from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized, whole_patches
 from vitrail.recipes.by_network import warn_of_rate
-from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, WEIGHTS, Decided, FineTuning, Pretrained, decide
+from vitrail.recipes.finetune_by_data import (
+    ENLARGED_COST,
+    FINETUNE_BY_DATA,
+    WEIGHTS,
+    Decided,
+    FineTuning,
+    Pretrained,
+    decide,
+)
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
 
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
     from vitrail.data.item import DataSet
     from vitrail.data.settings import Data
     from vitrail.data.sources.open import Splits
+
+log = logging.getLogger("vitrail")
 
 LATEST = "latest"
 """The value of `--resume` without a folder."""
@@ -130,7 +141,8 @@ class RunArguments:
         """Return `base` with the values of the configuration files and then of the flags. Raises UsageError.
 
         Settings of a recipe that belong to another network or optimiser than the one asked for fall away, and `notes`
-        say so. recorded: `base` is a run to resume, whose settings belong to no recipe.
+        say so. With a time limit, this is the length of the run, unless the user gives one. recorded: `base` is a run
+        to resume, whose settings belong to no recipe.
         """
         run = base
         for file in self.files:
@@ -140,6 +152,8 @@ class RunArguments:
         run = merge(run, self.settings, imports=True)
         if self.epochs is not None:
             run = replace(run, duration=Epochs(self.epochs))
+        if run.time_limit is not None and not recorded and "duration" not in self.asked:
+            run = _without_length(run, base)
         if self.lr is not None:
             run = merge(run, {"optim": {"lr": self.lr}})
         if self.weights is not None:
@@ -229,6 +243,15 @@ class RunArguments:
         return replace(run, preprocess=replace(run.preprocess, image_size=(run.image_size, run.image_size)))
 
 
+def _without_length(run: Run, base: Run) -> Run:
+    """Return `run` without a duration. The warmup of `base` keeps its share of the length that it was made for."""
+    warmup, length = run.schedule.warmup, base.duration
+    if length is None or type(warmup) is not type(length) or run.schedule != base.schedule:
+        return replace(run, duration=None)
+    share = Percent(min(100 * warmup.value / length.value, 100.0))
+    return replace(run, duration=None, schedule=replace(run.schedule, warmup=share))
+
+
 def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Run:
     """Return the run whose values are the defaults of a verb's flags: a recipe, then configuration files."""
     name = recipes[-1] if recipes else RECIPE_OF.get(verb)
@@ -254,7 +277,11 @@ def training_run(given: RunArguments) -> tuple[Run, str]:
     if (seen := _in_time(run, given.data.of(run))) is not None:
         sized_here = {"image_size"} if "preprocess.image_size" in given.asked else set()
         run, changes = in_time(run, facts.images, seen, given.asked.keys() | sized_here)
-    return run, "\n".join([given.in_words(why), *(f"  {change}" for change in changes)])
+    for change in changes:
+        if change.startswith("image_size"):  # it can cost much accuracy, so --quiet does not hide it
+            log.warning("warning: %s", change)
+    rest = [change for change in changes if not change.startswith("image_size")]
+    return run, "\n".join([given.in_words(why), *(f"  {change}" for change in rest)])
 
 
 def finetuning_run(given: RunArguments) -> tuple[Run, str]:
@@ -278,8 +305,12 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
     about = f"{facts.images:,} images of {task.classes} {kind}, of about {facts.side} pixels"
+    length = []
+    if run.duration is None and timed is not None:
+        passes = timed / facts.images / (ENLARGED_COST if run.image_size == decided.run.image_size is not None else 1)
+        length = [f"  duration: that of the time limit, about {passes:.2g} passes over the images"]
     why = given.in_words(f"recipe {FINETUNE_BY_DATA.name} for {about}")
-    return run, "\n".join([why, *_reasons(decided, run)])
+    return run, "\n".join([why, *length, *_reasons(decided, run)])
 
 
 def _reasons(decided: Decided, run: Run) -> list[str]:
@@ -302,7 +333,7 @@ def _network(run: Run) -> Pretrained:
 
 def _given_length(run: Run, images: int) -> int | None:
     """Return the number of images in the length that the user gave; None if there is none, or steps without a batch."""
-    if run.duration == UNSET or (isinstance(run.duration, Steps) and run.batch_size is None):
+    if run.duration in (UNSET, None) or (isinstance(run.duration, Steps) and run.batch_size is None):
         return None
     batch = run.batch_size or 1
     return max(run.duration.steps(per_epoch=images / batch, batch_size=batch) * batch, 1)
@@ -316,10 +347,9 @@ def _in_time(run: Run, splits: Splits) -> int | None:
     """
     if run.time_limit is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return None
-    from vitrail.transfer.timing import images_per_second
+    from vitrail.transfer.timing import seen_in_time
 
-    speed = images_per_second(replace(run, duration=Epochs(1)), splits, MEASURED)
-    return max(int(60 * run.time_limit * speed), 1)
+    return seen_in_time(replace(run, duration=Epochs(1)), splits, MEASURED)
 
 
 def require_images(given: RunArguments) -> None:

@@ -137,7 +137,7 @@ class Embedder:
 
         self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess
-        if whole:
+        if whole and preprocess.resize == "small":
             preprocess = replace(preprocess, resize="squash")
         self.size: tuple[int, int] = preprocess.image_size
         self.transform = FewShotImages(self.size) if prepare == "protocol" else eval_transform(preprocess)

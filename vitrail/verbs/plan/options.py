@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -136,11 +135,8 @@ def _training_option(
     rate = timetable.total * (run.batch_size or 1) / max(times.steps, 1e-9)
     command = request.command(*words)
     if request.limit is not None and times.total > request.limit:
-        least = seconds(Timetable(replace(run, time_limit=1 / 60), timetable.per_epoch))
-        limit = math.floor(100 * (request.limit - (least.total - 1.0)) / 60) / 100  # minutes, rounded to read well
-        if limit > 0:  # a shorter limit would not help
-            command += f" --time-limit {limit:g}"
-            times = seconds(Timetable(replace(run, time_limit=limit), timetable.per_epoch))
+        command += f" --time-limit {request.limit / 60:.3g}"
+        times = seconds(Timetable(replace(run, time_limit=request.limit / 60), timetable.per_epoch))
     steps = max(round(timetable.total * times.share), 1)
     return Option(
         name=name,
@@ -159,7 +155,7 @@ def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
     """Return a line about the steps, the input and the trained part of the network."""
     setup = rehearsal.setup
     run, timetable = setup.run, setup.timetable
-    of = "" if share == 1 else f" of {timetable.total:,} ({share:.0%})"
+    of = "" if share == 1 or timetable.open else f" of {timetable.total:,} ({share:.0%})"
     pieces = "" if run.accumulate == 1 else f", {rehearsal.micro} at once"
     size = " x ".join(str(side) for side in setup.resolved.config.image_size)
     parameters = list(setup.objective.parameters())

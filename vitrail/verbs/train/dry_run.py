@@ -56,7 +56,8 @@ def check(
             "model": f"{setup.run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
             **setup.resolved.decisions,
             "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
-            "length": f"{plan.total:,} steps of {setup.run.batch_size} images, {plan.per_epoch:,} to an epoch",
+            "length": f"{'as many' if plan.open else f'{plan.total:,}'} steps of {setup.run.batch_size} images, "
+            f"{plan.per_epoch:,} to an epoch{', as fit into the time limit' * plan.open}",
         }
         loss, images, seconds = _step(setup)
     checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
@@ -115,7 +116,8 @@ def _cost(run: Run, resolved: Resolved, plan: Timetable, rate: float, objective:
 
     reached = each() * rate
     flops = _flops(run, resolved, plan, each)
-    share = 1.0 if plan.limit is None else min(plan.limit * world.size() * reached / flops, 1.0)
+    share = 1.0 if plan.limit is None else plan.limit * world.size() * reached / flops
+    share = share if plan.open else min(share, 1.0)
     return estimate(
         run.network if run.weights is None else run.weights,
         resolved.config,

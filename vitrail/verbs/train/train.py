@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vitrail.config import to_yaml
+from vitrail.device import command_seconds
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
@@ -89,6 +91,7 @@ def train(
         dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
         settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
+    began = time.monotonic() - command_seconds()
     given = RunArguments(path, recipe, config, epochs, lr, settings.pop("weights", None), settings)
     run, folder = _decided(given, training_run, resume)
     if print_config or dry_run:
@@ -99,7 +102,7 @@ def train(
     if nproc is not None:
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=given.origins)
     with joined(run.timeout):
-        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins)
+        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins, began=began)
 
 
 @checked
@@ -177,6 +180,7 @@ def finetune(
         dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
         settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
+    began = time.monotonic() - command_seconds()
     given = RunArguments(path, recipe, config, epochs, lr, weights, settings)
     run, folder = _decided(given, finetuning_run, resume)
     if print_config or dry_run:
@@ -187,7 +191,7 @@ def finetune(
     if nproc is not None:
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=given.origins)
     with joined(run.timeout):
-        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins)
+        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins, began=began)
 
 
 def _decided(

@@ -73,7 +73,12 @@ def _read(values: Mapping[str, Any], image_size: tuple[int, int], where: str) ->
 
 
 def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]:
-    """Return the preprocessor_config.json of a preprocessing."""
+    """Return the preprocessor_config.json of a preprocessing. Raises WeightsError if transformers has no such one."""
+    if preprocess.resize == "pad":
+        raise WeightsError(
+            "transformers cannot pad images to the network's input (preprocess.resize pad). Write the weights in the "
+            "format of vitrail, timm or open_clip"
+        )
     height, width = preprocess.image_size
     values: dict[str, Any] = dict(
         image_processor_type="ViTImageProcessor",

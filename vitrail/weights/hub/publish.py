@@ -149,6 +149,8 @@ def _without_home(value: Any) -> Any:
 def _preprocessing(card: Card) -> str:
     height, width = card.preprocess.image_size
     how = "Resize to exactly this size"
+    if card.preprocess.resize == "pad":
+        how = "Resize to the largest picture of the same aspect ratio that fits into this size; fill the rest with mean"
     if card.preprocess.resize == "small":
         how = f"Resize the short side, then take the central {card.preprocess.crop:.4g} of it"
     return _table(

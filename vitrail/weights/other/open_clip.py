@@ -241,6 +241,9 @@ def _preprocess(archive: Archive, image_size: tuple[int, int], notes: list[str])
         notes.append(f"bicubic resizing instead of {shown(named)}")
     if mode == "squash":
         return Preprocess(image_size, "squash", interpolation=interpolation)
+    if mode == "longest":
+        fill = int(number_in({"fill_color": values.get("fill_color") or 0}, "fill_color", str(archive.path)))
+        return Preprocess(image_size, "pad", interpolation=interpolation, fill=(fill, fill, fill))
     if mode != "shortest":
         notes.append(f"the centre of the image instead of resize_mode {shown(mode)}")
     return Preprocess(image_size, "small", 1.0, interpolation)
@@ -322,5 +325,6 @@ def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
         mean=list(config.mean),
         std=list(config.std),
         interpolation=card.preprocess.interpolation,
-        resize_mode="squash" if card.preprocess.resize == "squash" else "shortest",
+        resize_mode={"squash": "squash", "pad": "longest", "small": "shortest"}[card.preprocess.resize],
+        fill_color=round(sum(card.preprocess.fill or (0,)) / 3),  # one number for all colours
     )

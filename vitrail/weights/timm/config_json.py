@@ -86,7 +86,6 @@ def bit_json(config: ResNetConfig, card: Card) -> dict[str, Any]:
 
 def _json(config: ViTConfig | ResNetConfig, card: Card, features: int, pool: str) -> dict[str, Any]:
     """Return the entries of config.json that a ViT and a ResNet have in common."""
-    squash = card.preprocess.resize == "squash"
     values: dict[str, Any] = dict(num_classes=config.classes, num_features=features, global_pool=pool)
     if card.class_names:
         values["label_names"] = list(card.class_names)
@@ -95,8 +94,8 @@ def _json(config: ViTConfig | ResNetConfig, card: Card, features: int, pool: str
         input_size=[config.channels, *config.image_size],
         fixed_input_size=False,
         interpolation=card.preprocess.interpolation,
-        crop_pct=1.0 if squash else card.preprocess.crop,
-        crop_mode="squash" if squash else "center",
+        crop_pct=card.preprocess.crop if card.preprocess.resize == "small" else 1.0,
+        crop_mode={"squash": "squash", "pad": "border", "small": "center"}[card.preprocess.resize],
         mean=list(config.mean),
         std=list(config.std),
         num_classes=config.classes,

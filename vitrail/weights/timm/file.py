@@ -138,10 +138,13 @@ def preprocessing(file: TimmFile, image_size: tuple[int, int]) -> Preprocess:
     if not isinstance(crop, int | float) or not 0 < crop <= 1:
         note(f"crop 1 instead of crop_pct {shown(crop)}")
         crop = 1.0
-    if mode == "squash":
+    if mode in ("squash", "border"):
         if crop != 1:
-            note(f"the whole image is squashed, but timm would crop {crop:g} of it")
-        return Preprocess(image_size, resize="squash", interpolation=interpolation)
+            note(f"the whole image is shown, but timm would crop {crop:g} of it")
+        if mode == "squash":
+            return Preprocess(image_size, resize="squash", interpolation=interpolation)
+        red, green, blue = (round(255 * value) for value in statistics(file, 3)["mean"])
+        return Preprocess(image_size, resize="pad", interpolation=interpolation, fill=(red, green, blue))
     if mode != "center":
         note(f"a central crop instead of crop_mode {shown(mode)}")
     given = file.image_size()

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitrail import device
+from vitrail.device import command_seconds, core_share
+from vitrail.training import ending
+from vitrail.training.ending import Ending
+
+
+@pytest.fixture
+def half_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "core_share", lambda: 0.5)
+
+
+@pytest.mark.usefixtures("half_a_core")
+def test_the_end_by_hand() -> None:
+    found = Ending(validation=100, test=400, calibrated=True, reported=True, _share=0.5)
+    alone = (ending.SAVING + ending.REPORTING + ending.LEAVING) / 0.5
+    # 600 images evaluated at a third of a training image's 0.03 s, and 24 pictures
+    assert found.seconds(0.03) == pytest.approx(600 * 0.01 + 24 * 0.03 + alone)
+    found.evaluation(5.0)  # 0.05 s an image
+    assert found.seconds(0.03) == pytest.approx(600 * 0.05 + 24 * 0.03 + alone)
+    small = Ending(validation=0, test=0, calibrated=False, reported=False, _share=1.0)
+    assert small.seconds(0.03) == pytest.approx(ending.SAVING)
+
+
+def test_the_share_of_a_core_follows_what_the_steps_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    clock, core = [0.0], [0.0]
+    monkeypatch.setattr(ending.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ending.time, "thread_time", lambda: core[0])
+    found = Ending(100, 0, calibrated=True, reported=True, _share=1.0)
+    for _ in range(200):  # a fifth of a core, and a fifth of the time waits for data
+        clock[0], core[0] = clock[0] + 1.0, core[0] + 0.16
+        found.step(waited=0.2 * clock[0])
+    assert found._share == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_busy_thread_takes_part_of_the_core() -> None:
+    alone = core_share(0.05)
+    assert 0 < alone <= 1
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    other = threading.Thread(target=spin)  # Python runs one thread at a time
+    other.start()
+    try:
+        shared = core_share(0.05)
+    finally:
+        stop.set()
+        other.join()
+    assert shared < 0.8
+
+
+def test_only_a_command_counts_from_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert command_seconds() == 0  # pytest is no command of vitrail
+    for program in ("/usr/bin/vitrail", "/lib/vitrail/__main__.py"):
+        monkeypatch.setattr(device.sys, "argv", [program])
+        assert 0 < command_seconds() < 3600
+    monkeypatch.setattr(device.sys, "argv", ["/lib/pytest/__main__.py"])
+    monkeypatch.setenv(device.BEGAN, str(time.time() - 100))  # a process of a command
+    assert command_seconds() == pytest.approx(100, abs=1)
