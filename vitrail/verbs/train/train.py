@@ -231,12 +231,18 @@ def show(result: Result | Preview) -> str:
     if isinstance(result, Preview):
         lines = [f"{name}: {what}" for name, what in result.checked.items()]
         return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
-    lines = [result.summary]
-    if result.test and (name := headline(result.test)):
+    lines = [*([result.verdict] if result.verdict else []), result.summary]
+    if result.test and not result.verdict and (name := headline(result.test)):
         measured = f"{in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
         lines.append(f"{measured}, which had no part in training or in choosing the model")
     report = result.folder / "report.html"
-    return "\n".join([*lines, f"report: {report}"] if report.is_file() else lines)
+    lines += [f"report: {report}"] if report.is_file() else []
+    if result.unbeaten:
+        lines.append(
+            f"This network has not learned enough: {result.unbeaten} is at least as good on the same images. The report "
+            "says what to do next."
+        )
+    return "\n".join(lines)
 
 
 def as_json(result: Result | Preview) -> Any:
