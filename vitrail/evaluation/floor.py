@@ -172,7 +172,7 @@ def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return the floors as a clause: "a linear classifier reaches 67.20%, the most frequent class 19.62%"."""
     texts = []
     for name in (LINEAR, FREQUENT):
-        if (numbers := found.get(name)) is not None:
+        if SCORES[0] in (numbers := found.get(name, {})):
             balanced = f" (balanced accuracy {numbers[SCORES[1]]:.2%})" if SCORES[1] in numbers else ""
             texts.append(f"{name} {'' if texts else 'reaches '}{numbers[SCORES[0]]:.2%}{balanced}")
     return ", ".join(texts)

@@ -103,7 +103,8 @@ class Result:
         balanced = f", balanced accuracy {numbers['balanced_accuracy']:.2%}" if skewed else ""
         failed = ": this network has not learned enough" if self.unbeaten else ""
         text = f"{in_words(name, numbers[name])}{balanced}{on_images(name, numbers, where)}"
-        return f"{text}; {floor.in_words(self.floors)}{failed}"
+        skipped = f" (without a linear classifier: {self.no_floor})" if self.no_floor else ""
+        return f"{text}; {floor.in_words(self.floors)}{skipped}{failed}"
 
     @property
     def unbeaten(self) -> str | None:
@@ -125,7 +126,7 @@ class Result:
         folder: Path,
         per_epoch: int,
         test: dict[str, float] | None = None,
-        floors: floor.Floors = floor.Floors({}),
+        floors: floor.Floors | None = None,
     ) -> Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best, reached = status.best, ""
@@ -143,8 +144,8 @@ class Result:
             ended=status.ended,
             best=best,
             test=test,
-            floors=floors.found,
-            no_floor=floors.skipped,
+            floors=floors.found if floors else {},
+            no_floor=floors.skipped if floors else "",
             message=f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
             skipped=status.skipped,
         )

@@ -239,8 +239,8 @@ def show(result: Result | Preview) -> str:
     lines += [f"report: {report}"] if report.is_file() else []
     if result.unbeaten:
         lines.append(
-            f"This network has not learned enough: {result.unbeaten} is at least as good on the same images. The report "
-            "says what to do next."
+            f"This network has not learned enough: {result.unbeaten} is at least as good on the same images. "
+            "The report says what to do next."
         )
     return "\n".join(lines)
 
