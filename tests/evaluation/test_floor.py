@@ -16,7 +16,7 @@ from benchmarks.first_run import hog
 from vitrail.data.item import Listed
 from vitrail.data.sources.arrays import read_digits
 from vitrail.evaluation import floor
-from vitrail.evaluation.floor import FREQUENT, LINEAR, floors, in_words, unbeaten
+from vitrail.evaluation.floor import FREQUENT, LINEAR, floors, in_words, shortfall, unbeaten
 from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.verbs.train.train import show
 
@@ -86,7 +86,15 @@ def test_a_run_below_a_floor_says_so_first_and_last() -> None:
     assert lines[0].startswith("top-1 53.20% on 372 test images (95 % confidence: ")
     floors = "a linear classifier reaches 67.20%, the most frequent class 19.60%"
     assert lines[0].endswith(f"; {floors}: this network has not learned enough")
-    assert lines[-1].startswith("This network has not learned enough: a linear classifier is at least as good")
+    assert lines[-1] == "This network has not learned enough (see the first line). The report says what to do next."
+
+
+def test_within_the_error_of_the_floor_a_network_is_as_good() -> None:
+    close = {LINEAR: {"top1": 0.9916}}
+    assert shortfall({"top1": 0.975, "count": 359.0}, close) == "has not learned enough"
+    assert shortfall({"top1": 0.9861, "count": 359.0}, close) == "is not better than a linear classifier"
+    assert shortfall({"top1": 0.9917, "count": 359.0}, close) == ""
+    assert shortfall({"top1": 0.7, "count": 50.0}, {FREQUENT: {"top1": 0.7}}) == "has not learned enough"
 
 
 def test_a_run_above_its_floors() -> None:

@@ -8,6 +8,7 @@ computed if it would take more than `SHARE` of the time of the run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -166,6 +167,22 @@ def unbeaten(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, floa
         if any(numbers[key] <= value for key, value in known.items()):
             return name
     return None
+
+
+def shortfall(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what it means that a network does not exceed a floor, as a clause without its subject; "" if it does.
+
+    A network that is below a linear classifier by less than the standard error of the difference is as good.
+    """
+    if (name := unbeaten(numbers, found)) is None:
+        return ""
+    count = max(numbers.get("count", 1), 1)
+    for key in SCORES:
+        if key in numbers and (floor := found[name].get(key)) is not None:
+            error = math.sqrt(max(sum(share * (1 - share) for share in (floor, numbers[key])), 0) / count)
+            if name == FREQUENT or floor - numbers[key] > error:
+                return "has not learned enough"
+    return f"is not better than {name}"
 
 
 def in_words(found: Mapping[str, Mapping[str, float]]) -> str:

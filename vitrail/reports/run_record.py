@@ -18,7 +18,7 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.floor import unbeaten
+from vitrail.evaluation.floor import shortfall
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.labels.store import load_results
@@ -70,9 +70,9 @@ class RunRecord:
         return self.result.get("floors") or {}
 
     @property
-    def unbeaten(self) -> str | None:
-        """The floor that the network does not exceed, if there is one."""
-        return unbeaten(self.result.get("test") or self.result.get("best") or {}, self.floors)
+    def shortfall(self) -> str:
+        """What it means that the network does not exceed a floor: "has not learned enough"; "" if it exceeds all."""
+        return shortfall(self.result.get("test") or self.result.get("best") or {}, self.floors)
 
     @property
     def data_facts(self) -> dict[str, Any]:

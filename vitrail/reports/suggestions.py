@@ -57,7 +57,7 @@ def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
         return []
     seen = _Seen(record, record.run, record.evaluation, image_size or 0)
     right = (record.result.get("test") or {}).get("top1", record.evaluation.top1)
-    found = (rule(seen) for rule in (PERFECT if right == 1 else RULES))
+    found = (rule(seen) for rule in (PERFECT if right == 1 else RULES) if rule is not _use or not record.shortfall)
     return [one for one in found if one is not None][:MOST]
 
 
@@ -123,7 +123,7 @@ def _unfinished(seen: _Seen) -> Suggestion | None:
 def _pretrained(seen: _Seen) -> Suggestion | None:
     """A network from scratch is not better than a floor, or has few images of the size of photographs."""
     images = seen.record.data_facts.get("images", {}).get("train") or math.inf
-    if seen.run.weights or seen.image_size < SMALLEST or (images >= FEW_IMAGES and not seen.record.unbeaten):
+    if seen.run.weights or seen.image_size < SMALLEST or (images >= FEW_IMAGES and not seen.record.shortfall):
         return None
     on = "" if images == math.inf else f" on {images:,} images"
     return Suggestion(
@@ -134,10 +134,8 @@ def _pretrained(seen: _Seen) -> Suggestion | None:
 
 
 def _not_enough(seen: _Seen) -> str:
-    """Return a sentence about the floor that the network does not exceed; "" if it exceeds all."""
-    if (name := seen.record.unbeaten) is None:
-        return ""
-    return f"The network has not learned enough: {name} is at least as good on the same images. "
+    """Return a sentence about a floor that the network does not exceed; "" if it exceeds all."""
+    return f"The network {seen.record.shortfall}. " if seen.record.shortfall else ""
 
 
 def _overfitting(seen: _Seen) -> Suggestion | None:
@@ -160,7 +158,7 @@ def _longer(seen: _Seen) -> Suggestion | None:
         reason = f"Accuracy was still rising at the end: from {rise[0]:.1%} to {rise[1]:.1%} in the last quarter."
     elif not run.weights and passes < FEW_PASSES:
         reason = f"The network was trained from scratch and saw each image only {passes:.0f} times."
-    elif seen.record.unbeaten:
+    elif seen.record.shortfall:
         reason = _not_enough(seen).rstrip()
     else:
         return None

@@ -101,15 +101,15 @@ class Result:
         where = "test images" if self.test else "validation images"
         skewed = any("balanced_accuracy" in one for one in self.floors.values())
         balanced = f", balanced accuracy {numbers['balanced_accuracy']:.2%}" if skewed else ""
-        failed = ": this network has not learned enough" if self.unbeaten else ""
+        failed = f": this network {self.shortfall}" if self.shortfall else ""
         text = f"{in_words(name, numbers[name])}{balanced}{on_images(name, numbers, where)}"
         skipped = f" (without a linear classifier: {self.no_floor})" if self.no_floor else ""
         return f"{text}; {floor.in_words(self.floors)}{skipped}{failed}"
 
     @property
-    def unbeaten(self) -> str | None:
-        """The floor that the network does not exceed, if there is one."""
-        return floor.unbeaten(self.test or self.best, self.floors)
+    def shortfall(self) -> str:
+        """What it means that the network does not exceed a floor: "has not learned enough"; "" if it exceeds all."""
+        return floor.shortfall(self.test or self.best, self.floors)
 
     @property
     def summary(self) -> str:

@@ -237,11 +237,8 @@ def show(result: Result | Preview) -> str:
         lines.append(f"{measured}, which had no part in training or in choosing the model")
     report = result.folder / "report.html"
     lines += [f"report: {report}"] if report.is_file() else []
-    if result.unbeaten:
-        lines.append(
-            f"This network has not learned enough: {result.unbeaten} is at least as good on the same images. "
-            "The report says what to do next."
-        )
+    if result.shortfall:
+        lines.append(f"This network {result.shortfall} (see the first line). The report says what to do next.")
     return "\n".join(lines)
 
 
