@@ -187,7 +187,7 @@ def shortfall(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, flo
 
 def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return the floors as a clause: "a linear classifier reaches 67.20%, the most frequent class 19.62%"."""
-    texts = []
+    texts: list[str] = []
     for name in (LINEAR, FREQUENT):
         if SCORES[0] in (numbers := found.get(name, {})):
             balanced = f" (balanced accuracy {numbers[SCORES[1]]:.2%})" if SCORES[1] in numbers else ""
