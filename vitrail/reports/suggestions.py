@@ -146,8 +146,8 @@ def _overfitting(seen: _Seen) -> Suggestion | None:
         return None
     return Suggestion(
         f"The validation loss has risen from {losses.min():.3f} to {losses[-1]:.3f}: the network has begun to learn "
-        "the training images by heart. Mixing images and dropping layers work against that.",
-        seen.again("--augment.mixup 0.8 --augment.cutmix 1 --vit.drop-path 0.1"),
+        "the training images by heart. The report is about the best weights, from before that. More images help; "
+        "a longer training does not.",
     )
 
 
@@ -214,8 +214,7 @@ def _one_pair(seen: _Seen) -> Suggestion | None:
     first = confusions[0]
     return Suggestion(
         f"{first.images} of the {wrong} mistakes are images of {first.true!r} that are taken for "
-        f"{first.predicted!r}. More images of these two classes help most; if even you cannot tell them apart, make "
-        "them one class."
+        f"{first.predicted!r}. Look at images of both. If even you cannot tell them apart, make them one class."
     )
 
 
