@@ -120,6 +120,8 @@ FACTS: dict[str, Any] = {
         "best": NUMBERS,
         "test": NUMBERS,
         "skipped": int,
+        "floors": {"": NUMBERS},
+        "no_floor": str,
         "lost": [str],
     },
 }

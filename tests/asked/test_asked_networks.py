@@ -184,6 +184,11 @@ def test_a_rate_belongs_to_its_optimiser(name: str, photos: Path) -> None:
     assert decided(photos, optim=Optim(name=name, lr=0.7))[0].optim == Optim(name=name, lr=0.7)  # type: ignore[arg-type]
 
 
+def test_two_rates_are_refused(photos: Path) -> None:
+    with pytest.raises(UsageError, match=r"--lr is 0.1 and --optim.lr is 0.2: give one of them"):
+        training_run(RunArguments(photos, lr=0.1, settings={"optim": {"lr": 0.2}}))
+
+
 def test_the_recipes_own_optimiser_keeps_its_rate(photos: Path) -> None:
     assert decided(photos, optim={"name": "muon"})[0].optim == recipe("scratch-photos").optim
     run, why = decided(photos, model="R50x1")
@@ -212,6 +217,9 @@ def test_a_fine_tuning_records_no_other_network_and_can_be_repeated(
     before = replace(run, model="S/16")  # as runs recorded it before
     (tmp_path / "config.yaml").write_text(to_yaml(before))
     assert finetuning_run(RunArguments(small_images, None, (tmp_path / "config.yaml",)))[0].model is None
+    (tmp_path / "scratch.yaml").write_text(to_yaml(recipe("scratch-small")))
+    with pytest.raises(UsageError, match=r"scratch.yaml:\d+ names the network small/4, but"):
+        finetuning_run(RunArguments(small_images, None, (tmp_path / "scratch.yaml",), weights=trained))
 
 
 @pytest.mark.parametrize("name", ["name", "out"])

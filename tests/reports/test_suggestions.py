@@ -60,11 +60,52 @@ def test_a_run_that_has_not_ended_is_resumed_first() -> None:
 
 @pytest.mark.parametrize(
     ("images", "side", "weights", "expected"),
-    [(500, 224, None, True), (50_000, 224, None, False), (500, 32, None, False), (500, 224, "vit.npz", False)],
+    [(500, 64, None, True), (50_000, 64, None, False), (500, 8, None, False), (500, 64, "vit.npz", False)],
 )
 def test_pretrained_weights_for_few_photographs(images: int, side: int, weights: str | None, expected: bool) -> None:
     found = record(data={"images": {"train": images}}, run=Run(data=Data("photos"), weights=weights))
-    assert ("vitrail finetune photos --from google/" in said(found, side)) == expected
+    assert ("on 500 images. Weights that" in said(found, side)) == expected
+    assert ("vitrail finetune photos |" in said(found, side)) == expected
+
+
+FLOORS = {"a linear classifier": {"top1": 0.73}}
+
+
+@pytest.mark.parametrize(("weights", "command"), [(None, "finetune photos"), ("vit.npz", "train --config")])
+def test_a_network_below_its_floor_has_not_learned_enough(weights: str | None, command: str) -> None:
+    run = Run(data=Data("photos"), weights=weights, duration=Epochs(40))
+    bad = record(run=run, result={**FINISHED, "best": {"top1": 0.72}, "floors": FLOORS})
+    first = suggestions(bad, 64)[0]
+    assert first.reason.startswith("The network ")
+    assert bad.shortfall in first.reason and "new-photos" not in said(bad, 64)
+    assert (first.command or "").startswith(f"vitrail {command}")
+    good = record(run=run, result={**FINISHED, "best": {"top1": 0.72}, "test": {"top1": 0.74}, "floors": FLOORS})
+    assert "not learned enough" not in said(good, 64)
+
+
+def test_a_network_without_mistakes_is_used() -> None:
+    rising = [0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    perfect = said(record(accuracy=rising, result={**FINISHED, "test": {"top1": 1.0}}))
+    assert perfect.startswith("Name the classes") and "twice" not in perfect
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (
+            "/usr/bin/python -m vitrail train my/ --time-limit 3min --seed 1",
+            "vitrail train my/ --seed 1 --time-limit 6",
+        ),
+        ("vitrail finetune 'my photos' --time-limit=3", "vitrail finetune 'my photos' --time-limit 6"),
+        ("vitrail train --resume runs/a", "vitrail train --config 'runs/train 1'/config.yaml --time-limit 6"),
+        ("python train.py", "vitrail train --config 'runs/train 1'/config.yaml --time-limit 6"),
+        ("vitrail 'train", "vitrail train --config 'runs/train 1'/config.yaml --time-limit 6"),
+    ],
+)
+def test_what_the_time_decided_is_decided_again(typed: str, expected: str) -> None:
+    limited = Run(data=Data("photos"), time_limit=3, image_size=32)
+    found = record(accuracy=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9], run=limited, command=typed)
+    assert expected in [one.command for one in suggestions(found, 8)]
 
 
 def test_rising_accuracy_asks_for_twice_the_time() -> None:

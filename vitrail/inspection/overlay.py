@@ -52,11 +52,12 @@ def visible_box(transform: Op, height: int, width: int) -> Box:
             resized = op.resized(height, width)
         elif isinstance(op, Squash):
             resized = op.size
-        elif isinstance(op, Letterbox):
+        elif isinstance(op, Letterbox):  # the result shows more than the picture: its margins
             inner, resized = fitted(height, width, op.size), op.size
-            (above, before), (high, wide) = margins(inner, op.size), (height / inner[0], width / inner[1])
+            (above, before), high, wide = margins(inner, op.size), height / inner[0], width / inner[1]
             top, left = top - above * high * vertical, left - before * wide * horizontal
-            height, width = op.size[0] * high, op.size[1] * wide
+            vertical, horizontal = vertical * high, horizontal * wide
+            height, width = resized
         elif isinstance(op, CentralCrop):
             top += (height - op.size[0]) // 2 * vertical
             left += (width - op.size[1]) // 2 * horizontal

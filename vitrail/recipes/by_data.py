@@ -69,7 +69,7 @@ def choose(facts: Facts, objective: str = "supervised") -> tuple[str, str]:
         return "digits", f"{seen}: one token for every 2 x 2 pixels"
     if facts.side <= SMALL:
         return "scratch-small", seen
-    better = "`vitrail finetune DIR --from RUN` is better if pretrained weights are available"
+    better = "`vitrail finetune DIR`, from the weights that vitrail brings along, is better with few photographs"
     return "scratch-photos", f"{seen}; {better}"
 
 

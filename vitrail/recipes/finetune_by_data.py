@@ -169,7 +169,7 @@ def finetune_by_data() -> Run:
     images there are. Batch, learning rate, augmentation and the tuned part follow; each decision is printed with its
     reason. The paper's protocol is --recipe finetune.
 
-    Command: `vitrail finetune DIR --from RUN`
+    Command: `vitrail finetune DIR`
     Cost: 8 to 60 passes over the images, or the minutes given with --time-limit.
     """
     return Run(

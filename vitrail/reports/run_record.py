@@ -18,6 +18,7 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.floor import shortfall
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.labels.store import load_results
@@ -62,6 +63,16 @@ class RunRecord:
     def result(self) -> dict[str, Any]:
         """How the run ended; empty until it has ended."""
         return self.facts.get("result") or {}
+
+    @property
+    def floors(self) -> dict[str, dict[str, float]]:
+        """What a classifier must beat, on the test images, else on the validation images; empty if not measured."""
+        return self.result.get("floors") or {}
+
+    @property
+    def shortfall(self) -> str:
+        """What it means that the network does not exceed a floor: "has not learned enough"; "" if it exceeds all."""
+        return shortfall(self.result.get("test") or self.result.get("best") or {}, self.floors)
 
     @property
     def data_facts(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What to do next: suggestions with commands, drawn from the results of a run.
 
 Each rule looks at one thing and gives a reason with its numbers. The page shows the first three, in the order of the
-rules: what is unfinished, then what usually gains most.
+rules: what is unfinished, then what usually gains most. docs/numbers/advice.md has an example for each rule, in which
+following it helped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, imbalance
 from vitrail.evaluation.classify import Classification
@@ -22,12 +24,13 @@ MOST = 3
 """Maximum number of suggestions on a page."""
 FEW_IMAGES = 20_000
 """Number of training images below which pretrained weights gain most (paper, section 4.3)."""
+SMALLEST = 32
+"""Side in pixels from which pretrained weights help."""
 PHOTOGRAPHS = 96
-"""Side in pixels from which images are taken for photographs, which published weights know."""
-PRETRAINED = "google/vit-base-patch16-224-in21k"
-"""Weights of a network that fits into any machine; README lists smaller ones."""
+"""Side in pixels below which the recipe finetune-small is for images of this size."""
 FEW_PASSES = 20
 """Number of passes over the images below which training from scratch has hardly begun; DeiT takes 300."""
+TIME = "--time-limit"
 CERTAIN = 0.9
 """Probability of a wrong class from which the label of an image is looked at."""
 
@@ -53,7 +56,8 @@ def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
     if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
         return []
     seen = _Seen(record, record.run, record.evaluation, image_size or 0)
-    found = (rule(seen) for rule in RULES)
+    right = (record.result.get("test") or {}).get("top1", record.evaluation.top1)
+    found = (rule(seen) for rule in (PERFECT if right == 1 else RULES) if rule is not _use or not record.shortfall)
     return [one for one in found if one is not None][:MOST]
 
 
@@ -87,6 +91,26 @@ class _Seen:
         """Return the command that repeats the run with other flags."""
         return f"vitrail train --config {self.folder}/config.yaml {flags}"
 
+    def within(self, minutes: float) -> str:
+        """Return the command that repeats the run with another time limit.
+
+        It is the command as it was typed, if that is known. So all that the time decided, such as the image size, is
+        decided again.
+        """
+        try:
+            words = shlex.split(self.record.facts.get("command", ""))
+        except ValueError:  # somebody has edited run.json
+            words = []
+        begin = next((number for number, word in enumerate(words) if Path(word).name == "vitrail"), len(words))
+        typed = words[begin + 1 :]
+        if typed[:1] not in (["train"], ["finetune"]) or any(
+            word.startswith(("--config", "--resume")) for word in typed
+        ):
+            return self.again(f"--time-limit {minutes:g}")
+        pairs = zip(typed, ["", *typed], strict=False)
+        kept = [word for word, before in pairs if not word.startswith(TIME) and before != TIME]
+        return f"vitrail {shlex.join(kept)} {TIME} {minutes:g}"
+
 
 def _unfinished(seen: _Seen) -> Suggestion | None:
     if seen.record.result:
@@ -97,14 +121,21 @@ def _unfinished(seen: _Seen) -> Suggestion | None:
 
 
 def _pretrained(seen: _Seen) -> Suggestion | None:
+    """A network from scratch is not better than a floor, or has few images of the size of photographs."""
     images = seen.record.data_facts.get("images", {}).get("train") or math.inf
-    if seen.run.weights or images >= FEW_IMAGES or seen.image_size < PHOTOGRAPHS:
+    if seen.run.weights or seen.image_size < SMALLEST or (images >= FEW_IMAGES and not seen.record.shortfall):
         return None
+    on = "" if images == math.inf else f" on {images:,} images"
     return Suggestion(
-        f"The network was trained from scratch on {images:,} images. With so few, weights that were trained on "
-        "millions of photographs are usually far better.",
-        f"vitrail finetune {seen.data} --from {PRETRAINED}",
+        f"{_not_enough(seen)}The network was trained from scratch{on}. Weights that have seen many photographs before "
+        "learn more from the same images.",
+        f"vitrail finetune {seen.data}",
     )
+
+
+def _not_enough(seen: _Seen) -> str:
+    """Return a sentence about a floor that the network does not exceed; "" if it exceeds all."""
+    return f"The network {seen.record.shortfall}. " if seen.record.shortfall else ""
 
 
 def _overfitting(seen: _Seen) -> Suggestion | None:
@@ -127,13 +158,16 @@ def _longer(seen: _Seen) -> Suggestion | None:
         reason = f"Accuracy was still rising at the end: from {rise[0]:.1%} to {rise[1]:.1%} in the last quarter."
     elif not run.weights and passes < FEW_PASSES:
         reason = f"The network was trained from scratch and saw each image only {passes:.0f} times."
+    elif seen.record.shortfall:
+        reason = _not_enough(seen).rstrip()
     else:
         return None
-    if run.time_limit is not None or run.duration is None:
-        longer = f"--time-limit {2 * run.time_limit:g}"
+    if run.time_limit is not None:
+        command = seen.within(2 * run.time_limit)
     else:
-        longer = f"--duration '{replace(run.duration, value=2 * run.duration.value)}'"
-    return Suggestion(f"{reason} Train twice as long.", seen.again(longer))
+        assert run.duration is not None  # only a time limit takes its place
+        command = seen.again(f"--duration '{replace(run.duration, value=2 * run.duration.value)}'")
+    return Suggestion(f"{reason} Train twice as long.", command)
 
 
 def _rise(seen: _Seen) -> tuple[float, float] | None:
@@ -207,3 +241,5 @@ RULES: tuple[Callable[[_Seen], Suggestion | None], ...] = (
     _use,
     _look,
 )
+PERFECT: tuple[Callable[[_Seen], Suggestion | None], ...] = (_unfinished, _use, _look)
+"""The rules for a network that makes no mistake: nothing can be improved."""

@@ -110,6 +110,7 @@ def _planned(cell: Cell, stage: Stage, given: LaptopData) -> PlannedStage:
     images, part = _images(run.data.path, given), run.data.subset
     images = images * part if isinstance(part, float) else part or images
     batch = run.batch_size or 1
+    assert run.duration is not None  # no stage has a time limit
     steps = run.duration.steps(per_epoch=max(int(images // batch), 1), batch_size=batch)
     seen = float(images * run.duration.value if isinstance(run.duration, Epochs) else steps * batch)
     return PlannedStage(cell, stage, run.data.path, seen, training_flops(config_of(stage)) * seen)

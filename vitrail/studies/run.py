@@ -115,6 +115,7 @@ def limited(stage: Stage, asked: Asked) -> Stage:
         run = replace(run, duration=Steps(steps), checkpoint_every=every, evaluate_every=every)
         run = replace(run, schedule=replace(run.schedule, warmup=Percent(10)))
     elif asked.longer != 1:
+        assert run.duration is not None  # no stage has a time limit
         run = replace(run, duration=replace(run.duration, value=asked.longer * run.duration.value))
     start, tokenizer = (None if one is None else limited(one, asked) for one in (stage.start, stage.tokenizer))
     return Stage(run, start, tokenizer)

@@ -166,9 +166,10 @@ def fit(
                 progress.say(f"calibration: {confidence}")
             validation.sign(folder, confidence)
             test = validation.test(setup.splits, folder, signals.check)
+            floors = validation.floors(setup.splits, status, tested=test is not None)
         except Stop as stop:
             raise Interrupted.after(stop.signum, folder.path, status.step, checkpoints.saved) from None
-        result = Result.of(status, folder.path, timetable.per_epoch, test)
+        result = Result.of(status, folder.path, timetable.per_epoch, test, floors)
         recorder.end(result)
         signals.restore()  # everything is saved: from now on a signal ends the process
         return given.ended(result.without({**folder.lost, **checkpoints.lost}))

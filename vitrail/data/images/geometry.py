@@ -201,7 +201,7 @@ class Letterbox(ToSize):
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
-        inner = fitted(*image.shape[:2], self.size)
+        inner = fitted(image.shape[0], image.shape[1], self.size)
         return filled_up(resize(image, *inner, self.interpolation), self.size, self.fill)
 
 
@@ -322,7 +322,7 @@ class LetterboxedCrop(InceptionCrop):
 
     def inner(self, image: np.ndarray) -> Size:
         """See InceptionCrop."""
-        return fitted(*image.shape[:2], self.size)
+        return fitted(image.shape[0], image.shape[1], self.size)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
+from vitrail.evaluation import floor
 from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
@@ -75,6 +76,10 @@ class Result:
     """For the user, in one or two sentences."""
     skipped: int = 0
     """Number of steps that were skipped because their update was not finite."""
+    floors: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What a classifier must beat on the same images as the headline (`vitrail.evaluation.floor`)."""
+    no_floor: str = ""
+    """Why there is no linear classifier among them."""
     lost: dict[str, str] = field(default_factory=dict)
     """What could not be written into the run folder -> the reason."""
 
@@ -88,6 +93,25 @@ class Result:
         return replace(self, lost=dict(sorted({**self.lost, **lost}.items())))
 
     @property
+    def verdict(self) -> str:
+        """The headline on the test images, else on the validation images, beside the floors; "" without floors."""
+        numbers = self.test or self.best
+        if not self.floors or not (name := headline(numbers)):
+            return ""
+        where = "test images" if self.test else "validation images"
+        skewed = any("balanced_accuracy" in one for one in self.floors.values())
+        balanced = f", balanced accuracy {numbers['balanced_accuracy']:.2%}" if skewed else ""
+        failed = f": this network {self.shortfall}" if self.shortfall else ""
+        text = f"{in_words(name, numbers[name])}{balanced}{on_images(name, numbers, where)}"
+        skipped = f" (without a linear classifier: {self.no_floor})" if self.no_floor else ""
+        return f"{text}; {floor.in_words(self.floors)}{skipped}{failed}"
+
+    @property
+    def shortfall(self) -> str:
+        """What it means that the network does not exceed a floor: "has not learned enough"; "" if it exceeds all."""
+        return floor.shortfall(self.test or self.best, self.floors)
+
+    @property
     def summary(self) -> str:
         """The message, and what could not be written, with the first reason."""
         if not self.lost:
@@ -96,7 +120,14 @@ class Result:
         return f"{self.message}, except what could not be written: {', '.join(self.lost)} ({reason})"
 
     @classmethod
-    def of(cls, status: RunStatus, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
+    def of(
+        cls,
+        status: RunStatus,
+        folder: Path,
+        per_epoch: int,
+        test: dict[str, float] | None = None,
+        floors: floor.Floors | None = None,
+    ) -> Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best, reached = status.best, ""
         if name := headline(best):
@@ -113,6 +144,8 @@ class Result:
             ended=status.ended,
             best=best,
             test=test,
+            floors=floors.found if floors else {},
+            no_floor=floors.skipped if floors else "",
             message=f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
             skipped=status.skipped,
         )

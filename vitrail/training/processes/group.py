@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from vitrail import world
 from vitrail.config import to_yaml
-from vitrail.device import available_cores, has_cuda
+from vitrail.device import BEGAN, available_cores, command_seconds, has_cuda
 from vitrail.errors import TrainingError, UsageError
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result

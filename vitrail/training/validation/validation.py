@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from vitrail import world
+from vitrail.data.bands.pixels import pixels_of
 from vitrail.data.item import Listed, role_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits
@@ -29,6 +32,7 @@ from vitrail.evaluation.classify import (
 )
 from vitrail.evaluation.confidence.rejection import counts_at
 from vitrail.evaluation.confidence.temperature import KeptLogits
+from vitrail.evaluation.floor import Floors, floors
 from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.numbers import NumberScores, score_numbers
@@ -274,6 +278,19 @@ class Validation:
         with closing(evaluation_loader(self.run, splits.test)) as loader:
             outputs = network_outputs(self._best(folder), self.run)
             return numbers_of(measured(outputs, self.run, Rounds(loader, check), self._card(folder)), self.run.metric)
+
+    def floors(self, splits: Splits, status: RunStatus, *, tested: bool) -> Floors:
+        """Return what a classifier must beat on the test images, if the network was tested, else on validation images.
+
+        There are none for a network that does not learn one class for each image.
+        """
+        measured = splits.test if tested else splits.validation
+        classes = "balanced_accuracy" in status.best and isinstance(splits.train.labels, np.ndarray)
+        if measured is None or not classes or isinstance(self.objective, SelfSupervised):
+            return Floors({})
+        pixels = pixels_of(self.card.preprocess.bands)
+        compute = partial(floors, splits.train, measured, seconds=status.elapsed, pixels=pixels)
+        return world.from_main("measuring what a linear classifier reaches", compute)
 
     def calibrated(self, folder: RunFolder, status: RunStatus, check: Callable[[], None]) -> Confidence | None:
         """Return the confidence of the best model on the validation images, and write its outputs for them anew.

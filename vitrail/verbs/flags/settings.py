@@ -149,6 +149,9 @@ class RunArguments:
             run = from_yaml(Path(file), run, imports=True)
         if self.epochs is not None and "duration" in self.settings:
             raise UsageError("--epochs and --duration both set the length of the run: give one of them")
+        optim = self.settings.get("optim")
+        if self.lr is not None and isinstance(optim, Mapping) and optim.get("lr", self.lr) != self.lr:
+            raise UsageError(f"--lr is {self.lr:g} and --optim.lr is {optim['lr']}: give one of them")
         run = merge(run, self.settings, imports=True)
         if self.epochs is not None:
             run = replace(run, duration=Epochs(self.epochs))
@@ -173,7 +176,7 @@ class RunArguments:
         """Return `run` with the network that is named, and nothing that `base` changes in its own one."""
         named, model = self.asked.get("model"), run.model
         if run.weights is not None:
-            if named and model is not None and not self._lists_everything(named.place):
+            if named and model is not None and not self._records_weights(named.place):
                 raise UsageError(
                     f"{named.words} names the network {model}, but the network is that of the weights {run.weights} "
                     f"({self.asked['weights'].words if 'weights' in self.asked else 'of the recipe'}). Remove one of "
@@ -199,9 +202,12 @@ class RunArguments:
             self.notes["model"] = f"exactly {model}, as asked{theirs}{without}"
         return replace(run, vit=replace(run.vit, **dict.fromkeys(own)))
 
-    def _lists_everything(self, place: int) -> bool:
-        """Return whether a file is the config.yaml of a run, which also lists what its weights replace."""
-        return place < len(self.listed) and {"weights", "vit.width", "vit.patch", "seed"} <= self.listed[place].keys()
+    def _records_weights(self, place: int) -> bool:
+        """Return whether a file is the config.yaml of a fine-tuning, which once listed a network that was not used."""
+        everything = {"weights", "vit.width", "vit.patch", "seed"}
+        if place >= len(self.files) or not everything <= self.listed[place].keys():
+            return False
+        return from_yaml(Path(self.files[place]), Run(), imports=True).weights is not None
 
     def _own_rate(self, base: Run, run: Run) -> Run:
         """Return `run` with the optimiser's own rate and decay, unless they are given or those of `base` are its.

@@ -156,8 +156,8 @@ def finetune(
 ) -> Result | Preview:
     """Fine-tune a pretrained network on a folder of images.
 
-    A zero linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
-    3.2). Without --recipe, the images, the network and the time decide on optimiser, batch, learning rate,
+    A new linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
+    3.2). Without --recipe, the layer begins as a linear probe of the frozen network, in seconds, and the images, the network and the time decide on optimiser, batch, learning rate,
     augmentation, length and the trained part; each decision is printed with its reason. --recipe finetune is the
     paper's protocol. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section
     4), and with --tune lora only updates of low rank. This takes less memory and time. The run then stores only the
@@ -166,7 +166,7 @@ def finetune(
     Args:
         path: The images, in any form that `vitrail train` takes.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
-            hub.
+            hub (default: vitrail/tiny, a small network that vitrail ships).
         recipe: Recipe to start from, such as finetune, the paper's protocol (default: finetune-by-data, whose settings
             depend on the images, the network and the time).
         config: A YAML file of settings, such as the config.yaml of a run. May be repeated. Modules of your own classes
@@ -235,12 +235,15 @@ def show(result: Result | Preview) -> str:
     if isinstance(result, Preview):
         lines = [f"{name}: {what}" for name, what in result.checked.items()]
         return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
-    lines = [result.summary]
-    if result.test and (name := headline(result.test)):
+    lines = [*([result.verdict] if result.verdict else []), result.summary]
+    if result.test and not result.verdict and (name := headline(result.test)):
         measured = f"{in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
         lines.append(f"{measured}, which had no part in training or in choosing the model")
     report = result.folder / "report.html"
-    return "\n".join([*lines, f"report: {report}"] if report.is_file() else lines)
+    lines += [f"report: {report}"] if report.is_file() else []
+    if result.shortfall:
+        lines.append(f"This network {result.shortfall} (see the first line). The report says what to do next.")
+    return "\n".join(lines)
 
 
 def as_json(result: Result | Preview) -> Any:

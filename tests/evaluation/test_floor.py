@@ -1,0 +1,114 @@
+"""What a classifier must beat: features and classifier against other implementations, and when it is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import Ridge
+
+from benchmarks.first_run import hog
+from vitrail.data.item import Listed
+from vitrail.data.sources.arrays import read_digits
+from vitrail.evaluation import floor
+from vitrail.evaluation.floor import FREQUENT, LINEAR, floors, in_words, shortfall, unbeaten
+from vitrail.training.checkpoints.state import Result, RunStatus
+from vitrail.verbs.train.train import show
+
+
+def digits() -> tuple[Listed, Listed]:
+    splits = read_digits().splits
+    return splits["train"], splits["test"]
+
+
+def test_the_features_are_those_of_another_implementation() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    grey = torch.from_numpy(np.asarray(Image.fromarray(pixels).convert("L"), dtype=np.float32) / 255)
+    ours = floor.gradients(grey[None])[0].reshape(36, 49)
+    theirs = hog(Image.fromarray(pixels)).reshape(36, 49)
+    order = [9 * corner + number for corner in range(4) for number in range(9)]
+    assert np.abs(ours.numpy() - theirs[order]).max() < 5e-3
+
+
+def test_the_classifier_is_ridge_regression() -> None:
+    rng = np.random.default_rng(0)
+    width = floor._LeastSquares(3).products.shape[0]
+    x, y = rng.normal(2, 3, (200, width)).astype(np.float32), rng.integers(0, 3, 200)
+    squares = floor._LeastSquares(3)
+    for part in np.array_split(np.arange(200), 3):
+        squares.add(torch.from_numpy(x[part]), y[part])
+    weight = squares.solved(0.1).double().numpy()
+    scaled = (x - x.mean(0)) / x.std(0)
+    expected = Ridge(alpha=0.1 * 200).fit(scaled, np.eye(3)[y]).predict(scaled)
+    assert np.allclose(x @ weight[:-1] + weight[-1], expected, atol=1e-3)
+
+
+def test_digits_have_a_high_floor() -> None:
+    train, test = digits()
+    found, skipped = floors(train, test, seconds=3600)
+    counts = np.bincount(test.labels)
+    assert skipped == "" and found[LINEAR]["train"] == len(train)
+    assert found[FREQUENT] == {"top1": counts.max() / counts.sum()}
+    assert 0.9 < found[LINEAR]["top1"] < 1 and "balanced_accuracy" not in found[LINEAR]
+
+
+def test_there_is_no_linear_classifier_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, skipped = floors(*digits(), seconds=9)
+    assert list(found) == [FREQUENT] and skipped == "the run took less than 10 s"
+    monkeypatch.setattr(floor, "SHARE", 1e-5)
+    found, skipped = floors(*digits(), seconds=10)
+    assert list(found) == [FREQUENT] and skipped.startswith("it would take more than")
+
+
+def test_many_images_are_evenly_chosen() -> None:
+    assert floor._evenly(np.arange(10), 4).tolist() == [0, 3, 6, 9]
+    assert floor._evenly(np.arange(3), 4).tolist() == [0, 1, 2]
+
+
+def result(top1: float, balanced: float, floors: dict[str, dict[str, float]], **more: Any) -> Result:
+    best = {"top1": top1, "balanced_accuracy": balanced, "count": 372.0}
+    found = Result.of(RunStatus(step=3, ended="time limit", best=best), Path("runs/x"), 1)
+    return replace(found, floors=floors, **more)
+
+
+CLOTHING = {FREQUENT: {"top1": 0.196}, LINEAR: {"top1": 0.672, "train": 3068.0}}
+
+
+def test_a_run_below_a_floor_says_so_first_and_last() -> None:
+    lines = show(result(0.532, 0.5, CLOTHING, test={"top1": 0.532, "balanced_accuracy": 0.5, "count": 372.0})).split(
+        "\n"
+    )
+    assert lines[0].startswith("top-1 53.20% on 372 test images (95 % confidence: ")
+    floors = "a linear classifier reaches 67.20%, the most frequent class 19.60%"
+    assert lines[0].endswith(f"; {floors}: this network has not learned enough")
+    assert lines[-1] == "This network has not learned enough (see the first line). The report says what to do next."
+
+
+def test_within_the_error_of_the_floor_a_network_is_as_good() -> None:
+    close = {LINEAR: {"top1": 0.9916}}
+    assert shortfall({"top1": 0.975, "count": 359.0}, close) == "has not learned enough"
+    assert shortfall({"top1": 0.9861, "count": 359.0}, close) == "is not better than a linear classifier"
+    assert shortfall({"top1": 0.9917, "count": 359.0}, close) == ""
+    assert shortfall({"top1": 0.7, "count": 50.0}, {FREQUENT: {"top1": 0.7}}) == "has not learned enough"
+
+
+def test_a_run_above_its_floors() -> None:
+    lines = show(result(0.75, 0.7, CLOTHING)).split("\n")
+    assert "top-1 75.00% on 372 validation images" in lines[0] and "not learned" not in "".join(lines)
+    short = result(0.75, 0.7, {FREQUENT: {"top1": 0.196}}, no_floor="the run took less than 10 s")
+    assert short.verdict.endswith("19.60% (without a linear classifier: the run took less than 10 s)")
+    assert result(0.75, 0.7, {}).verdict == ""
+
+
+def test_skewed_classes_are_compared_by_both_accuracies() -> None:
+    tiles = {FREQUENT: {"top1": 0.709, "balanced_accuracy": 1 / 6}}
+    assert unbeaten({"top1": 0.75, "balanced_accuracy": 0.16}, tiles) == FREQUENT
+    assert unbeaten({"top1": 0.75, "balanced_accuracy": 0.3}, tiles) is None
+    assert unbeaten({"top1": 0.709, "balanced_accuracy": 0.3}, tiles) == FREQUENT
+    assert in_words(tiles) == "the most frequent class reaches 70.90% (balanced accuracy 16.67%)"
+    assert "top-1 75.00%, balanced accuracy 30.00% on 372" in result(0.75, 0.3, tiles).verdict

@@ -1,0 +1,234 @@
+"""What a classifier must beat: the most frequent class, and a linear classifier of simple features.
+
+Both are measured on the images of a run's headline. The features are histograms of oriented gradients (Dalal and Triggs
+2005) of the whole image, squashed to 64 pixels. The classifier is regularised least squares to one output per class; a
+tenth of its training images chooses the strength. It sees at most `MOST` training images, evenly spaced, and is not
+computed if it would take more than `SHARE` of the time of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.images.decode import decode
+from vitrail.data.imbalance import IMBALANCED, imbalance
+from vitrail.data.item import Listed
+from vitrail.errors import VitrailError
+
+FREQUENT, LINEAR = "the most frequent class", "a linear classifier"
+SCORES = ("top1", "balanced_accuracy")
+"""Numbers that are compared."""
+MOST = 4000
+"""Maximum number of training images of the linear classifier."""
+FEWEST = 500
+"""Number of training images below which the time is too short, if there are more."""
+SHARE = 0.05
+"""Share of the seconds of a run that the linear classifier may take."""
+SHORTEST = 10.0
+"""Seconds of a run from which a linear classifier is computed."""
+SIDE, CELL, BINS = 64, 8, 9
+"""Side of the squashed image and of a cell in pixels, and number of orientations."""
+CHUNK = 256
+"""Number of images that are read at a time."""
+HELD_OUT = 10
+"""Number of training images per image that chooses the strength."""
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
+"""Strengths of the regularisation, in units of the variance of the features."""
+_SOLVING = 30
+"""Time of solving, in units of the time that the products of a chunk take."""
+
+
+def gradients(images: Tensor) -> Tensor:
+    """Return the histograms of oriented gradients of grey images [B, SIDE, SIDE] between 0 and 1, float32 [B, width].
+
+    Each block of 2 x 2 cells is normalised, cut at 0.2, and normalised again.
+    """
+    grey = images.sqrt()
+    down, right = torch.gradient(grey, dim=1)[0], torch.gradient(grey, dim=2)[0]
+    angle = torch.atan2(down, right).remainder(torch.pi) * (BINS / torch.pi)
+    length, low = torch.hypot(down, right), angle.floor()
+    bins = torch.zeros(len(images), BINS, SIDE, SIDE)
+    for number, part in ((low, 1 - angle + low), (low + 1, angle - low)):
+        bins.scatter_add_(1, number.long().remainder(BINS)[:, None], (length * part)[:, None])
+    cells = F.avg_pool2d(bins, CELL)
+    corners = (cells[:, :, :-1, :-1], cells[:, :, 1:, :-1], cells[:, :, :-1, 1:], cells[:, :, 1:, 1:])
+    blocks = F.normalize(torch.cat(corners, 1) + 1e-6, dim=1).clamp(max=0.2)
+    return F.normalize(blocks, dim=1).flatten(1)
+
+
+def _grey(source: Listed, pixels: Pixels, index: int) -> Tensor | None:
+    """Return an image as grey [SIDE, SIDE] between 0 and 1; None if it cannot be read."""
+    try:
+        stored = source[index].image
+        if isinstance(stored, bytes) and pixels is EIGHT_BIT_RGB:
+            image = decode(stored, short_side=SIDE)
+        else:
+            image = pixels.values(stored)
+    except VitrailError:
+        return None
+    whole = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
+    small = F.interpolate(whole, (SIDE, SIDE), mode="bilinear", antialias=True)[0].mean(0)
+    small = small.nan_to_num()
+    small = small / 255 if image.dtype == np.uint8 else (small - small.min()) / (small.max() - small.min() + 1e-6)
+    return small.clamp(0, 1)
+
+
+def _chunks(source: Listed, rows: np.ndarray, pixels: Pixels) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield the readable images among `rows`, and their features, chunk by chunk."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for begin in range(0, len(rows), CHUNK):
+            part = rows[begin : begin + CHUNK]
+            images = list(pool.map(partial(_grey, source, pixels), part.tolist()))
+            read = [image for image in images if image is not None]
+            if read:
+                yield part[[image is not None for image in images]], gradients(torch.stack(read))
+
+
+class _LeastSquares:
+    """Regularised least squares from sums over images, so that only one chunk of features is in memory."""
+
+    def __init__(self, classes: int) -> None:
+        width = BINS * 4 * (SIDE // CELL - 1) ** 2
+        self.products = torch.zeros(width, width, dtype=torch.float64)
+        self.by_class = torch.zeros(width, classes, dtype=torch.float64)
+        self.sums, self.counts = torch.zeros(width, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
+
+    def add(self, features: Tensor, labels: np.ndarray) -> None:
+        """Add images [B, width] with their classes."""
+        marks = F.one_hot(torch.from_numpy(labels), len(self.counts)).float()
+        self.products += features.T @ features
+        self.by_class += features.T @ marks
+        self.sums += features.double().sum(0)
+        self.counts += marks.sum(0)
+
+    def solved(self, strength: float) -> Tensor:
+        """Return weights [width + 1, classes] for standardised features; the last row is the bias."""
+        count = self.counts.sum()
+        mean, share = self.sums / count, self.counts / count
+        covariance = self.products / count - mean[:, None] * mean
+        deviation = covariance.diagonal().clamp(min=1e-10).sqrt()
+        target = (self.by_class / count - mean[:, None] * share) / deviation[:, None]
+        scaled = covariance / deviation / deviation[:, None] + strength * torch.eye(len(mean), dtype=torch.float64)
+        weight = torch.cholesky_solve(target, torch.linalg.cholesky(scaled)) / deviation[:, None]
+        return torch.cat([weight, (share - mean @ weight)[None]]).float()
+
+
+def _answers(features: Tensor, weight: Tensor) -> np.ndarray:
+    """Return the predicted classes of features [B, width]."""
+    return torch.addmm(weight[-1], features, weight[:-1]).argmax(1).numpy()
+
+
+def _evenly(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return at most `most` of the rows, evenly spaced."""
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+
+
+def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
+    """Return how many training images can be used, besides the `measured` images, within `seconds`."""
+    start = time.monotonic()
+    for index, features in _chunks(train, _evenly(rows, CHUNK), pixels):
+        image = (time.monotonic() - start) / CHUNK
+        start = time.monotonic()
+        _LeastSquares(len(train.class_names)).add(features, np.asarray(train.labels)[index])
+        product = time.monotonic() - start
+        return int((seconds - measured * image - _SOLVING * product) / (image + product / CHUNK))
+    return 0
+
+
+def _linear(train: Listed, rows: np.ndarray, pixels: Pixels) -> Tensor:
+    """Return the weights of a linear classifier that learns from the training images `rows`."""
+    labels, squares, held, held_labels = np.asarray(train.labels), _LeastSquares(len(train.class_names)), [], []
+    for index, features in _chunks(train, rows, pixels):
+        out = np.arange(len(index)) % HELD_OUT == 0
+        squares.add(features[~out], labels[index[~out]])
+        held.append(features[out])
+        held_labels.append(labels[index[out]])
+    chosen, answers = torch.cat(held), np.concatenate(held_labels)
+    best = max(STRENGTHS, key=lambda strength: (_answers(chosen, squares.solved(strength)) == answers).mean())
+    squares.add(chosen, answers)
+    return squares.solved(best)
+
+
+def unbeaten(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Return the floor that a network with these numbers does not exceed, LINEAR first; None if it exceeds all."""
+    for name in (LINEAR, FREQUENT):
+        known = {key: value for key, value in found.get(name, {}).items() if key in SCORES and key in numbers}
+        if any(numbers[key] <= value for key, value in known.items()):
+            return name
+    return None
+
+
+def shortfall(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what it means that a network does not exceed a floor, as a clause without its subject; "" if it does.
+
+    A network that is below a linear classifier by less than the standard error of the difference is as good.
+    """
+    if (name := unbeaten(numbers, found)) is None:
+        return ""
+    count = max(numbers.get("count", 1), 1)
+    for key in SCORES:
+        if key in numbers and (floor := found[name].get(key)) is not None:
+            error = math.sqrt(max(sum(share * (1 - share) for share in (floor, numbers[key])), 0) / count)
+            if name == FREQUENT or floor - numbers[key] > error:
+                return "has not learned enough"
+    return f"is not better than {name}"
+
+
+def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the floors as a clause: "a linear classifier reaches 67.20%, the most frequent class 19.62%"."""
+    texts: list[str] = []
+    for name in (LINEAR, FREQUENT):
+        if SCORES[0] in (numbers := found.get(name, {})):
+            balanced = f" (balanced accuracy {numbers[SCORES[1]]:.2%})" if SCORES[1] in numbers else ""
+            texts.append(f"{name} {'' if texts else 'reaches '}{numbers[SCORES[0]]:.2%}{balanced}")
+    return ", ".join(texts)
+
+
+class Floors(NamedTuple):
+    """The floors of a run."""
+
+    found: dict[str, dict[str, float]]
+    """FREQUENT and LINEAR -> top1, and balanced_accuracy where the classes of the measured images are skewed. LINEAR
+    also has `train`, the number of its training images."""
+    skipped: str = ""
+    """Why there is no linear classifier."""
+
+
+@torch.no_grad()
+def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = EIGHT_BIT_RGB) -> Floors:
+    """Return the floors of a run that took `seconds`, on the images `measured`. All labels are classes.
+
+    pixels: How stored images are read. Images that cannot be read are left out.
+    """
+    truth, rows = np.asarray(measured.labels), np.flatnonzero(np.asarray(train.labels) >= 0)
+    known = np.flatnonzero(truth >= 0)
+    skewed = imbalance(np.bincount(truth[known])) >= IMBALANCED
+
+    def scores(right: np.ndarray, answers: np.ndarray) -> dict[str, float]:
+        balanced = np.mean([right[answers == one].mean() for one in np.unique(answers)])
+        return {"top1": float(right.mean())} | ({"balanced_accuracy": float(balanced)} if skewed else {})
+
+    found = {FREQUENT: scores(truth[known] == np.bincount(truth[known]).argmax(), truth[known])}
+    if seconds < SHORTEST:
+        return Floors(found, f"the run took less than {SHORTEST:.0f} s")
+    count = min(len(rows), MOST, _affordable(train, rows, len(known), pixels, SHARE * seconds))
+    if count < min(len(rows), FEWEST):
+        return Floors(found, f"it would take more than {SHARE:.0%} of the time of the run")
+    weight, right, answers = _linear(train, _evenly(rows, count), pixels), [], []
+    for index, features in _chunks(measured, known, pixels):
+        answers.append(truth[index])
+        right.append(_answers(features, weight) == answers[-1])
+    if not right:
+        return Floors(found, "no image could be read")
+    return Floors({**found, LINEAR: {**scores(np.concatenate(right), np.concatenate(answers)), "train": float(count)}})
