@@ -18,6 +18,7 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 ViewKind = Literal["flip", "crops"]
 
 
+@one_line
 @dataclass(frozen=True)
 class Evaluation:
     """A network's results on a data set."""

@@ -16,6 +16,7 @@ from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
@@ -46,6 +47,7 @@ class Doubt:
     """The most similar image of the suggested class, the copy, or the nearest image."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Audit:
     """The result of an audit."""
@@ -166,7 +168,7 @@ def _copies(path: str, split: str, images: Listed, workers: int) -> list[Found]:
     score = np.where(pairs.exact, 1.0, pairs.correlation)
     labels = np.asarray(images.labels)  # one for each image: `audit` refuses others
     one, two = labels[pairs.left], labels[pairs.right]
-    differ = np.flatnonzero((one != two) & (one >= 0) & (two >= 0))
+    differ = np.flatnonzero(pairs.copy & (one != two) & (one >= 0) & (two >= 0))
     order = differ[np.argsort(-score[differ], kind="stable")]
     return [
         ("copy", left, right, float(score[place]), _class(images, right))

@@ -11,6 +11,7 @@ from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Range, Side, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.inspection.figures.page import Folder, Page
@@ -31,6 +32,7 @@ SAMPLE = 12
 """Number of pictures taken from a data set if no images are given."""
 
 
+@one_line
 @dataclass
 class Inspection:
     """The files that were written, and what could not be drawn."""
