@@ -120,7 +120,7 @@ def test_a_temperature_that_helps_other_images_is_used(sure: float) -> None:
 
 
 def test_a_temperature_that_makes_the_calibration_error_larger_is_not_used() -> None:
-    """Two thirds of the images are right as often as the network says, the others are less often: the loss asks for more."""
+    """The network is calibrated for two thirds of the images, and too sure of the others: the loss asks for more."""
     rng = np.random.default_rng(0)
     sure = np.repeat([0.93, 0.93, 0.99], 300)
     right = np.concatenate([np.tile(np.arange(300) % 100 < 93, 2), np.arange(300) % 100 < 93])
