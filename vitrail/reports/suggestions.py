@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, imbalance
+from vitrail.data.imbalance import ADJUSTED, EVERY_CLASS, IMBALANCED, flags, imbalance
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
@@ -167,14 +167,18 @@ def _rise(seen: _Seen) -> tuple[float, float] | None:
 
 def _rare_classes(seen: _Seen) -> Suggestion | None:
     evaluation, objective = seen.evaluation, seen.run.objective
+    assert isinstance(objective, Supervised)
     behind = evaluation.top1 - evaluation.balanced_accuracy
     if imbalance(evaluation.class_count) < IMBALANCED or behind < 0.02:
         return None
-    flags = FLAGS if isinstance(objective, Supervised) and objective.loss == "softmax" else OTHER_LOSSES
+    images = seen.record.data_facts.get("images", {}).get("train") or 0
+    helping = flags(images, seen.record.result.get("steps") or 0, objective.loss)
+    if helping != ADJUSTED and seen.run.metric.name in EVERY_CLASS:
+        return None
     return Suggestion(
         "Rare classes fail more often than frequent ones: the mean accuracy of the classes, "
         f"{evaluation.balanced_accuracy:.1%}, is {100 * behind:.1f} points below the accuracy of the images.",
-        seen.again(flags),
+        seen.again(helping),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.copies.leaks import leaked
-from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, described, imbalance
+from vitrail.data.imbalance import EVERY_CLASS, FAIR, IMBALANCED, described, flags, imbalance
 from vitrail.data.labels.sets import class_counts, label_names
 from vitrail.data.sources.open import Splits
 from vitrail.objective.base import Prepared
@@ -49,7 +49,9 @@ class RunRecorder:
         run, splits = self._setup.run, self._setup.splits
         warned = set(splits.report.warnings)
         notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
-        notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits))]
+        notes += [
+            f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits, self._setup.timetable.total))
+        ]
         sources = {"train": splits.train, "validation": splits.validation, "test": splits.test}
         self._write_config(run)
         self._folder.write_json("classes.json", splits.class_names)
@@ -198,7 +200,7 @@ def recorded_result(folder: RunFolder) -> Result | None:
     return replace(result, message=message)
 
 
-def _rare_classes(run: Run, splits: Splits) -> Iterator[str]:
+def _rare_classes(run: Run, splits: Splits, steps: int) -> Iterator[str]:
     """Yield a warning if the training images are imbalanced and no setting of the run regards rare classes."""
     objective = run.objective
     if not isinstance(objective, Supervised) or run.data.sampler != "uniform":
@@ -208,9 +210,9 @@ def _rare_classes(run: Run, splits: Splits) -> Iterator[str]:
     counts = class_counts(splits.train.labels, len(splits.class_names))
     untouched = objective.class_weights == "none" and not objective.logit_adjustment
     if untouched and imbalance(counts) >= IMBALANCED:
-        flags = FLAGS if objective.loss == "softmax" else OTHER_LOSSES
-        spread = described(splits.class_names, counts)
-        yield f"the training images are imbalanced: {spread}. For rare classes add {flags}"
+        spread, helping = described(splits.class_names, counts), flags(len(splits.train), steps, objective.loss)
+        advice = "" if helping == FAIR and run.metric.name in EVERY_CLASS else f". For rare classes add {helping}"
+        yield f"the training images are imbalanced: {spread}{advice}"
 
 
 def _leaks(splits: Splits) -> Iterator[str]:
