@@ -24,7 +24,7 @@ fell from 70.9 to 6.0 %."""
 
 
 def flags(images: int, steps: float, loss: str = "softmax") -> str:
-    """Return the flags of `vitrail train` that help rare classes in a run with this loss and this many images and steps.
+    """Return the flags of `vitrail train` that help rare classes in a run with these training images and steps.
 
     Logit adjustment is defined for softmax alone.
     """
