@@ -3,9 +3,10 @@
     python -m benchmarks.dedup
 
 Every set has originals, which all differ, and copies of some of them: compressed again, resized, cropped at random
-places, mirrored and recoloured. A found pair is right if it is a copy and its own original. The sets are photographs
-(flowers and ImageNet), CIFAR-100, handwritten digits, and dark grey scans of one kind. The scans are made from
-photographs: each one is the same body, with a faint photograph as its tissue.
+places, mirrored and recoloured. A found pair is right if it is a copy and its own original. Look-alikes do not count as
+found. The sets are photographs (flowers and ImageNet), CIFAR-100, handwritten digits, and dark grey scans of one kind.
+The scans are made from photographs: each one is the same body, with a faint photograph as its tissue. `--folders` adds
+sets of your own, such as neighbouring slices of scans; of each, the first images in the order of their names are taken.
 
 Originals that the data sets hold twice are left out first, by the mean difference of their pixels. So no part of
 `vitrail data dedup` decides what is right.
@@ -126,6 +127,13 @@ SETS: dict[str, Callable[[int], list[Image.Image]]] = {
 }
 
 
+def folder(path: Path, most: int) -> list[Image.Image]:
+    """Return the first images below a folder in the order of their numbers, so that neighbours are among them."""
+    files = [file for file in path.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png")]
+    files.sort(key=lambda file: (file.parent, len(file.name), file.name))
+    return [Image.open(file).convert("RGB") for file in files[: 3 * most]]
+
+
 def different(images: list[Image.Image]) -> list[Image.Image]:
     """Return the images without those that resemble an earlier one pixel by pixel."""
     small = [np.asarray(image.convert("L").resize((48, 48), Image.Resampling.BOX), np.float32) for image in images]
@@ -154,7 +162,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 
     ways = {"hashes": candidates, "hashes and pixels": find_copies, "with --crops": partial(find_copies, crops=True)}
 
-    images = SETS[name](options.images)
+    images = SETS[name](options.images) if name in SETS else folder(Path(name), options.images)
     images = images if name == "grey scans" else different(images)
     random = np.random.default_rng(0)
     chosen = random.permutation(len(images))[: options.copied]
@@ -166,6 +174,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
         for distance in DISTANCES:
             for how, find in ways.items():
                 pairs = find(left, right, distance=distance, mirrored=True)
+                pairs = pairs if find is candidates else pairs.chosen(pairs.copy)
                 own = np.tile(chosen, len(KINDS))[pairs.left] == pairs.right
                 found = np.isin(np.arange(len(copies)), pairs.left[own])
                 recall = {kind: round(float(found[kinds == kind].mean()), 3) for kind in KINDS}
@@ -196,13 +205,14 @@ def main() -> None:
     parser.add_argument("--copied", type=int, default=40, help="number of originals of each set that are copied")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--sheets", type=Path, help="folder for contact sheets of the wrong pairs")
+    parser.add_argument("--folders", nargs="+", default=[], metavar="DIR", help="folders of images that look alike")
     options = parser.parse_args()
     if options.quick:
         options.images, options.copied = 20, 3
     rows, shown = [], Table(title="copies among images that look alike, %", title_justify="left")
     for column in ("set", "bits", "by", "pairs", "wrong", "precision", *KINDS):
         shown.add_column(column)
-    for name in options.sets:
+    for name in (*options.sets, *options.folders):
         for row in measured(name, options):
             rows.append(row)
             cells = [f"{100 * row['recall'][kind]:.0f}" for kind in KINDS]

@@ -6,8 +6,10 @@ The type of a field or a parameter states its range once. Flags, configuration f
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
 from inspect import signature
@@ -202,18 +204,35 @@ def check_values(settings: Any, ranges: Mapping[str, tuple[float, float]], meant
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that raises UsageError for an argument outside of the range of its parameter's type."""
+    """Return a verb for Python, which raises UsageError for an argument outside of the range of its parameter's type.
+
+    It also takes `quiet`: with True only warnings and errors are printed, as with the flag --quiet.
+    """
     parameters = signature(function)
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
+        quiet = keywords.pop("quiet", False)
         hints = ranged_types(function)
         for name, value in parameters.bind(*args, **keywords).arguments.items():
             if name in hints:
                 check(hints[name], value, name)
-        return function(*args, **keywords)
+        with _only_warnings() if quiet else nullcontext():
+            return function(*args, **keywords)
 
     return call
+
+
+@contextmanager
+def _only_warnings() -> Iterator[None]:
+    """Let the log of vitrail, which progress follows, hold only warnings and errors."""
+    log = logging.getLogger("vitrail")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @cache

@@ -6,7 +6,9 @@ import re
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Class = TypeVar("Class")
 
 
 def listing(names: Sequence[str], most: int = 12, *, quoted: bool = True) -> str:
@@ -72,6 +74,32 @@ def is_name(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
+
+
+def one_line(kind: type[Class]) -> type[Class]:
+    """Give a class with attributes a `repr` of one line: its values, and the lengths of long ones, without empty ones.
+
+    This is a decorator for the results of verbs, which a notebook shows and which may hold thousands of rows.
+    """
+    kind.__repr__ = _one_line  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def _one_line(result: object) -> str:
+    parts = [f"{name}={_in_brief(value)}" for name, value in vars(result).items() if not _is_empty(value)]
+    return f"{type(result).__name__}({', '.join(parts)})"
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (hasattr(value, "__len__") and len(value) == 0)
+
+
+def _in_brief(value: Any) -> str:
+    if isinstance(value, str | int | float | Path):
+        return shown(str(value) if isinstance(value, Path) else value)
+    if hasattr(value, "__len__"):
+        return f"<{len(value):,} {'entries' if isinstance(value, dict) else 'rows'}>"
+    return f"<{type(value).__name__}>"
 
 
 def shown(value: Any) -> str:

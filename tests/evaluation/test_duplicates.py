@@ -63,7 +63,9 @@ def seen(model: ViT, image: np.ndarray) -> np.ndarray:
 def pairs_of(left: list[int], right: list[int], mirrored: list[bool]) -> Pairs:
     count = len(left)
     flags, unknown = (np.zeros(count, bool), np.array(mirrored)), np.full(count, np.nan, np.float32)
-    return Pairs(np.array(left), np.array(right), np.zeros(count, np.uint8), unknown, *flags, unknown)
+    return Pairs(
+        np.array(left), np.array(right), np.zeros(count, np.uint8), unknown, *flags, unknown, np.ones(count, bool)
+    )
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
 from vitrail.errors import DataError, UsageError
@@ -40,14 +41,30 @@ def test_probabilities_are_scikit_learns_without_the_image() -> None:
         out_of_fold(features, labels, 4, folds=1)
 
 
-def test_suspects_follow_the_definition_of_confident_learning() -> None:
-    labels = np.array([0, 0, 0, 1, 1, 1])
-    first = np.array([0.9, 0.8, 0.1, 0.2, 0.45, 0.7])
-    probabilities = np.stack([first, 1 - first], axis=1)
-    # typical of class 0: (0.9 + 0.8 + 0.1) / 3 = 0.6; of class 1: (0.8 + 0.55 + 0.3) / 3 = 0.55
-    found = suspects(probabilities, labels)
-    assert found.rows.tolist() == [2, 5] and found.suggested.tolist() == [1, 0]
-    np.testing.assert_allclose(found.margin, [0.1 - 0.9, 0.3 - 0.7])
+def test_the_likelihood_chooses_temperature_and_share_of_wrong_labels() -> None:
+    """Labels are drawn from known probabilities; then one in ten is replaced by another class."""
+    random = np.random.default_rng(0)
+    true = softmax(3 * random.normal(size=(4000, 5)), axis=1)
+    right = (true.cumsum(axis=1) > random.random((4000, 1))).argmax(axis=1)
+    flipped = random.random(4000) < 0.1
+    labels = np.where(flipped, (right + random.integers(1, 5, 4000)) % 5, right)
+    sharper = softmax(2 * np.log(true), axis=1).astype(np.float32)  # a probe that is too sure
+    for probabilities in (true, sharper):
+        found = suspects(probabilities, labels)
+        posterior = 0.1 / 4 * (1 - true) / (0.9 * true + 0.1 / 4 * (1 - true))  # of Bayes, with the true share
+        expected = posterior[np.arange(4000), labels]
+        np.testing.assert_allclose(found.wrong, expected[found.rows], atol=0.12)
+        assert abs(found.wrong.sum() - flipped[found.rows].sum()) < 0.15 * flipped[found.rows].sum()
+        assert (np.diff(found.wrong) <= 0).all() and found.wrong.min() >= 1 / 3
+        assert (found.suggested != labels[found.rows]).all()
+
+
+def test_a_weak_probe_lists_nothing_if_all_labels_are_right() -> None:
+    random = np.random.default_rng(0)
+    true = softmax(random.normal(size=(4000, 5)), axis=1)  # the best class is right for less than half of the images
+    labels = (true.cumsum(axis=1) > random.random((4000, 1))).argmax(axis=1)
+    assert (true.argmax(axis=1) == labels).mean() < 0.6
+    assert len(suspects(true, labels).rows) < 10
 
 
 def test_flipped_labels_are_found() -> None:

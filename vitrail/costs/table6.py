@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from vitrail.costs.count import training_flops
 from vitrail.costs.published import published
 from vitrail.model.variants import variant
+from vitrail.words import one_line
 
 JFT_IMAGES = 303e6
 """Images of JFT-300M; the paper's compute follows from this number."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Table6Row:
     """One run of the table."""

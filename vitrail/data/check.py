@@ -25,6 +25,7 @@ from vitrail.data.spreadsheet import SafeWriter
 from vitrail.data.stats import Look, Stats, Tally, array_kind, describe, summarise
 from vitrail.errors import DecodeError
 from vitrail.files import replacing_text
+from vitrail.words import one_line
 
 OnProgress = Callable[[int, int], None]
 """Called with (images done, images in all)."""
@@ -53,6 +54,7 @@ class Copy(NamedTuple):
     label: str
 
 
+@one_line
 @dataclass(frozen=True)
 class Report:
     """The result of a full scan."""

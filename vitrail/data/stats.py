@@ -19,6 +19,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import find
 from vitrail.data.split import fingerprint
 from vitrail.errors import DecodeError
+from vitrail.words import one_line
 
 _SAMPLE = 300
 
@@ -48,6 +49,7 @@ class SplitStats:
         return split_title(self.name)
 
 
+@one_line
 @dataclass(frozen=True)
 class Stats:
     """Counts of a data set. Sizes, formats and modes are of `looked_at` images: a sample in `stats`, all in `check`."""

@@ -349,7 +349,7 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
             file.write(json.dumps(row.as_json(digits=6), ensure_ascii=False) + "\n")
         else:
             if not summary.predicted:
-                table.writerow(_header(row))
+                table.writerow(header(row))
             table.writerow(_cells(row))
         summary.predicted += 1
         summary.what = "image" if row.box is None else "tile"
@@ -360,19 +360,29 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
 
 
 def _cells(row: Prediction) -> list[str]:
-    place = [row.path, *map(str, row.box or ())]
+    def text(value: Any) -> str:
+        if isinstance(value, list):
+            return SEPARATOR.join(map(text, value))
+        if isinstance(value, float):
+            return repr(value) if row.numbers is not None else f"{value:.6f}"
+        return str(value)
+
+    return [text(value) for value in values(row)]
+
+
+def values(row: Prediction) -> list[Any]:
+    """Return the values of the columns that `header` names; several labels and their probabilities are lists."""
+    place = [row.path, *(row.box or ())]
     if row.numbers is not None:
-        return [*place, *map(repr, row.numbers.values())]
+        return [*place, *row.numbers.values()]
     if row.labels is not None:
-        names, shares = [name for name, _ in row.labels], [f"{share:.6f}" for _, share in row.labels]
-        return [*place, SEPARATOR.join(names), SEPARATOR.join(shares)]
+        return [*place, [name for name, _ in row.labels], [share for _, share in row.labels]]
     classes = [NONE, *row.classes[1:]] if row.rejected else row.classes
-    best = zip(classes, row.probabilities, strict=True)
-    cells = [*place, *(cell for name, share in best for cell in (name, f"{share:.6f}"))]
-    return cells if row.rejected is None else [*cells, row.classes[0] if row.rejected else ""]
+    found = [*place, *(value for pair in zip(classes, row.probabilities, strict=True) for value in pair)]
+    return found if row.rejected is None else [*found, row.classes[0] if row.rejected else ""]
 
 
-def _header(row: Prediction) -> Sequence[str]:
+def header(row: Prediction) -> Sequence[str]:
     """Return the names of the columns of predictions such as this one."""
     path, *found = PREDICTIONS if row.labels is None else LABEL_PREDICTIONS
     place = [path, *(() if row.box is None else TileBox._fields)]

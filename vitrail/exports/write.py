@@ -25,12 +25,14 @@ from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import WEIGHTS, checksum
+from vitrail.words import one_line
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
 MAX_DROP = 0.5
 """Largest loss of top-1 accuracy of an int8 program, in points."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Exported:
     """The files that were written, and the difference between the program's outputs and the network's."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.check import OnProgress
 from vitrail.data.images.geometry import Op, resize
 from vitrail.data.item import Listed
 from vitrail.data.labels.sets import Label
@@ -41,19 +42,30 @@ class Pictures:
     """Pictures of a source, prepared with a network's evaluation transform. Every iteration reads them again.
 
     Images that cannot be read are left out. Their names and the reasons go to `bad`, which several readers may share.
+    `progress(images done, all images)` is called after each batch.
     """
 
-    def __init__(self, source: Listed, transform: Op, batch_size: int = 8, bad: dict[str, str] | None = None) -> None:
-        self.source, self.transform, self.batch_size = source, transform, batch_size
+    def __init__(
+        self,
+        source: Listed,
+        transform: Op,
+        batch_size: int = 8,
+        bad: dict[str, str] | None = None,
+        progress: OnProgress | None = None,
+    ) -> None:
+        self.source, self.transform, self.batch_size, self._progress = source, transform, batch_size, progress
         self.bad = {} if bad is None else bad
 
     def __iter__(self) -> Iterator[list[Picture]]:
         """Yield batches of pictures. Raises DataError if none can be read."""
-        pictures = (picture for i in range(len(self.source)) if (picture := self.read(i)) is not None)
+        count = len(self.source)
+        pictures = ((i, picture) for i in range(count) if (picture := self.read(i)) is not None)
         nothing = True
         while batch := list(islice(pictures, self.batch_size)):
             nothing = False
-            yield batch
+            yield [picture for _, picture in batch]
+            if self._progress is not None:
+                self._progress(batch[-1][0] + 1 if len(batch) == self.batch_size else count, count)
         if nothing:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.bad.items())[:3])
             raise DataError(f"there is no image to look into: {reasons or 'none was given'}")

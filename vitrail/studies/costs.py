@@ -13,7 +13,7 @@ from vitrail.durations import Epochs
 from vitrail.studies.measure import config_of
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import column
-from vitrail.words import digits
+from vitrail.words import digits, one_line
 
 CORE = DEVICES["tpu-v3"]
 IMAGES = {"down": 10_000, "all": 50_000, "digits": 1_438}
@@ -47,6 +47,7 @@ class PlannedStage:
         return device_days(self.flops, CORE)
 
 
+@one_line
 @dataclass(frozen=True)
 class Planned:
     """All trainings of a study at one scale, each once."""

@@ -7,7 +7,7 @@ runs/<name>-<n>/
   classes.json     class names in the order of the outputs
   split.json       the held-out images, if the data have no validation split
   metrics.jsonl    one JSON object per line: training, evaluations, skipped steps
-  batch.png        the first augmented batch, as the network saw it
+  batch.png        the first augmented batch, at the size that the network sees at the end
   evaluation.npz   the best model's predictions for the validation images
   checkpoints/     to resume from
   model/best, model/last   weights + card

@@ -151,9 +151,10 @@ def fit(
                 raise Interrupted.after(signum, folder.path, number, checkpoints.saved)
             if over:
                 break
-            batch = setup.resize(next(batches), timetable.growth(number, status.elapsed))
-            if number == 0:
+            batch = next(batches)
+            if number == 0:  # drawn at the size that images grow to, because a person is to recognise them
                 recorder.first_batch(setup.objective.prepare(batch, step=0))
+            batch = setup.resize(batch, timetable.growth(number, status.elapsed))
             rate = timetable.learning_rate(number, status.elapsed)
             with threads or nullcontext():
                 step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vitrail.errors import UsageError
-from vitrail.words import binary_size
+from vitrail.words import binary_size, one_line
 
 Method = Literal["few-shot", "linear probe", "attention-only", "full fine-tuning", "from scratch"]
 CHEAPER: tuple[Method, ...] = ("full fine-tuning", "attention-only", "linear probe", "few-shot")
@@ -140,6 +140,7 @@ class Option:
     """Seconds by purpose."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Recommendation:
     """The options, one of them recommended, and the facts about data and machine."""

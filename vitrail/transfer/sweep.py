@@ -21,6 +21,7 @@ from vitrail.evaluation.metric import TITLES, headline
 from vitrail.transfer.grid import Trials
 from vitrail.transfer.protocol import DevSplit
 from vitrail.transfer.trial import Outcome, Trial, finished, write_json
+from vitrail.words import one_line
 
 log = logging.getLogger("vitrail")
 TABLE = "sweep.json"
@@ -59,6 +60,7 @@ class Spread:
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
+@one_line
 @dataclass(frozen=True)
 class SweepResult:
     """The table of a sweep."""

@@ -29,6 +29,7 @@ from vitrail.transfer.sweep import train_all
 from vitrail.transfer.trial import Trial, here, trial_key, write_json
 from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw, means
 from vitrail.weights.load import weights_fingerprint
+from vitrail.words import one_line
 
 log = logging.getLogger("vitrail")
 TABLE, FIGURE = "vtab.json", "vtab.png"
@@ -62,6 +63,7 @@ class TaskScore:
         return statistics.stdev(self.top1) if len(self.top1) > 1 else None
 
 
+@one_line
 @dataclass(frozen=True)
 class VtabTable:
     """The table of all tasks."""

@@ -18,7 +18,7 @@ from vitrail.ranges import Count, Seconds, Side, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.terminal import page, table
 from vitrail.version import install_extra
-from vitrail.words import listing
+from vitrail.words import listing, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,7 @@ class Measured:
     points: list[Point]
 
 
+@one_line
 @dataclass(frozen=True)
 class Bench:
     """All measurements, and the machine they were made on."""
@@ -69,6 +70,7 @@ class Bench:
         return f"{self.device}, {self.precision}, {self.threads} thread{'s' * (self.threads != 1)}, torch {self.torch}"
 
 
+@one_line
 @dataclass(frozen=True)
 class EngineBench:
     """The engines of one network, the fastest first, and the machine they were measured on."""

@@ -10,6 +10,7 @@ from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
 from vitrail.ranges import Amount, Count, Part, Range, Side, Whole, checked
 from vitrail.verbs.terminal import page, table
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.bill import Bill, Power
@@ -24,6 +25,7 @@ CPU_UTILISATION = 0.7
 with AVX512-BF16: Ti/16 0.59, S/16 0.75, B/16 0.79."""
 
 
+@one_line
 @dataclass(frozen=True)
 class CostReport:
     """The cost of a network, and with `--count` its activation memory per image in float32 on an accelerator."""

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitrail.ranges import checked
 from vitrail.version import requirements
 from vitrail.words import binary_size
 
@@ -20,6 +21,7 @@ VARIABLES = re.compile(r"(OMP|MKL|KMP|CUDA|TORCH|PYTORCH|HF|VITRAIL)_\w+")
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
+@checked
 def doctor() -> dict[str, Any]:
     """Describe this installation and this machine, for a bug report.
 

@@ -18,6 +18,8 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
+from vitrail.verbs.terminal import ProgressLine
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 ViewKind = Literal["flip", "crops"]
 
 
+@one_line
 @dataclass(frozen=True)
 class Evaluation:
     """A network's results on a data set."""
@@ -187,7 +190,7 @@ def _classify(
     if tta is not None:
         predict = averaged(predict, VIEWS[tta], temperature, several=task.several)
         transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0
-    with closing(compute.loader(task.source, transform, (height, width))) as loader:
+    with closing(compute.loader(task.source, transform, (height, width), ProgressLine("computed"))) as loader:
         if card.scale is not None:
             return score_numbers(predict, loader, task.class_names, card.scale)
         if task.several:

@@ -20,10 +20,12 @@ from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
 from vitrail.verbs.network.classifier import explained_rejection, load_runnable
 from vitrail.verbs.network.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
-from vitrail.words import listing
+from vitrail.words import listing, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from pandas import DataFrame
 
     from vitrail.evaluation.predict import FileKind, Prediction, Row, Summary, Unreadable
     from vitrail.weights.confidence import Rejection
@@ -32,6 +34,7 @@ log = logging.getLogger("vitrail")
 KINDS: dict[str, FileKind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
 
 
+@one_line
 @dataclass
 class Predictions:
     """The predictions, unless they were written to a file, and the unreadable files."""
@@ -49,6 +52,23 @@ class Predictions:
     """What `reject` means on the validation images of the network, if its card says so."""
     maps: list[str] = field(default_factory=list)
     """With tiles and a folder as `out`: the pictures of the predictions."""
+
+    def to_frame(self) -> DataFrame:
+        """Return the predictions as a table of pandas, with the columns of the CSV file.
+
+        Raises UsageError without pandas, and for predictions that were written to a file.
+        """
+        from vitrail.data.spreadsheet import PREDICTIONS
+        from vitrail.evaluation.predict import header, values
+
+        if self.out is not None:
+            raise UsageError(f"the predictions are in {self.out}, which pandas reads: pandas.read_csv({self.out!r})")
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("to_frame needs pandas, which is not installed: pip install pandas") from None
+        columns = header(self.rows[0]) if self.rows else PREDICTIONS
+        return pandas.DataFrame([values(row) for row in self.rows], columns=list(columns))
 
 
 @overload

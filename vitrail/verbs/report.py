@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
+from vitrail.ranges import checked
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.reports.compare import Comparison
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 COMPARED = "comparison.html"
 
 
+@one_line
 @dataclass(frozen=True)
 class WrittenReport:
     """The path of the page, and the comparison; None for one run."""
@@ -23,6 +26,7 @@ class WrittenReport:
     comparison: Comparison | None = None
 
 
+@checked
 def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) -> WrittenReport:
     """Write the report of one run again, or one page that compares several runs.
 

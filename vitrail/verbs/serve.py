@@ -13,6 +13,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, Range, Seconds, Share, Side, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.version import install_extra
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.server.served_model import ServedModel
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 
+@one_line
 @dataclass(frozen=True)
 class ServedRequests:
     """Address, models and number of images of a server that has ended."""

@@ -13,6 +13,7 @@ from vitrail.files import check_writable
 from vitrail.ranges import Count, Positive, Range, Seed, checked
 from vitrail.studies.catalog import NAMES, REPORT, StudyName, StudySummary, study_named
 from vitrail.verbs.terminal import page, table
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.studies.costs import Planned
@@ -23,6 +24,7 @@ WIDTH = 78
 """Number of characters that a table may be wide."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Studied:
     """The results of a study, and the files they were written to."""

@@ -22,7 +22,7 @@ from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import RunArguments, from_recipe
 from vitrail.verbs.terminal import page, table
-from vitrail.words import duration
+from vitrail.words import duration, one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
@@ -37,6 +37,7 @@ IMAGENET = 500_000
 """A data set with at least this number of training images gets ImageNet's learning rates, and its number of steps."""
 
 
+@one_line
 @dataclass(frozen=True)
 class SweepPreview:
     """The trials of a sweep before they are trained, as `dry_run` shows them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,13 @@ class ProgressLine:
     def __init__(self, what: str) -> None:
         self.what = what
         self.shown = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
+        self._next = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` images are done."""
-        if self.shown and (done % 100 == 0 or done == total):
+        """Show that `done` of `total` images are done, ten times a second at most."""
+        now = time.monotonic()
+        if self.shown and (now >= self._next or done == total):
+            self._next = now + 0.1
             print(f"\r{self.what} {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
 
 

@@ -18,6 +18,7 @@ from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import RunArguments
 from vitrail.verbs.terminal import page, table
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.vtab_tasks import VtabTask
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 
+@one_line
 @dataclass(frozen=True)
 class Listing:
     """The tasks, with the folders or the sources of their data."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.errors import UsageError, WeightsError
 from vitrail.ranges import Count, checked
 from vitrail.verbs.terminal import page, table
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.weights.assemble import LoadReport
@@ -21,6 +22,7 @@ SHOWN = 10
 """Maximum number of class names shown on a terminal; --json has all of them."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Converted:
     """Result of a conversion: the report of loading, and what was saved."""
@@ -41,6 +43,7 @@ class Tensor:
     """Largest absolute value."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Info:
     """Description of weights: architecture, card, load report and, on request, all tensors."""
@@ -52,6 +55,7 @@ class Info:
     tensors: list[Tensor] = field(default_factory=list)
 
 
+@one_line
 @dataclass(frozen=True)
 class Pushed:
     """The files uploaded to the hub, and their address; `url` is None for a dry run."""

@@ -66,8 +66,8 @@ class Confidence(Settings):
     def __str__(self) -> str:
         if self.temperature == 1:
             return (
-                f"temperature 1, because {self.images:,} validation images do not show that another one is better; "
-                f"calibration error {self.ece:.2%}"
+                f"temperature 1, because no other one makes both the loss and the calibration error of "
+                f"{self.images:,} validation images smaller; calibration error {self.ece:.2%}"
             )
         return (
             f"temperature {self.temperature:.4g}, fitted on {self.images:,} validation images; calibration error "

@@ -24,9 +24,10 @@ from vitrail.weights.archive import open_archive
 from vitrail.weights.load import load, local
 from vitrail.weights.reference import IMAGE, TOLERANCE, differences, fixed_images, outputs, relative_error
 from vitrail.weights.save import save
-from vitrail.words import shown
+from vitrail.words import one_line, shown
 
 
+@one_line
 @dataclass(frozen=True)
 class Verification:
     """The comparisons of a model, with the largest relative error of each."""

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from vitrail.data.copies import confirm
-from vitrail.data.copies.align import SIDE, correlations, details
-from vitrail.data.copies.confirm import find_copies, pairs_sheet
+from vitrail.data.copies.align import SIDE, correlations
+from vitrail.data.copies.confirm import certainty, find_copies, pairs_sheet
 from vitrail.data.copies.dedup import HashedImages, candidates, hashed
 from vitrail.data.sources.open import find
 from vitrail.errors import UsageError
@@ -38,7 +38,7 @@ def small(image: Image.Image) -> np.ndarray:
 
 def compared(pairs: list[tuple[Image.Image, Image.Image]], common: np.ndarray = NOTHING) -> list[float]:
     left, right = (np.stack([small(pair[place]) for pair in pairs]) for place in (0, 1))
-    return correlations(left, right, common).tolist()
+    return correlations(left, right, common, np.full(len(pairs), SIDE)).tolist()
 
 
 def test_crops_lie_over_their_original_in_both_directions_and_others_do_not() -> None:
@@ -55,7 +55,7 @@ def test_what_all_images_share_does_not_count() -> None:
     scans = [scan(number) for number in range(8)]
     different = [(scans[number], scans[number - 1]) for number in range(8)]
     copies = [(image.resize((100, 100), Image.Resampling.BILINEAR), image) for image in scans]
-    common = details(np.stack([small(image) for image in scans])).mean(axis=0)
+    common = np.mean([small(image) for image in scans], axis=0, dtype=np.float32)
     assert min(compared(different)) > 0.8  # the same body
     assert max(compared(different, common)) < 0.5 and min(compared(copies, common)) > 0.9
 
@@ -63,8 +63,27 @@ def test_what_all_images_share_does_not_count() -> None:
 def test_a_flat_picture_and_one_that_is_not_there_are_like_nothing() -> None:
     flat, gone = np.full((SIDE, SIDE), 7, np.float32), np.full((SIDE, SIDE), np.nan, np.float32)
     one = small(picture(1))
-    found = correlations(np.stack([flat, one, gone, one]), np.stack([flat, flat, one, one]), NOTHING)
+    found = correlations(np.stack([flat, one, gone, one]), np.stack([flat, flat, one, one]), NOTHING, np.full(4, SIDE))
     assert np.abs(found[:2]).max() < 0.1 and np.isnan(found[2]) and found[3] > 0.99
+
+
+def test_a_copy_of_a_quarter_of_the_size_is_compared_at_its_own_size() -> None:
+    one, other = picture(1, cells=24), picture(2, cells=24)
+    tiny = [image.resize((16, 16), Image.Resampling.BOX) for image in (one, other)]
+    left, right = np.stack([small(image) for image in tiny]), np.stack([small(one)] * 2)
+    same, different = correlations(left, right, NOTHING, np.array([16, 16]))
+    assert same > 0.9 and different < 0.5
+    assert correlations(left, right, NOTHING, np.array([SIDE, SIDE]))[0] < 0.75
+
+
+def test_certain_is_a_correlation_with_few_pairs_below_it() -> None:
+    copies = np.full(100, 0.9995)
+    assert certainty(copies) == certainty(np.append(copies, [0.85, 0.9, np.nan])) == 0.97
+    neighbours = np.linspace(0.8, 0.975, 200)  # as slices of a scan are
+    assert certainty(np.append(copies, neighbours)) == 0.99
+    assert certainty(np.append(copies[:3], neighbours)) == 0.99
+    exposures = np.linspace(0.9, 0.9999, 2000)  # one tile in several photographs: more and more pairs up to 1
+    assert certainty(exposures) == np.inf
 
 
 def scans_with_copies(root: Path) -> HashedImages:

@@ -104,6 +104,7 @@ def test_as_json_and_without_a_second_reading(sets: Path, capsys: pytest.Capture
             "exact": 2,
             "near": 2,
             "others": 4,
+            "alike": 0,
         }
     ]
     assert first["pairs"][0]["id"] == "cat/00.png" and first["pairs"][0]["exact"] == 1
@@ -135,15 +136,39 @@ def test_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [splits[name].id(0) for name in ("train", "test")] == ["cat/0 again.jpg", "cat/same.png"]
 
 
+def test_copies_with_different_labels_and_look_alikes_are_listed_and_remain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, other = (np.asarray(picture(number, 128), np.float64) for number in (0, 1))
+    slices = [Image.fromarray((base + share * (other - base)).astype(np.uint8)) for share in (0, 0.25)]
+    others = [(f"dog/{number}.png", picture(number, 128)) for number in range(2, 12)]
+    for name, image in (("cat/a.png", slices[0]), ("cat/next.png", slices[1]), ("dog/a.png", slices[0]), *others):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.save(tmp_path / "set" / name)
+    slices[0].save(tmp_path / "set" / "cat" / "again.jpg", quality=80)
+    out = tmp_path / "pairs.csv"
+    assert run("data", "dedup", tmp_path / "set", "--out", out, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    with open(out, newline="") as file:
+        copy = {(row["id"], row["other_id"]): row["copy"] for row in csv.DictReader(file)}
+    assert copy[("cat/a.png", "cat/again.jpg")] == "1"
+    assert copy[("cat/a.png", "cat/next.png")] == "0" and copy[("cat/a.png", "dog/a.png")] == "0"
+    assert result["remaining"] == 13 and result["alike"] == result["found"] - 1
+    assert run("data", "dedup", tmp_path / "set") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "cat/a.png = cat/again.jpg" in text and "cat/a.png ~ dog/a.png: same bytes" in text
+    assert "their images remain" in text and "13 of 14 images remain" in text
+
+
 @pytest.mark.slow
 def test_a_model_confirms(sets: Path, tmp_path: Path) -> None:
     trained = vitrail.train(sets / "pretrain", out=str(tmp_path / "runs"), duration="2 steps", **TINY)
     choices: dict[str, Any] = dict(against=(sets / "task",), model=trained.folder, workers=0, device="cpu")
     result = dedup(sets / "pretrain", cosine=0.5, **choices)
-    assert result.found == 4 and all(float(str(pair[-1])) >= 0.5 for pair in result.pairs)
-    assert [pair[-1] for pair in result.pairs if pair[-3]] == ["1.0000", "1.0000"]
+    assert result.found == 4 and all(float(str(pair[-2])) >= 0.5 for pair in result.pairs)
+    assert [pair[-2] for pair in result.pairs if pair[-4]] == ["1.0000", "1.0000"]
     strict = dedup(sets / "pretrain", cosine=1.0, **choices)
-    assert {pair[-3] for pair in strict.pairs} == {1}  # only those of the same bytes
+    assert {pair[-4] for pair in strict.pairs} == {1}  # only those of the same bytes
 
 
 def test_what_cannot_be_asked(sets: Path, tmp_path: Path) -> None:

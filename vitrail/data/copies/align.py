@@ -12,6 +12,8 @@ pairs of different scans; with it, below 0.5 (`python -m benchmarks.dedup`).
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 SIDE = 64
@@ -26,10 +28,13 @@ COARSE = 3.0
 """Standard deviation in pixels of the blurred picture that is taken off."""
 FINE = 0.7
 """Standard deviation in pixels of the blur of details, which removes most of the noise of compression."""
+SOFT = 0.5
+"""The same in pixels of the smaller stored image, if its side is below `SIDE`: what it cannot show is not compared."""
 LONGEST_STEP = 0.2
 """Largest change of a parameter in one step, in units of half a picture."""
 
 
+@cache
 def _blur(deviation: float) -> np.ndarray:
     """Return float32 [SIDE, SIDE] that blurs the columns of a picture by a product from the left."""
     apart = np.subtract.outer(np.arange(SIDE), np.arange(SIDE))
@@ -39,19 +44,24 @@ def _blur(deviation: float) -> np.ndarray:
 
 _GRID = np.linspace(-1, 1, SIDE, dtype=np.float32)
 _LEVELS = [_blur(deviation) for deviation in BLURS]
-_COARSE, _FINE = _blur(COARSE), _blur(FINE)
 
 
-def details(pictures: np.ndarray) -> np.ndarray:
-    """Return pictures float32 [..., SIDE, SIDE] without their blurred selves."""
-    return _FINE @ pictures @ _FINE.T - _COARSE @ pictures @ _COARSE.T
+def details(pictures: np.ndarray, sides: np.ndarray) -> np.ndarray:
+    """Return pictures float32 [P, SIDE, SIDE] without their blurred selves, and without what `sides` cannot show.
+
+    sides: int64 [P], shorter side in pixels of the smaller image that each one is compared with, or is; at most SIDE.
+    """
+    scales = (SIDE / sides).tolist()
+    fine = np.stack([_blur(max(FINE, SOFT * scale)) for scale in scales])
+    coarse = np.stack([_blur(COARSE * scale) for scale in scales])
+    return fine @ pictures @ fine.transpose(0, 2, 1) - coarse @ pictures @ coarse.transpose(0, 2, 1)
 
 
-def correlations(left: np.ndarray, right: np.ndarray, common: np.ndarray) -> np.ndarray:
+def correlations(left: np.ndarray, right: np.ndarray, common: np.ndarray, sides: np.ndarray) -> np.ndarray:
     """Return the correlation, -1 to 1, of the details of each left picture, laid over its right one; float32 [P].
 
-    The pictures are float32 [P, SIDE, SIDE]. `common` float32 [SIDE, SIDE] are the details of a mean picture; what the
-    pictures share with it does not count.
+    The pictures are float32 [P, SIDE, SIDE]. `common` float32 [SIDE, SIDE] is a mean picture; what the details of the
+    pictures share with its details does not count. `sides` are those of `details`.
     """
     moved = np.tile(np.array([1, 0, 1, 0], np.float32), (len(left), 1))  # scale and shift of columns, then of rows
     left, right = _standardised(left), _standardised(right)
@@ -60,7 +70,8 @@ def correlations(left: np.ndarray, right: np.ndarray, common: np.ndarray) -> np.
         for _ in range(STEPS):
             moved = _step(ours, theirs, moved)
     warped, mask = _warped(left, moved)
-    one, two = (_without(details(pictures), common, mask) for pictures in (warped, right))
+    shared = details(np.broadcast_to(common, right.shape), sides)
+    one, two = (_without(details(pictures, sides), shared, mask) for pictures in (warped, right))
     size = np.sqrt((one**2).sum(axis=(1, 2)) * (two**2).sum(axis=(1, 2)))
     return (one * two).sum(axis=(1, 2)) / (size + 1e-6)
 
@@ -107,7 +118,7 @@ def _resampling(scale: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _without(pictures: np.ndarray, common: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Return the masked pictures without their mean, and without what they share with `common` or its mirror image."""
-    one, two, found = (_centred(part, mask) for part in (common, common[:, ::-1], pictures))
+    one, two, found = (_centred(part, mask) for part in (common, common[..., ::-1], pictures))
     two = two - _share(two, one)
     return found - _share(found, one) - _share(found, two)
 

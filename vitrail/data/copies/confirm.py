@@ -1,8 +1,12 @@
-"""Find copies: pairs with similar hashes whose pixels are similar, too.
+"""Find copies and look-alikes: pairs with similar hashes whose pixels are similar, too.
 
 Hashes of 64 bits cannot tell images apart that are grey, dark and of one kind. So the pixels of each pair are compared:
 grey thumbnails are laid over each other and correlated (`align`). Only images in pairs are read, and `SAMPLE` others,
 whose mean picture shows what is common to all images of the data set.
+
+Pictures that are no copies may be alike, too: neighbouring slices of a scan, one part photographed twice, T-shirts of
+two colours. So a pair is a copy only from a correlation on that was measured to be certain, and data with many such
+pictures raise it (`certainty`). The other pairs are look-alikes.
 """
 
 from __future__ import annotations
@@ -16,14 +20,19 @@ from PIL import Image
 from vitrail.data.bands.picture import picture
 from vitrail.data.check import OnProgress
 from vitrail.data.contact_sheet import Frame, write_contact_sheet
-from vitrail.data.copies.align import SIDE, correlations, details
+from vitrail.data.copies.align import SIDE, correlations
 from vitrail.data.copies.dedup import DISTANCE, HashedImages, Pairs, candidates
 from vitrail.data.item import Listed
 from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.errors import DecodeError
 
 CORRELATION = 0.8
-"""Minimum correlation of the details of two copies."""
+"""Minimum correlation of the details of two look-alikes."""
+CERTAIN = (0.97, 0.98, 0.985, 0.99, 0.993, 0.995, 0.997, 0.998, 0.999)
+"""Minimum correlations of copies; `certainty` chooses one. Among different scans of brains, T-shirts, photographs and
+solar cells no pair reaches the first; nine tenths of the copies do (`python -m benchmarks.dedup`)."""
+DOUBT = 0.05
+"""Maximum estimated share of pairs that are no copies among those that are called copies."""
 PAIRS = 1 << 12
 """Number of pairs compared at a time; the thumbnails of at most twice as many images are in memory, 16 KiB each."""
 SAMPLE = 256
@@ -47,7 +56,7 @@ def find_copies(
 ) -> Pairs:
     """Return the `candidates` whose stored bytes are equal, or whose pixels are similar.
 
-    Images are read with `workers` threads. Raises what `candidates` raises.
+    `Pairs.copy` tells copies from look-alikes. Images are read with `workers` threads. Raises what `candidates` raises.
     """
     pairs = candidates(
         left, right, distance=distance, mirrored=mirrored, crops=crops, workers=workers, progress=progress
@@ -58,7 +67,21 @@ def find_copies(
     if len(near):
         with threads(workers) as pool:
             found[near] = _compared(left, other, pairs.chosen(near), pool, progress)
-    return replace(pairs, correlation=found).chosen(pairs.exact | (found >= CORRELATION))
+    copy = pairs.exact | (found >= certainty(found))
+    return replace(pairs, correlation=found, copy=copy).chosen(pairs.exact | (found >= CORRELATION))
+
+
+def certainty(correlations: np.ndarray) -> float:
+    """Return the correlation from which pairs of these images are copies; above 1 if no correlation is certain.
+
+    It is the first of `CERTAIN` with few pairs just below it. The number of pairs within an equally long stretch below
+    estimates how many of those above are no copies: the look-alikes of a kind become fewer towards 1, copies more.
+    """
+    for least in CERTAIN:
+        below = np.count_nonzero((correlations >= 2 * least - 1) & (correlations < least))
+        if below <= DOUBT * np.count_nonzero(correlations >= least):
+            return least
+    return np.inf
 
 
 def _compared(
@@ -70,20 +93,21 @@ def _compared(
     order = np.argsort(pairs.left, kind="stable")  # so that few images are read twice
     for begin in range(0, len(pairs), PAIRS):
         places = order[begin : begin + PAIRS]
-        ours, our_rows = _thumbnails(left, pairs.left[places], pool)
-        theirs, their_rows = _thumbnails(right, pairs.right[places], pool)
+        ours, our_sides, our_rows = _thumbnails(left, pairs.left[places], pool)
+        theirs, their_sides, their_rows = _thumbnails(right, pairs.right[places], pool)
+        sides = np.minimum(our_sides[our_rows], their_sides[their_rows])
         for start in range(0, len(places), _TOGETHER):
             part = slice(start, start + _TOGETHER)
             other = theirs[their_rows[part]]
             other = np.where(pairs.mirrored[places[part], None, None], other[:, :, ::-1], other)
-            found[places[part]] = correlations(ours[our_rows[part]], other, common)
+            found[places[part]] = correlations(ours[our_rows[part]], other, common, sides[part])
         if progress is not None:
             progress(begin + len(places), len(pairs))
     return found
 
 
 def _common(images: HashedImages, pairs: Pairs, *, within: bool, pool: ThreadPool | None) -> np.ndarray:
-    """Return the details of the mean picture of a sample, float32 [SIDE, SIDE]; zeros if there are too few pictures.
+    """Return the mean picture of a sample, float32 [SIDE, SIDE]; zeros if there are too few pictures.
 
     `images` are the right ones of the pairs, and the left ones, too, if they are `within` one data set. An image counts
     less the more images have its hash, so that many copies of one picture count about as much as one.
@@ -93,48 +117,60 @@ def _common(images: HashedImages, pairs: Pairs, *, within: bool, pool: ThreadPoo
     equal = pairs.chosen(pairs.distance <= EQUAL)
     partners = np.bincount(np.append(equal.right, equal.left if within else []).astype(np.int64), minlength=len(images))
     weights = 1 / (1 + partners[chosen])
-    thumbnails, rows = _thumbnails(images, chosen, pool)
-    found = details(thumbnails[rows])
+    thumbnails, _, rows = _thumbnails(images, chosen, pool)
+    found = thumbnails[rows]
     weights = np.where(np.isnan(found).any(axis=(1, 2)), 0, weights)
     if weights.sum() < FEWEST:
         return np.zeros((SIDE, SIDE), np.float32)
     return np.tensordot(weights / weights.sum(), np.nan_to_num(found), 1).astype(np.float32)
 
 
-def _thumbnails(images: HashedImages, numbers: np.ndarray, pool: ThreadPool | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return grey thumbnails float32 [K, SIDE, SIDE] of the distinct images, NaN if unreadable, and the row of each."""
+def _thumbnails(
+    images: HashedImages, numbers: np.ndarray, pool: ThreadPool | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return thumbnails and sides of the distinct images, as `_thumbnail` does, and the row of each image."""
     distinct, rows = np.unique(numbers, return_inverse=True)
     found = np.empty((len(distinct), SIDE, SIDE), np.float32)
+    sides = np.empty(len(distinct), np.int64)
     parts = images.part_of(distinct)
     for part in np.unique(parts).tolist():
         mine = np.flatnonzero(parts == part)
         inside = (distinct[mine] - images.numbers(part).start).tolist()
         read = each_image(pool, _thumbnail, images.parts[part].source, inside)
-        for row, small in zip(mine.tolist(), read, strict=True):
-            found[row] = small
-    return found, rows
+        for row, (small, side) in zip(mine.tolist(), read, strict=True):
+            found[row], sides[row] = small, side
+    return found, sides, rows
 
 
-def _thumbnail(source: Listed, index: int) -> np.ndarray | float:
-    """Return the grey thumbnail of an image, float32 [SIDE, SIDE], not rounded to whole levels; NaN if unreadable."""
+def _thumbnail(source: Listed, index: int) -> tuple[np.ndarray | float, int]:
+    """Return the grey thumbnail of an image, float32 [SIDE, SIDE], not rounded to whole levels; NaN if unreadable.
+
+    Return its shorter side in pixels, at most SIDE, too.
+    """
     try:
         stored = source[index].image
         image = picture(stored, short_side=2 * SIDE)
     except DecodeError:
-        return np.nan
+        return np.nan, SIDE
     grey = Image.fromarray(image).convert("L").convert("F")
-    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR)), min(SIDE, *image.shape[:2])
 
 
 def pairs_sheet(file: Path, left: HashedImages, right: HashedImages, pairs: Pairs) -> None:
-    """Draw pairs side by side, the most doubtful first. Raises UsageError if the file cannot be written."""
-    order = np.argsort(np.where(pairs.exact, 2, pairs.correlation), kind="stable")
+    """Draw pairs side by side: copies, the least similar first, then look-alikes, the most similar first.
+
+    Raises UsageError if the file cannot be written.
+    """
+    similarity = np.where(pairs.exact, 2, pairs.correlation)
+    order = np.lexsort((np.where(pairs.copy, similarity, -similarity), ~pairs.copy))
 
     def frame(place: int) -> Frame:
         one, two = int(pairs.left[place]), int(pairs.right[place])
         how = "same bytes" if pairs.exact[place] else f"correlation {pairs.correlation[place]:.3f}"
         how += ", mirrored" if pairs.mirrored[place] else ""
+        how += "" if pairs.copy[place] else ", look-alike"
         return Frame((left.place(one), right.place(two)), (left.name(one).id, right.name(two).id, how))
 
-    title = f"{len(pairs):,} pairs of copies, the least similar first"
+    copies = np.count_nonzero(pairs.copy)
+    title = f"{copies:,} pairs of copies, the least similar first; then {len(pairs) - copies:,} pairs of look-alikes"
     write_contact_sheet(file, title, map(frame, order.tolist()))

@@ -28,6 +28,7 @@ from vitrail.data.check import BadImage, OnProgress, equal_groups
 from vitrail.data.copies.crops import near_windows, windows_of
 from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs
 from vitrail.data.item import DataSet, Listed, View, role_of
+from vitrail.data.labels.sets import label_text
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
 from vitrail.files import replacing_text
@@ -112,6 +113,11 @@ class HashedImages:
         part = int(self.part_of(np.array(number)))
         return self.parts[part].source, number - self.numbers(part).start
 
+    def label(self, number: int) -> str:
+        """Return the label of an image as text, "" if it has none."""
+        source, index = self.place(number)
+        return label_text(source.labels, index, source.class_names)
+
     @cached_property
     def copies(self) -> Copies:
         """Groups of images with the same bytes."""
@@ -168,14 +174,14 @@ MOST = 20_000_000
 """Maximum number of pairs; with more, the distance is too large for these images."""
 COLUMNS = (
     *(*Name._fields, *(f"other_{name}" for name in Name._fields)),
-    *("distance", "correlation", "exact", "mirrored", "cosine"),
+    *("distance", "correlation", "exact", "mirrored", "cosine", "copy"),
 )
 """Columns of the table of pairs."""
 
 
 @dataclass(frozen=True)
 class Pairs(ArrayTable):
-    """Pairs of images that are copies of each other, by their numbers, sorted by the right one, then by the left."""
+    """Pairs of similar images, by their numbers, sorted by the right one, then by the left."""
 
     left: np.ndarray
     """int64 [P]."""
@@ -191,6 +197,8 @@ class Pairs(ArrayTable):
     """bool [P]: whether one is the mirror image of the other."""
     cosine: np.ndarray
     """float32 [P]: cosine similarity of the features; NaN without a network."""
+    copy: np.ndarray
+    """bool [P]: whether they are copies of one picture for certain. Others are look-alikes, which are not removed."""
 
     @classmethod
     def found(cls, left: np.ndarray, right: np.ndarray, distance: np.ndarray, *, exact: bool, mirrored: bool) -> Pairs:
@@ -198,11 +206,18 @@ class Pairs(ArrayTable):
         count = len(left)
         unknown = np.full(count, np.nan, np.float32)
         flags = np.full(count, exact), np.full(count, mirrored)
-        return cls(left, right, distance.astype(np.uint8), unknown, *flags, unknown)
+        return cls(left, right, distance.astype(np.uint8), unknown, *flags, unknown, np.full(count, exact))
 
     def confirmed(self, cosine: np.ndarray, least: float) -> Pairs:
         """Return the exact pairs and those with a cosine similarity of at least `least`; `cosine` is float32 [P]."""
         return replace(self, cosine=cosine).chosen(self.exact | (cosine >= least))
+
+    def with_equal_labels(self, images: HashedImages) -> Pairs:
+        """Return the pairs, of which those of images with different labels are look-alikes. Both are of `images`."""
+        both = zip(self.left.tolist(), self.right.tolist(), strict=True)
+        labels = ((images.label(one), images.label(two)) for one, two in both)
+        differ = [bool(one and two) and one != two for one, two in labels]
+        return replace(self, copy=self.copy & ~np.array(differ, bool))
 
 
 def candidates(
@@ -312,11 +327,12 @@ def _all_members(
 
 
 def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.ndarray:
-    """Return bool [N]: which images of `left` remain without the copies.
+    """Return bool [N]: which images of `left` remain without the copies; look-alikes remain.
 
     Images without a copy in `right` remain. If `right` is None, all images of held-out splits, which come first in
     `left`, remain, and each other image that has no earlier copy that remains.
     """
+    pairs = pairs.chosen(pairs.copy)
     stays = np.ones(len(left), dtype=bool)
     if right is not None:
         stays[pairs.left] = False
@@ -337,39 +353,6 @@ def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str
     return {name: source for name, source in splits.items() if len(source)}
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Number of images of one split that have a copy in another split, or an earlier copy in the same split."""
-
-    data: str
-    split: str
-    other_data: str
-    other_split: str
-    exact: int
-    """Number of images of the split with the same bytes as one of the other split."""
-    near: int
-    """Number of other images of the split with a near copy in the other split."""
-    others: int
-    """Number of images of the other split that have such a copy."""
-
-
-def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list[Shared]:
-    """Count the pairs for each pair of splits. Within one data set, pairs of splits without copies are left out."""
-    ours, theirs = (pairs.left, pairs.right) if right is not None else (pairs.right, pairs.left)
-    other = left if right is None else right
-    places = left.part_of(ours) * len(other.parts) + other.part_of(theirs)
-    counts = []
-    for place in range(len(left.parts) * len(other.parts)):
-        here = places == place
-        if right is None and not here.any():
-            continue
-        one, two = left.parts[place // len(other.parts)], other.parts[place % len(other.parts)]
-        exact, every = np.unique(ours[here & pairs.exact]), np.unique(ours[here])
-        names = one.data, one.split, two.data, two.split
-        counts.append(Shared(*names, len(exact), len(every) - len(exact), len(np.unique(theirs[here]))))
-    return counts
-
-
 def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tuple[object, ...]]:
     """Yield the values of `COLUMNS` of each pair; the correlation and the cosine are "" if they are not known."""
     for place in range(len(pairs)):
@@ -382,6 +365,7 @@ def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tupl
             int(pairs.exact[place]),
             int(pairs.mirrored[place]),
             "" if np.isnan(cosine) else f"{cosine:.4f}",
+            int(pairs.copy[place]),
         )
 
 

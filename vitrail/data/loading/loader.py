@@ -146,6 +146,7 @@ class Loader:
         sampler: Sampling = "uniform",
         cache: bool = False,
         timeout: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         check_batch_size(batch_size)
         if not len(source):
@@ -168,6 +169,7 @@ class Loader:
         self._evaluation = not shuffle and not drop_last
         self._timeout = TIMEOUT if timeout is None else timeout
         self._world = world
+        self._progress = progress
         self._order = EpochOrder(
             len(source),
             batch_size,
@@ -204,10 +206,14 @@ class Loader:
         parts = (part for batch in self._asked(batches) for part in batch)
         ahead = _BATCHES_AHEAD * math.ceil(self._batch_size / self._part)
         filled = ordered(self._pool, self._fill, parts, ahead=ahead, timeout=self._timeout, hung=self._hung)
+        done = start * self._batch_size
         try:
             while (batch := self._next(filled)) is not None:
                 if len(batch.labels):
                     yield batch
+                if self._progress is not None:
+                    done = min(done + self._batch_size, self.share)
+                    self._progress(done, self.share)
         finally:
             filled.close()
 

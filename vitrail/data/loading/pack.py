@@ -41,6 +41,7 @@ from vitrail.data.sources.shards import INDEX, SCHEMA, index_table, packed_manif
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.files import check_writable, locked_folder, refuse_other_files, replacing
+from vitrail.words import one_line
 
 EncodedImage = tuple[int, tuple[str, bytes] | DecodeError]
 """Index of an image, and (suffix, bytes) of its file in a shard or the error from reading it."""
@@ -50,6 +51,7 @@ _UNFINISHED = re.compile(rf"\.(shard-\d{{5}}\.(tar|part)|{re.escape(INDEX)})(\.t
 """Beginning of the names of temporary files, which a call that was killed leaves."""
 
 
+@one_line
 @dataclass(frozen=True)
 class PackResult:
     """Result of packing one split."""

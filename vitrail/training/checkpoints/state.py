@@ -20,6 +20,7 @@ from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
 from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
+from vitrail.words import one_line
 
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune", *LORA,
             "distill")  # fmt: skip
@@ -56,6 +57,7 @@ class RunStatus:
     """The limits that ended the run. With other limits it continues."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Result:
     """The result of `fit`, which run.json stores."""

@@ -16,6 +16,7 @@ from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 Reason = Literal["label", "copy", "outlier"]
 WEAK = 0.5
-"""Accuracy of the probe below which a warning says that its list is of little use."""
+"""Accuracy of the probe below which a warning says that it misses many wrong labels."""
 COLUMNS = ("split", "id", "reason", "score", "label", "suggested", "like")
 
 
@@ -37,8 +38,8 @@ class Doubt:
     reason: Reason
     """label: the label is probably wrong; copy: a copy has another label; outlier: no image is similar."""
     score: float
-    """label: probability of the label minus that of the suggested class, -1 is the most certain; copy: correlation of
-    the pixels; outlier: mean cosine similarity to the nearest images."""
+    """label: estimated probability that the label is wrong; copy: correlation of the pixels; outlier: mean cosine
+    similarity to the nearest images."""
     label: str
     suggested: str
     """Class that the probe suggests, or the label of the copy; "" for an outlier."""
@@ -46,6 +47,7 @@ class Doubt:
     """The most similar image of the suggested class, the copy, or the nearest image."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Audit:
     """The result of an audit."""
@@ -56,6 +58,8 @@ class Audit:
     """Number of images with a label."""
     accuracy: float
     """Share of these images whose label the probe predicts, which has not seen them."""
+    wrong: float
+    """Estimated number of wrong labels among the doubts with the reason "label"."""
     doubts: list[Doubt]
     """Probably wrong labels, then copies with different labels, then outliers; the worst of each first."""
     unreadable: list[tuple[str, str]]
@@ -83,9 +87,10 @@ def audit(
 ) -> Audit:
     """Rank labels that are probably wrong, copies with different labels, and outliers. Nothing is changed.
 
-    A linear probe on the features of a frozen network predicts the class of each image without having seen its label,
-    and confident learning chooses the suspects. Look at them, remove the rows of correct images from the CSV file, and
-    train without the others: `vitrail train DATA --data.exclude FILE`.
+    A linear probe on the features of a frozen network predicts the class of each image without having seen its label.
+    How often a label that the probe disagrees with is wrong is estimated from all of them, and a label is listed if it
+    is wrong with a probability of at least one in three. Look at them, remove the rows of correct images from the CSV
+    file, and train without the others: `vitrail train DATA --data.exclude FILE`.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
@@ -113,8 +118,8 @@ def audit(
     accuracy, labels = _labels(features, folds, seed, compute)
     if accuracy < WEAK:
         log.warning(
-            "the probe predicts only %.0f %% of the labels, so most of the listed images may have the right label. Use "
-            "a network with better features",
+            "the probe predicts only %.0f %% of the labels, so it misses many wrong ones. Use a network with better "
+            "features",
             100 * accuracy,
         )
     copies = _copies(str(path), name, images, compute.threads(alone=True))
@@ -129,7 +134,8 @@ def audit(
         _draw(files[1], images, doubts, pairs)
     count = int((features.labels >= 0).sum())
     written = [str(file) for file in files if file is not None]
-    return Audit(str(path), name, count, accuracy, doubts, features.bad, written)
+    wrong = round(sum(doubt.score for doubt in doubts if doubt.reason == "label"), 1)
+    return Audit(str(path), name, count, accuracy, wrong, doubts, features.bad, written)
 
 
 Found = tuple[Reason, int, int, float, str]
@@ -147,10 +153,10 @@ def _labels(features: Features, folds: int, seed: int, compute: Compute) -> tupl
     probabilities = out_of_fold(rows, labels, len(names), folds=folds, seed=seed, device=compute.place())
     found, unit = suspects(probabilities, labels), unit_rows(rows)
     doubts: list[Found] = []
-    for row, suggested, margin in zip(found.rows.tolist(), found.suggested.tolist(), found.margin, strict=True):
+    for row, suggested, wrong in zip(found.rows.tolist(), found.suggested.tolist(), found.wrong, strict=True):
         among = np.flatnonzero(labels == suggested)
         like = among[(unit[among] @ unit[row]).argmax()]
-        doubts.append(("label", int(index[row]), int(index[like]), float(margin), names[suggested]))
+        doubts.append(("label", int(index[row]), int(index[like]), float(wrong), names[suggested]))
     return float((probabilities.argmax(axis=1) == labels).mean()), doubts
 
 
@@ -166,7 +172,7 @@ def _copies(path: str, split: str, images: Listed, workers: int) -> list[Found]:
     score = np.where(pairs.exact, 1.0, pairs.correlation)
     labels = np.asarray(images.labels)  # one for each image: `audit` refuses others
     one, two = labels[pairs.left], labels[pairs.right]
-    differ = np.flatnonzero((one != two) & (one >= 0) & (two >= 0))
+    differ = np.flatnonzero(pairs.copy & (one != two) & (one >= 0) & (two >= 0))
     order = differ[np.argsort(-score[differ], kind="stable")]
     return [
         ("copy", left, right, float(score[place]), _class(images, right))
@@ -221,11 +227,16 @@ def show(result: Audit) -> Any:
         how = {"label": f"rather {doubt.suggested}", "copy": f"{doubt.like} is {doubt.suggested}", "outlier": "outlier"}
         lines.append(f"{doubt.id}, labelled {doubt.label}: {how[doubt.reason]} ({doubt.score:.2f})")
     row = (result.split or "all", result.images, f"{100 * result.accuracy:.1f} %")
+    estimate = (
+        f"by the audit's own estimate, {result.wrong:.0f} of the {counts['label']:,} doubtful labels are wrong; labels "
+        "that are wrong with a probability below one in three are not listed"
+    )
     return page(
         table(
-            ("split", "images", "probe's accuracy", "wrong labels", "copies with two labels", "outliers"),
+            ("split", "images", "probe's accuracy", "doubtful", "copies with two labels", "outliers"),
             [(*row, *(counts[reason] for reason in ("label", "copy", "outlier")))],
         ),
+        [estimate] if counts["label"] else [],
         first_lines(lines),
         unreadable_lines(result.unreadable),
         [f"written to {file}" for file in result.written],

@@ -14,18 +14,21 @@ from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Range, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.check import BadImage
-    from vitrail.data.copies.dedup import HashedImages, Pairs, Shared
+    from vitrail.data.copies.counts import Shared
+    from vitrail.data.copies.dedup import HashedImages, Pairs
     from vitrail.data.item import DataSet
 
 SHOWN = 10_000
 """Maximum number of pairs in the result; the CSV file contains all of them."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Duplicates:
     """The result of a search for copies."""
@@ -38,6 +41,8 @@ class Duplicates:
     """The first 10,000: see `vitrail.data.copies.dedup.rows`."""
     found: int
     """Pairs in all."""
+    alike: int
+    """Pairs of these that are look-alikes: their images remain."""
     remaining: int
     """Images of `images` that remain without the copies."""
     bad: list[BadImage]
@@ -69,10 +74,11 @@ def dedup(
     """Find training images that are also test images, or duplicates: exact, re-encoded, resized or cropped copies.
 
     Two perceptual hashes of 64 bits propose pairs. Their pixels confirm a pair: the images are laid over each other and
-    correlated. With a model, the features of both images must be similar, too. Your images are not changed: the results
-    are lists of the copies and of the remaining images. All splits except test and validation are training images.
-    Hashes are cached, so that a second call reads only the images of pairs. --batch-size, --device and --precision are
-    settings of the model.
+    correlated. A pair that is similar, but not certainly a copy, is listed as look-alikes, and so is a pair of one data
+    set with different labels; look-alikes remain. With a model, the features of both images must be similar, too. Your
+    images are not changed: the results are lists of the copies and of the remaining images. All splits except test and
+    validation are training images. Hashes are cached, so that a second call reads only the images of pairs.
+    --batch-size, --device and --precision are settings of the model.
 
     Args:
         path: The training images, in any form that `vitrail train` takes.
@@ -90,11 +96,13 @@ def dedup(
             about 100 times as many comparisons.
         out: Write all pairs to this CSV file.
         keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
-        sheet: Draw the two images of each pair in this PNG file, the least similar pair first (at most 60).
+        sheet: Draw the two images of each pair in this PNG file, the least similar copies first, then look-alikes (at
+            most 60).
     """
     compute = Compute(None, batch_size, workers, device, precision)
     from vitrail.data.copies.confirm import find_copies, pairs_sheet
-    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, shared, staying, write_pairs
+    from vitrail.data.copies.counts import shared
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, staying, write_pairs
     from vitrail.data.sources.lists import write_list
     from vitrail.data.sources.open import find_and_warn
 
@@ -112,6 +120,8 @@ def dedup(
     pairs = find_copies(left, right, **choices, workers=threads, progress=progress)
     if model is not None:
         pairs = pairs.confirmed(_cosines(model, left, other, pairs, compute), cosine)
+    if right is None:  # another data set names its classes in its own way
+        pairs = pairs.with_equal_labels(left)
     stays = staying(left, right, pairs)
     if files[0] is not None:
         write_pairs(files[0], left, other, pairs, raw=raw)
@@ -125,6 +135,7 @@ def dedup(
         shared=shared(left, right, pairs),
         pairs=list(rows(left, other, pairs.chosen(slice(SHOWN)))),
         found=len(pairs),
+        alike=int((~pairs.copy).sum()),
         remaining=int(stays.sum()),
         bad=[*left.bad, *(right.bad if right is not None else ())],
         written=[str(file) for file in files if file is not None],
@@ -182,11 +193,15 @@ def show(result: Duplicates) -> Any:
     for one in result.shared:
         ours, theirs = _split(one.data, one.split), _split(one.other_data, one.other_split)
         theirs = "the same, earlier" if ours == theirs else theirs
-        rows.append((ours, theirs, f"{one.exact:,}", f"{one.near:,}", f"{one.others:,}"))
+        rows.append((ours, theirs, *(f"{count:,}" for count in (one.exact, one.near, one.others, one.alike))))
+    copies, alike = ([pair for pair in result.pairs if pair[-1] == copy] for copy in (1, 0))
+    note = "similar pairs that may be different pictures, or have different labels; their images remain"
     return page(
-        table(("images of", "also in", "exact", "near", "copied there"), rows),
+        table(("images of", "also in", "exact", "near", "copied there", "look-alikes"), rows),
         first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
-        first_lines([_line(pair) for pair in result.pairs], result.found),
+        first_lines([_line(pair) for pair in copies], result.found - result.alike),
+        [f"{result.alike:,} {note}:"] if alike else [],
+        first_lines([_line(pair) for pair in alike], result.alike),
         f"{result.remaining:,} of {result.images:,} images remain without the copies",
         [f"written to {file}" for file in result.written],
     )
@@ -199,13 +214,14 @@ def _split(data: str, split: str) -> str:
 
 
 def _line(pair: tuple[object, ...]) -> str:
-    data, split, name, other_data, other_split, other, distance, correlation, exact, mirrored, cosine = map(str, pair)
+    *names, distance, correlation, exact, mirrored, cosine, copy = map(str, pair)
+    data, split, name, other_data, other_split, other = names
     first = " ".join(filter(None, (split, name)))
     second = " ".join(filter(None, ("" if data == other_data else Path(other_data).name, other_split, other)))
     how = "same bytes" if exact == "1" else f"{distance} of 64 bits differ, correlation {correlation}"
     how += ", mirrored" if mirrored == "1" else ""
     how += f", cosine {cosine}" if cosine else ""
-    return f"{first} = {second}: {how}"
+    return f"{first} {'=' if copy == '1' else '~'} {second}: {how}"
 
 
 def as_json(result: Duplicates) -> Any:

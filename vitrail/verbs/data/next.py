@@ -22,6 +22,7 @@ from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,7 @@ class Choice:
     """Cosine similarity to the nearest image that has a label or was chosen before; None if it was not computed."""
 
 
+@one_line
 @dataclass(frozen=True)
 class NextImages:
     """The images to label next."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Fraction, Part, Seed, check, checked
+from vitrail.words import one_line
 
 
+@one_line
 @dataclass(frozen=True)
 class Subset:
     """One list that was written."""

@@ -19,6 +19,7 @@ from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, o
 from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images
 from vitrail.verbs.network.tiles import check_tiles
 from vitrail.verbs.terminal import unreadable_json, unreadable_lines
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ArrayFormat = Literal["parquet", "npy"]
 
 
+@one_line
 @dataclass(frozen=True)
 class WrittenFeatures:
     """The file of features that was written."""

@@ -15,6 +15,7 @@ from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder, open_images
 from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ class Match:
     """Cosine similarity of the features, from -1 to 1."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Matches:
     """The result of a search."""

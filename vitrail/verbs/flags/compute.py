@@ -11,6 +11,8 @@ from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, Settings, Side, Threads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from vitrail.data.images.geometry import Op
@@ -68,7 +70,13 @@ class Compute(Settings):
 
         return engine_predictor(network, self.place(), self.precision, engine=self.engine, features=features)
 
-    def loader(self, source: Listed, transform: Op, image_size: int | tuple[int, int]) -> Loader:
+    def loader(
+        self,
+        source: Listed,
+        transform: Op,
+        image_size: int | tuple[int, int],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Loader:
         """Return a loader that reads each image of `source` once, in order. The caller closes it."""
         from vitrail.data.loading.loader import Loader
 
@@ -80,4 +88,5 @@ class Compute(Settings):
             workers=self.threads(),
             shuffle=False,
             drop_last=False,
+            progress=progress,
         )

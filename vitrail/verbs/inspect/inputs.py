@@ -14,6 +14,7 @@ from vitrail.errors import UsageError
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.classifier import load_network
+from vitrail.verbs.terminal import ProgressLine
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class InspectionInputs:
             return Files(find_images(self.paths))
         return self.data_set if self.data is not None else _validation_images(self.first)
 
-    def pictures(self, most: int) -> list[Pictures]:
-        """Return at most `most` evenly spaced pictures, prepared for each network."""
+    def pictures(self, most: int, what: str) -> list[Pictures]:
+        """Return at most `most` evenly spaced pictures, prepared for each network; `what` is the word of progress."""
         from vitrail.data.item import View
         from vitrail.inspection.pictures import Pictures, evenly_spaced
 
@@ -110,8 +111,8 @@ class InspectionInputs:
         if len(source) > most:
             source = View(source, evenly_spaced(len(source), most))
         # all readers share one record of unreadable images
-        each, unreadable = self.compute.batch_size, self.unreadable
-        return [Pictures(source, network.transform, each, unreadable) for network in self.networks]
+        each, unreadable, progress = self.compute.batch_size, self.unreadable, ProgressLine(what)
+        return [Pictures(source, network.transform, each, unreadable, progress) for network in self.networks]
 
     @cached_property
     def all_features(self) -> DataFeatures:
@@ -138,9 +139,8 @@ class InspectionInputs:
 
         network = self.networks[0]
         chosen = source if rows is None else View(source, rows)
-        with closing(
-            self.compute.loader(chosen, network.transform, network.model.card.preprocess.image_size)
-        ) as loader:
+        size = network.model.card.preprocess.image_size
+        with closing(self.compute.loader(chosen, network.transform, size, ProgressLine("features"))) as loader:
             found = extract(network.model, loader, source.class_names, device=network.device, precision="float32")
         self.unreadable.update(found.bad)
         return found.features, found.index

@@ -11,6 +11,7 @@ from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Range, Side, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.inspection.figures.page import Folder, Page
@@ -31,6 +32,7 @@ SAMPLE = 12
 """Number of pictures taken from a data set if no images are given."""
 
 
+@one_line
 @dataclass
 class Inspection:
     """The files that were written, and what could not be drawn."""
@@ -170,9 +172,9 @@ def _page(name: str, inputs: InspectionInputs, folder: Folder, selection: _Selec
     if name in OF_DATA:
         return _data_page(name, inputs, folder, selection.pictures)
     if name == "distance":
-        return network_pages.distance_page(networks, inputs.pictures(selection.count), folder)
+        return network_pages.distance_page(networks, inputs.pictures(selection.count, name), folder)
     network = networks[0]
-    pictures = inputs.pictures(selection.pictures if inputs.paths else min(SAMPLE, selection.pictures))[0]
+    pictures = inputs.pictures(selection.pictures if inputs.paths else min(SAMPLE, selection.pictures), name)[0]
     if name == "rollout":
         return network_pages.rollout_page(network, pictures, folder)
     if name == "relevance":
@@ -206,7 +208,7 @@ def _data_page(name: str, inputs: InspectionInputs, folder: Folder, most: int) -
         return map_page(network.label, folder, inputs.some_features(MOST_POINTS), data)
     among = inputs.all_features
     if inputs.paths:
-        (queries,) = inputs.pictures(most)
+        (queries,) = inputs.pictures(most, name)
         features, index = inputs.features(queries.source)
         return neighbours_page(network.label, folder, among, queries, features, index, None)
     rows = evenly_spaced(len(among.index), SAMPLE)

@@ -22,6 +22,7 @@ from vitrail.training.run import Run, check_batch
 from vitrail.verbs.flags.parse import GLOBAL, parse
 from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, with_weights
 from vitrail.verbs.train.train import finetune, train
+from vitrail.words import one_line
 
 LAUNCHED: dict[str, Callable[..., Any]] = {"train": train, "finetune": finetune}
 OURS = {
@@ -35,6 +36,7 @@ OURS = {
 WORD = re.compile(r"[\w.,:@%+-]+")
 
 
+@one_line
 @dataclass(frozen=True)
 class Script:
     """A script, and what it launches."""

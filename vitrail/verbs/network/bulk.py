@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
 from vitrail.verbs.terminal import ProgressLine, unreadable_json
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 
+@one_line
 @dataclass(frozen=True)
 class BulkProgress:
     """How much of a data set has results."""

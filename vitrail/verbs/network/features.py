@@ -19,6 +19,7 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.network.classifier import load_runnable
+from vitrail.verbs.terminal import ProgressLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +216,7 @@ class Embedder:
 
     def loader(self, source: Listed) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
-        return self._compute.loader(source, self.transform, self.size)
+        return self._compute.loader(source, self.transform, self.size, ProgressLine("computed"))
 
     def __call__(self, source: Listed) -> Features:
         """Return the features of all readable images. The others are logged. Raises DataError."""

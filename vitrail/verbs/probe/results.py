@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from vitrail.verbs.terminal import page, table, unreadable_json
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +21,7 @@ MAX_COLUMNS = 8
 """Maximum number of regularisation strengths in the table on a terminal; --json has all of them."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Probe:
     """The result of a probe, and whose features it measured."""

@@ -13,6 +13,7 @@ from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ SHOWN = 40
 """Maximum number of classes in the table on a terminal; --json and classes.csv have all of them."""
 
 
+@one_line
 @dataclass(frozen=True)
 class SegmentationProbe:
     """The result of a segmentation probe, and whose tokens it measured."""

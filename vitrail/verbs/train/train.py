@@ -16,6 +16,7 @@ from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 
+@one_line
 @dataclass(frozen=True)
 class Preview:
     """The run that would be trained, for `print_config` and `dry_run`."""
