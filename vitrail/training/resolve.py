@@ -126,7 +126,7 @@ def resolve(
     if run.device is None:
         decisions["device"] = f"{device}: the best available"
     if run.shard and world.size() == 1:
-        decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
+        decisions["shard"] = "no: there is one process (vitrail train --nproc N, or torchrun, starts several)"
     run = replace(
         run,
         image_size=config.image_size[0] if len(set(config.image_size)) == 1 else run.image_size,

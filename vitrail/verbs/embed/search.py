@@ -17,6 +17,8 @@ from vitrail.verbs.network.features import Embedder, open_images
 from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
     from vitrail.data.sources.folder import Files
@@ -65,6 +67,7 @@ def search(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
+    **reading: Any,
 ) -> Matches:
     """Find the images that are most like one or several given images, by the cosine similarity of their features.
 
@@ -97,7 +100,10 @@ def search(
     given = _given(like)
     embedder = Embedder(model, compute)
     asked = embedder(given)
-    names, rows, unreadable = _read(features, embedder) if features is not None else _embed(embedder, model, paths)
+    if features is not None:
+        names, rows, unreadable = _read(features, embedder)
+    else:
+        names, rows, unreadable = _embed(embedder, model, paths, reading)
     found = _nearest(asked.features, rows, names, like, top)
     if out is not None:
         _write(Path(out), list(map(str, like)), found, embedder, raw)
@@ -120,7 +126,7 @@ def _given(like: tuple[str | Path, ...]) -> Files:
 
 
 def _embed(
-    embedder: Embedder, model: str | Path, paths: tuple[str | Path, ...]
+    embedder: Embedder, model: str | Path, paths: tuple[str | Path, ...], reading: Mapping[str, Any]
 ) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return the names of the readable images, their features [N, width], and the unreadable images."""
     import numpy as np
@@ -128,7 +134,7 @@ def _embed(
     names: list[str] = []
     rows: list[np.ndarray] = []
     unreadable: list[tuple[str, str]] = []
-    for source in open_images(model, paths, None).values():
+    for source in open_images(model, paths, None, reading).values():
         part = embedder(source)
         names += [source.id(int(number)) for number in part.index]
         rows.append(part.features)
