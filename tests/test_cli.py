@@ -291,7 +291,7 @@ def flags_that_may_be_null(function: Callable[..., Any]) -> dict[str, set[str]]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             look(name, hints[name])
         elif parameter.kind is parameter.VAR_KEYWORD:
-            walk(Run)
+            walk(Data, "data.") if name == "reading" else walk(Run)
     return found
 
 
@@ -310,11 +310,13 @@ def test_what_may_be_null_can_be_typed(verb: str, word: str) -> None:
     _, function = cli.VERBS[verb].load()
     words = flags_that_may_be_null(function)
     null = [name for name in words if word not in words[name] and name not in ("recipe", "config")]
-    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     subjects = ["bash" if name == "shell" else "x" for name in needed]
     argv = [part for name in null for part in (f"--{name.replace('_', '-')}", word)]
     _, given = parse(function, [*subjects, *argv], f"vitrail {verb}")
     given = flat(given)
+    given |= {f"data.{name}": value for name, value in given.items()}  # `**reading` takes names without the section
     assert {name: given[name] for name in null} == dict.fromkeys(null)
 
 
@@ -334,6 +336,29 @@ def test_none_is_a_word_where_it_means_something() -> None:
         "data.test": "none",
         "average.kind": "none",
     }
+
+
+def test_a_pattern_that_the_shell_has_replaced_should_be_quoted(tmp_path: Path) -> None:
+    files = [tmp_path / "d" / kind / f"{number}.jpg" for kind in ("cat", "dog") for number in range(2)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for verb in ("data check", "train"):
+        _, function = cli.VERBS[verb].load()
+        with pytest.raises(UsageError) as error:
+            parse(function, list(map(str, files)), f"vitrail {verb}")
+        folder = tmp_path / "d"
+        assert f"got 3 more names of files, such as {files[1]}" in str(error.value)
+        assert f"vitrail {verb} {folder} --data.include '*.jpg'" in str(error.value)
+        assert str(error.value).endswith(f"quote the pattern: '{folder}/**/*.jpg'")
+    with pytest.raises(UsageError, match="takes no more words, but got 'y z'"):
+        parse(train, ["x", "y", "z"], "vitrail train")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_of_a_switch_does_not_say_true(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not re.search(r"\(default: (True|False)\)", help_of(verb.split(), capsys))
 
 
 def test_a_class_may_be_called_none() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -114,12 +115,10 @@ class Call:
 
             value = self.module.as_json(result) if hasattr(self.module, "as_json") else plain(result)
             print(json.dumps(json_value(value), indent=2, ensure_ascii=False))
-        elif isinstance(text := self.module.show(result), str):
-            print(printable(text))
         else:
-            from rich.console import Console
-
-            Console(markup=False, emoji=False).print(text)  # a class may be called "end [/b]" or ":dog:"
+            shown = self.module.show(result)
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            print(printable(shown) if isinstance(shown, str) else shown.text(width))
         return int(getattr(result, "exit_code", 0))
 
 

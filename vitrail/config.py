@@ -4,8 +4,7 @@
 `merge(base, values)` does the same with nested Python values; `to_yaml(value)` writes every value, so that
 `from_yaml(to_yaml(run), Run()) == run`. An unknown name, a wrong type, a repeated name and a word outside of a Literal
 are errors. One UsageError lists all of them with file, line and the nearest valid name. A section that is `Open` may
-name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`). Torch-free, so
-that `--help` and a wrong flag answer at once.
+name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`). Torch-free.
 """
 
 from __future__ import annotations
@@ -329,9 +328,10 @@ def _fitted_to_one(value: Any, hint: Any) -> Any:
             if value == word and isinstance(value, type(word)):
                 return word
     elif get_origin(hint) is tuple:
+        if hint == tuple[str, ...] and isinstance(value, str | Path | NoneType):  # one text is a list of one
+            value = () if _is_null(value) else (value,)
         if isinstance(value, list | tuple):
-            args = get_args(hint)
-            items = [args[0]] * len(value) if args[-1] is Ellipsis else args
+            items = [get_args(hint)[0]] * len(value) if get_args(hint)[-1] is Ellipsis else get_args(hint)
             return tuple(_fitted(item, arm) for item, arm in zip(value, items, strict=True))
     elif hint is NoneType and _is_null(value):
         return None

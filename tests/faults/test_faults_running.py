@@ -293,7 +293,7 @@ def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> 
         assert not folder.exists()
         return
     if phase != "the report":
-        assert f"Continue with --resume {folder.relative_to(tmp_path)}" in command.err
+        assert f"Continue with vitrail train --resume {folder.relative_to(tmp_path)}" in command.err
     again = run("train", "--resume", folder, "--json", cwd=tmp_path)
     assert again.process.exitcode == 0, again.err
     assert json.loads(again.out)["steps"] == 4

@@ -43,7 +43,8 @@ accumulate activation_checkpointing augment.color_jitter augment.crop augment.cu
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile concurrent data.holdout
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
-data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from data.fold
+data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
+data.fold
 calibrate
 data.channels data.bits data.display preprocess.bands.bits preprocess.bands.display preprocess.bands.high
 preprocess.bands.low preprocess.bands.mean preprocess.bands.std
@@ -66,7 +67,7 @@ TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN
 
 FLAGS = {
     "demo": "out seed",
-    "plan": "path label_from weights time_limit image_size seconds",
+    "plan": "path weights time_limit image_size seconds",
     "train": TRAINING,
     "finetune": TRAINING,
     "sweep": f"path recipe config lr vary seeds dev epochs out parallel devices ray dry_run {RUN}",
@@ -81,7 +82,7 @@ FLAGS = {
         "out"
     ),
     "evaluate": (
-        "model data label_from split protocol labels groups tta calibrate image_size batch_size workers device "
+        "model data split protocol labels groups tta calibrate image_size batch_size workers device "
         "precision engine out raw"
     ),
     "predict": (
@@ -104,13 +105,10 @@ FLAGS = {
     ),
     "export": "model images to out image_size output precision calibrate max_drop any_size overwrite",
     "probe fewshot": (
-        "model data label_from features shots seeds l2 protocol prepare split image_size batch_size workers device "
-        "precision"
+        "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
     ),
-    "probe knn": "model data label_from features k temperature split image_size batch_size workers device precision",
-    "probe linear": (
-        "model data label_from features l2 iterations seed split image_size batch_size workers device precision"
-    ),
+    "probe knn": "model data features k temperature split image_size batch_size workers device precision",
+    "probe linear": ("model data features l2 iterations seed split image_size batch_size workers device precision"),
     "probe segment": ("model data layers ignore steps seed out image_size batch_size workers device precision"),
     "cost": (
         "model images epochs image_size classes device utilisation usd_per_hour core_days devices energy watts "
@@ -119,14 +117,13 @@ FLAGS = {
     "bench": "models image_size batch_size mode device precision engines engine seconds out",
     "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",
     "data next": "path weights count by split out sheet raw batch_size workers device precision",
-    "data check": "path label_from out raw workers",
-    "data stats": "path label_from",
-    "data pack": "path folder label_from channels bits short_side quality shard_mb shuffle workers",
+    "data check": "path out raw workers",
+    "data stats": "path",
+    "data pack": "path folder short_side quality shard_mb shuffle workers",
     "data dedup": (
-        "path label_from against model distance cosine mirrored crops out keep_list sheet raw "
-        "batch_size workers device precision"
+        "path against model distance cosine mirrored crops out keep_list sheet raw batch_size workers device precision"
     ),
-    "data split": "path folder sizes label_from seed holdout raw",
+    "data split": "path folder sizes seed raw",
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
@@ -138,6 +135,12 @@ FLAGS = {
     "doctor": "",
 }
 """The flags of every verb, and its subjects: taking one away breaks somebody's script."""
+READING = {
+    *["plan", "export", "evaluate", "predict", "embed", "search", "inspect"],
+    *("probe fewshot", "probe knn", "probe linear"),
+    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup", "data split"),
+}
+"""Verbs that open data without training. They have every setting data.* of RUN, too."""
 
 
 def test_all_is_what_was_promised() -> None:
@@ -219,7 +222,9 @@ def test_the_verbs() -> None:
 def test_the_flags_of_a_verb(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
     everywhere = "json quiet verbose traceback modules"
-    assert sorted(flag_texts(function)) == sorted({*FLAGS[verb].split(), *everywhere.split()})
+    of_data = [flag for flag in RUN.split() if flag.startswith("data.") and flag != "data.class"]
+    settings = of_data if verb in READING else []
+    assert sorted(flag_texts(function)) == sorted({*FLAGS[verb].split(), *everywhere.split(), *settings})
 
 
 @pytest.mark.slow

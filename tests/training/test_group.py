@@ -432,7 +432,9 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     monkeypatch.setattr(group, "GRACE", 1.0)
     run = tiny(tmp_path, timeout=6.0, checkpoint_every=Steps(2), evaluate_every=Steps(1000))
     folder = tmp_path / "train-1"
-    message = rf"Process 1 did not respond within 6 s \(--timeout\).* that of step 6. Resume with --resume {folder}"
+    message = (
+        rf"Process 1 did not respond within 6 s \(--timeout\).* step 6. Resume with vitrail train --resume {folder}"
+    )
     with pytest.raises(Failed, match=message):
         launch(run, None, 2)
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4, 6)]

@@ -188,7 +188,7 @@ def test_what_is_missing_is_an_error_with_an_address(
     [
         (
             {"protocol": "r", "data": None},
-            r"its folder, without --split and --label-from: vitrail evaluate .* DIR",
+            r"its folder, without --split and settings of data: vitrail evaluate .* DIR",
         ),
         ({"protocol": "r", "split": "val"}, "without --split"),
         ({"labels": "real.json"}, "--labels needs a --protocol that has labels"),

@@ -20,7 +20,7 @@ from vitrail.data.item import Listed, role_of, split_title
 from vitrail.data.labels.sets import class_counts, label_text
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import find_whole
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.data.stats import Look, Stats, Tally, array_kind, describe, summarise
 from vitrail.errors import DecodeError
@@ -94,7 +94,7 @@ class Report:
 def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | None = None) -> Report:
     """Decode every image of every split and compare their contents. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find(data.path, data.columns)
+    found = find_whole(data)
     total = sum(len(source) for source in found.splits.values())
     tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
+from vitrail.data.images import heic
 from vitrail.files import open_regular
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
-                      ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm", ".dcm", ".dicom", ".ima"))  # fmt: skip
+                      ".avif", ".heic", ".heif", ".hif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm",
+                      ".dcm", ".dicom", ".ima"))  # fmt: skip
+HEIC = (".heic", ".heif", ".hif")
+"""Suffixes of images that need the package pillow-heif."""
 ARRAYS = (".npy", ".npz")
 """Suffixes of arrays. They are images only where there are no pictures: else they may be features or masks."""
 _JUNK = frozenset(("thumbs.db", "desktop.ini", "__macosx", "dicomdir"))
@@ -52,3 +58,42 @@ def images_among(paths: Iterable[str]) -> list[str]:
     """Return the images among the paths of one folder: those of the first of `KINDS` that has any."""
     paths = list(paths)
     return next((found for is_image in KINDS if (found := [path for path in paths if is_image(path)])), [])
+
+
+_ADVICE = {
+    (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"): "Unpack the archives.",
+    (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"): "Save pictures of the videos: `ffmpeg -i FILE -r 1 %05d.jpg`.",
+    (".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"): "Develop the raw photographs to JPEG or TIFF.",
+    (".pdf", ".svg", ".psd", ".jxl", ".eps", ".ai"): "Export the documents as JPEG or PNG.",
+}
+"""Endings of files that cannot be read as images -> what to do with them."""
+_MOST = 100_000
+"""Largest number of files that are counted for a message."""
+_KINDS = 5
+"""Largest number of kinds of files in a message."""
+
+
+def ending_of(name: str) -> str:
+    """Return the ending of a file's name for messages: ".txt", or "no extension"."""
+    return os.path.splitext(name)[1].lower() or "no extension"
+
+
+def other_files(folder: Path) -> str:
+    """Return the number of files of each kind below a folder without images, and what to do with them."""
+    counts: Counter[str] = Counter()
+    for _, _, names in os.walk(folder):
+        counts.update(ending_of(name) for name in names if not is_junk(name))
+        if counts.total() > _MOST:
+            break
+    if not counts:
+        return ". There are no files in it"
+    found = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common(_KINDS))
+    advice = [sentence for endings, sentence in _ADVICE.items() if counts.keys() & {*endings}]
+    return " ".join([f". Its files by their endings: {found}.", *advice]).rstrip(".")
+
+
+def bad_kinds(bad: Iterable[tuple[str, str]]) -> str:
+    """Return the number of unreadable images, (name, reason), of each kind, and what HEIC files need."""
+    counts = Counter((ending_of(name), reason) for name, reason in bad)
+    found = ", ".join(f"{count:,} {ending} ({why})" for (ending, why), count in counts.most_common(_KINDS))
+    return found + f". {heic.advice()}" * any(ending in HEIC and why == "unsupported" for ending, why in counts)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from vitrail.data.selection import Selection
 from vitrail.errors import UsageError
 from vitrail.import_path import Open, find
 from vitrail.ranges import (
@@ -85,9 +86,13 @@ class Data(Open, section="data"):
     """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False
     """Reject data with any defect: an empty class folder, a broken link, an unreadable image."""
-    exclude: str | None = None
-    """CSV file with columns split and id: images that are left out, such as the list of `vitrail data audit --out`
-    (default: none)."""
+    include: tuple[str, ...] = ()
+    """Pattern of the images that are used, such as '*.jpg' or 'images/*'. It is compared with the name of each file and
+    folder, and with each part of the path below the data set; case does not matter. May be repeated (default: all
+    images)."""
+    exclude: tuple[str, ...] = ()
+    """Pattern of images that are left out, such as '*_mask.png' or 'thumbnails'; or a CSV file with columns split and
+    id, such as the list of `vitrail data audit --out`. May be repeated (default: none)."""
     subset: Count | Part | None = None
     """Number of training images to use, or their share (0.1), drawn by the seed in proportion to the classes. A smaller
     subset is part of a larger one; the validation images stay the same (default: all images)."""
@@ -107,6 +112,12 @@ class Data(Open, section="data"):
     """Number of neighbouring images that are read in one piece and stay in one batch; 1 shuffles single images. Use it
     for remote shards that were packed in random order (`vitrail data pack --shuffle`)."""
 
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            if not isinstance(value := getattr(self, name), tuple):
+                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
+        super().__post_init__()
+
     def find(self, *, labels: bool = True) -> Any:
         """Return the data set at `path`, before it is split for training.
 
@@ -118,7 +129,7 @@ class Data(Open, section="data"):
 
     @property
     def columns(self) -> Columns:
-        """Columns of the images and the labels, and where and how labels are read."""
+        """Columns of the images and the labels, where and how labels are read, and which images are used."""
         return Columns(
             self.image_column,
             self.label_column,
@@ -126,11 +137,15 @@ class Data(Open, section="data"):
             self.label_separator,
             self.labels_per_image,
             self.label_from,
+            Selection.of(self.include, self.exclude),
         )
 
 
 class Columns(NamedTuple):
-    """Names of the columns of a table that hold the images and the labels. None: the usual names are tried."""
+    """How data are read: the columns of a table that hold the images and the labels, and which images are used.
+
+    None: the usual names are tried.
+    """
 
     image: str | None = None
     label: str | None = None
@@ -142,6 +157,8 @@ class Columns(NamedTuple):
     """`Data.labels_per_image`."""
     label_from: str | None = None
     """`Data.label_from`."""
+    selection: Selection = Selection()
+    """`Data.include` and `Data.exclude`."""
 
 
 @dataclass(frozen=True)

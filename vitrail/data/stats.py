@@ -16,7 +16,7 @@ from vitrail.data.imbalance import imbalance
 from vitrail.data.item import DataSet, Findings, Listed, split_title
 from vitrail.data.labels.sets import LabelSets, class_counts, known, summary
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import find_whole
 from vitrail.data.split import fingerprint
 from vitrail.errors import DecodeError
 from vitrail.words import one_line
@@ -110,7 +110,7 @@ class Tally:
 def stats(data: Data | str | Path) -> Stats:
     """Count a data set's images and classes and look at the headers of a sample. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find(data.path, data.columns)
+    found = find_whole(data)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
         for index in np.unique(np.linspace(0, len(source) - 1, min(_SAMPLE, len(source))).astype(int)):

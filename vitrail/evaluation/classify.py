@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.data.benchmarks.imagenet_labels import AnswerKey
+from vitrail.data.image_names import bad_kinds
 from vitrail.data.npz import Npz
 from vitrail.device import Precision, compute_precision, fast_float32
 from vitrail.errors import DataError, finite, finite_rows
@@ -204,7 +205,7 @@ def gather_rows(rows: list[tuple[Tensor, ...]], loader: Batches) -> tuple[list[n
     columns = [part for part, _ in processes if part]
     bad = unreadable(part for _, part in processes)
     if not columns:
-        raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
+        raise DataError(f"no image could be evaluated, because none could be read: {bad_kinds(bad)}")
     return [np.concatenate(parts) for parts in zip(*columns, strict=True)], bad
 
 

@@ -50,8 +50,8 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
     if missing := [key for key in KEYS if key not in npz.headers]:
         if any("tokens_" in name for name in npz.zip.namelist()):
             raise DataError(
-                f"{path} holds the tokens of images (vitrail embed --tokens), and one vector per image is needed. "
-                "Write a file without --tokens"
+                f"{path} holds the tokens of images (vitrail embed --tokens), and one vector per image is needed: "
+                "vitrail embed MODEL DATA --out FEATURES.npz"
             )
         there = ", ".join(sorted(name.removesuffix(".npy") for name in npz.zip.namelist())) or "nothing"
         raise DataError(

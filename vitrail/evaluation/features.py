@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitrail import world
+from vitrail.data.image_names import bad_kinds
 from vitrail.device import Precision
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, check_labels, predictor, refusing, unreadable
@@ -107,7 +108,7 @@ def collect(embed: Predict, loader: Batches, class_names: Sequence[str]) -> Feat
     bad = unreadable(part for _, part in processes)
     rows = [row for process, _ in processes for row in process]
     if not rows:
-        raise DataError(f"no features: no image could be read ({len(bad)} failed)")
+        raise DataError(f"no features: no image could be read: {bad_kinds(bad)}")
     index, first = np.unique(np.concatenate([index for index, _, _ in rows]), return_index=True)
     labels = np.concatenate([labels for _, labels, _ in rows])[first]
     if class_names and labels.ndim == 1:

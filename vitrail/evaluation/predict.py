@@ -13,32 +13,34 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 import torch
 
-from vitrail.data.image_names import KINDS, images_among, is_junk
+from vitrail.data.image_names import KINDS, images_among, is_junk, other_files
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
+from vitrail.data.selection import ALL, Selection
 from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
 from vitrail.data.tiles.grid import TileBox, Tiling
 from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
 from vitrail.device import Precision
-from vitrail.errors import DataError, DecodeError, WeightsError, finite_rows, not_finite
+from vitrail.errors import DataError, DecodeError, UsageError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
 from vitrail.evaluation.confidence.rejection import NONE
 from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.files import replacing_text
+from vitrail.words import listing
 
 FileKind = Literal["csv", "jsonl"]
 
@@ -90,12 +92,13 @@ def _pairs(pairs: Iterable[Sequence[Any]], digits: int | None) -> list[dict[str,
 Row = Prediction | Unreadable
 
 
-def find_images(paths: Iterable[str | Path]) -> Iterator[Path]:
+def find_images(paths: Iterable[str | Path], selection: Selection = ALL) -> Iterator[Path]:
     """Yield the files of `paths`: files, folders (all images below them) and patterns such as "photos/**/*.jpg".
 
+    Only files that `selection` leaves are among them. Raises DataError if there is no file.
+
     In folders and patterns, hidden files and files without an image suffix are skipped. A file that is itself in
-    `paths` is always yielded, even if it is missing, and its row then gives the reason. Raises DataError if none of
-    `paths` exists.
+    `paths` is always yielded, even if it is missing, and its row then gives the reason.
     """
     named = [Path(path).expanduser() for path in paths]
     found = [(path, [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))) for path in named]
@@ -105,7 +108,20 @@ def find_images(paths: Iterable[str | Path]) -> Iterator[Path]:
             f"nothing to predict at {what}: no file or folder has this name or fits this pattern (looked from "
             f"{Path.cwd()}). Give image files, folders of images, or a pattern such as 'photos/*.jpg'"
         )
-    return _expanded(found)
+    if selection.lists:
+        raise UsageError(
+            f"data.exclude {selection.lists[0]!r} is a list of images of a data set, and these are files. Give "
+            "patterns, such as '*_mask.png'"
+        )
+    files = (file for file in _expanded(found) if not (selection.patterns and selection.reason(str(file))))
+    first = next(files, None)
+    if first is None:
+        what = listing([str(path) for path in named], 3, quoted=False)
+        if selection.patterns and next(_expanded(found), None) is not None:
+            raise DataError(f"none of the images in {what} is left by {selection}. Change or remove a pattern")
+        folders = [path for path in named if path.is_dir()]
+        raise DataError(f"no images in {what}{other_files(folders[0]) if folders else ''}")
+    return chain([first], files)
 
 
 def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]]) -> Iterator[Path]:

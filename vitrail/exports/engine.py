@@ -59,7 +59,7 @@ class Engine(nn.Module):
         self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
         if wanted is not None and (self._output == "features") != (wanted == "features"):
             meant = "classes" if wanted == "logits" else wanted
-            raise ExportError(f"{path} computes {self._output}, not {meant}: export it with --output {wanted}")
+            raise ExportError(f"{path} computes {self._output}, not {meant}: vitrail export MODEL --output {wanted}")
         if self._output != "features":
             self._width = self.card.config.classes
         check_here(path, self._run, kind, self.card)
@@ -90,7 +90,9 @@ class Engine(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the features [batch, features] of a program that computes them. Raises UsageError for others."""
         if self._output != "features":
-            raise UsageError(f"{self.path} computes {self._output}, not features: export it with --output features")
+            raise UsageError(
+                f"{self.path} computes {self._output}, not features: vitrail export MODEL --output features"
+            )
         outputs: Tensor = self(images)
         return outputs
 

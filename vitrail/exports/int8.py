@@ -24,6 +24,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import Listed, View
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Loader
+from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.device import available_cores
 from vitrail.errors import DataError, ExportError, UsageError
@@ -128,13 +129,14 @@ class Quantisable(Protocol):
         ...
 
 
-def samples(data: str | Path, card: Card) -> Samples:
+def samples(data: Data | str | Path, card: Card) -> Samples:
     """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
 
     Held-out images are of the validation or the test split, or else the share of the training images that
     `vitrail train` holds out. Raises DataError if the data cannot be read, are unlabelled, or have classes that the
     network does not know.
     """
+    data = data if isinstance(data, Data) else Data(path=str(data))
     splits = open_data(data)
     one_label(splits.train.labels, "export --precision int8, which measures top-1 accuracy,")
     drawn = "share" in splits.held_out  # from the training images
@@ -143,8 +145,8 @@ def samples(data: str | Path, card: Card) -> Samples:
     names = list(card.class_names) or list(splits.class_names)
     if len(names) != card.config.classes:
         raise DataError(
-            f"the network has {card.config.classes} classes and {data} has {len(names)}: calibrate on images of the "
-            "classes that the network was trained on"
+            f"the network has {card.config.classes} classes and {data.path} has {len(names)}: calibrate on images of "
+            "the classes that the network was trained on"
         )
     return Samples(_some(splits.train, CALIBRATION, card), _some(View(held_out, class_names=names), HELD_OUT, card))
 

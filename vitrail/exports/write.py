@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import torch
 
+from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
@@ -70,7 +71,7 @@ def export_model(
     output: OutputName = "logits",
     precision: ProgramPrecision = "float32",
     images: Sequence[str | Path] = (),
-    calibrate: str | Path | None = None,
+    calibrate: Data | str | Path | None = None,
     max_drop: float = MAX_DROP,
     any_size: bool = False,
     overwrite: bool = False,
@@ -164,7 +165,7 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
     check_writable(folder, ExportError, folder=True)
 
 
-def check_calibration(precision: str, output: str, calibrate: str | Path | None) -> None:
+def check_calibration(precision: str, output: str, calibrate: Data | str | Path | None) -> None:
     """Raise UsageError unless int8, and only int8, comes with images to calibrate on and an accuracy to measure."""
     if precision == "int8" and calibrate is None:
         raise UsageError(

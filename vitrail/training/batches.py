@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitrail import world
+from vitrail.data.image_names import bad_kinds
 from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.item import Listed
 from vitrail.data.labels.sets import class_counts
@@ -88,11 +89,11 @@ def endless(
 def _refuse_if_many(loader: Loader, max_bad: float) -> None:
     bad, images = len(loader.bad), loader.share
     if bad > max_bad * images:
-        name, reason = loader.bad[0]
+        (name, reason), kinds = loader.bad[0], bad_kinds(loader.bad)
         raise DataError(
-            f"{bad} of {images:,} training images cannot be read, more than the {max_bad:.1%} of data.max_bad; the "
-            f"first is {name} ({reason}). `vitrail data check` lists them all; a larger --data.max-bad trains without "
-            "them"
+            f"{bad} of {images:,} training images cannot be read, more than data.max_bad, {max_bad:.1%}: {kinds}. The "
+            f"first is {name} ({reason}). `vitrail data check` lists them all; a larger --data.max-bad trains "
+            "without them"
         )
 
 

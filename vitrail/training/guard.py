@@ -51,7 +51,9 @@ class Interrupted(VitrailError):
         """Return the error for a run that stopped at `step` with its newest checkpoint at step `saved`."""
         where = f"saved at step {saved}" if saved == step else f"the newest checkpoint is that of step {saved}"
         return cls(
-            f"stopped by {signal_name(signum)} after step {step}, {where}. Continue with --resume {folder}", signum
+            f"stopped by {signal_name(signum)} after step {step}, {where}. "
+            f"Continue with vitrail train --resume {folder}",
+            signum,
         )
 
 

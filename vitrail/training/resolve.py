@@ -133,7 +133,7 @@ def resolve(
     if run.device is None:
         decisions["device"] = f"{device}: the best available"
     if run.shard and world.size() == 1:
-        decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
+        decisions["shard"] = "no: there is one process (vitrail train --nproc N, or torchrun, starts several)"
     run = replace(
         run,
         model=run.network if start is None and model is None else run.model,

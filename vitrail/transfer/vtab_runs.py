@@ -20,7 +20,7 @@ from vitrail.data.benchmarks.vtab_tasks import VtabTask
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Data
 from vitrail.data.sources.index_lists import PARTS, WHOLE
-from vitrail.data.sources.open import find, split_found
+from vitrail.data.sources.open import find_data, split_found
 from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.run import LORA, Run
@@ -178,7 +178,7 @@ def _require_results(table: VtabTable, root: str) -> None:
 def _score(task: VtabTask, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str) -> TaskScore:
     """Train a task with every seed that is not finished. Raises DataError if its data cannot be used."""
     run = run_of(task, base, root, seeds[0])
-    found = find(run.data.path)
+    found = find_data(run.data)
     if WHOLE in found.splits:  # a copy without the division into 800 and 200
         run = replace(run, data=replace(run.data, train=WHOLE))
     splits = split_found(found, run.data)

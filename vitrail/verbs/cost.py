@@ -188,8 +188,7 @@ def show(result: CostReport | tuple[Table6Row, ...]) -> Any:
             f"{result.counted['params']:,} parameters, {result.counted['macs'] / 1e9:,.3f} GMACs, "
             f"{result.counted['activation_bytes_float32'] / 2**20:,.1f} MiB per image (float32, accelerator)"
         )
-    width = max(map(len, lines))
-    return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
+    return page(table(("", ""), lines.items()))
 
 
 def _shown_table(rows: tuple[Table6Row, ...]) -> Any:

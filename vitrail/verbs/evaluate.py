@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import from_yaml
+from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
@@ -16,6 +18,7 @@ from vitrail.files import read_json_object
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
 from vitrail.verbs.terminal import ProgressLine
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import Listed
-    from vitrail.data.settings import Columns
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.labels.numbers import NumberScores
@@ -77,7 +79,6 @@ def evaluate(
     model: str | Path,
     data: str | Path | None = None,
     *,
-    label_from: str | None = None,
     split: str | None = None,
     protocol: Literal["imagenet", "real", "v2", "a", "r", "objectnet"] | None = None,
     labels: str | Path | None = None,
@@ -92,6 +93,7 @@ def evaluate(
     engine: EngineName = "auto",
     out: str | Path | None = None,
     raw: bool = False,
+    **reading: Any,
 ) -> Evaluation:
     """Measure a trained network: top-1, top-5, balanced accuracy, F1, calibration, each class, and confusions.
 
@@ -108,8 +110,6 @@ def evaluate(
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
         data: The images, in any form that `vitrail train` takes (default: the run's own test images, else its
             validation images).
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY' (default: as in the run, for the run's own data).
         split: Split of the images to use (default: test, else validation, else all images).
         protocol: ImageNet test set that the folder holds, as it is published; 'imagenet' is the validation set.
         labels: File of labels for imagenet and real, folder of mappings for objectnet (default: next to the
@@ -130,12 +130,11 @@ def evaluate(
         raise UsageError("--labels needs a --protocol that has labels: imagenet, real or objectnet")
     if protocol is not None and tta == "crops":
         raise UsageError(f"--protocol {protocol} prescribes what is seen of an image. Use --tta flip, or no --tta")
-    if protocol is not None and (data is None or split is not None or label_from is not None):
+    if protocol is not None and (data is None or split is not None or reading):
         raise UsageError(
-            f"--protocol {protocol} needs its folder, without --split and --label-from: vitrail evaluate {model} DIR"
+            f"--protocol {protocol} needs its folder, without --split and settings of data: vitrail evaluate {model} "
+            f"DIR --protocol {protocol}"
         )
-    if label_from is not None and data is None:
-        raise UsageError(f"--label-from needs a folder of images: vitrail evaluate {model} DIR")
     from vitrail.data.cache import refuse_within
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
@@ -148,7 +147,7 @@ def evaluate(
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute, calibrate=calibrate)
     task = (
-        _own(network, model, data, split, label_from)
+        _own(network, model, data, split, reading)
         if protocol is None
         else _protocol(network, protocol, str(data), labels)
     )
@@ -227,7 +226,7 @@ def _own(
     model: str | Path,
     data: str | Path | None,
     split: str | None,
-    label_from: str | None,
+    reading: Mapping[str, Any],
 ) -> _Task:
     """Return the task for any images with the network's classes."""
     from vitrail.data.images.ops import eval_transform
@@ -235,7 +234,7 @@ def _own(
     from vitrail.data.labels.sets import one_label
 
     card = network.card
-    source, name = _source(model, data, split, label_from, card)
+    source, name = _source(model, data, split, reading, card)
     names = output_names(network, source, model)
     if card.several:
         source = View(source, several=True)
@@ -276,10 +275,9 @@ def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: 
 
 
 def _source(
-    model: str | Path, data: str | Path | None, split: str | None, label_from: str | None, card: Card
+    model: str | Path, data: str | Path | None, split: str | None, reading: Mapping[str, Any], card: Card
 ) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
-    from vitrail.data.settings import Columns
     from vitrail.data.sources.open import open_data, open_split
 
     written = Path(model) / "config.yaml"
@@ -290,36 +288,36 @@ def _source(
         except VitrailError:  # such as a class of the user's own that is not imported here
             if data is None:
                 raise
-    columns = Columns() if run is None else run.data.columns
-    if run is not None and data is not None and Path(data) != Path(run.data.path):  # its columns may have other names
-        columns = Columns(separator=columns.separator, per_image=columns.per_image)
-    columns = columns._replace(per_image="several") if card.several else columns
-    columns = columns if card.scale is None else _columns_of_numbers(columns, card)
-    columns = columns if label_from is None else columns._replace(label_from=label_from)
+    settings = Data() if run is None else run.data
+    if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
+        settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
+    settings = replace(settings, labels_per_image="several") if card.several else settings
+    settings = settings if card.scale is None else _with_targets(settings, card)
+    settings = read_settings(reading, data, settings, (*READ, *(SPLIT if data is None and split is None else ())))
     names = card.class_names or None
     if data is not None:
-        return open_split(data, split, names, columns), str(data)
+        return open_split(settings, split, names), str(data)
     if run is None:
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
-        return open_split(run.data.path, split, names, columns), f"{run.data.path}, split {split}"
-    splits = open_data(run.data, seed=run.seed)
+        return open_split(settings, split, names), f"{settings.path}, split {split}"
+    splits = open_data(settings, seed=run.seed)
     if splits.test is not None:
-        return splits.test, f"the test images of {run.data.path}"
+        return splits.test, f"the test images of {settings.path}"
     if splits.validation is not None:
-        return splits.validation, f"the validation images of {run.data.path}"
+        return splits.validation, f"the validation images of {settings.path}"
     raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
 
 
-def _columns_of_numbers(columns: Columns, card: Card) -> Columns:
-    """Return the columns of numbers, which have the names of the card's targets unless the run names others."""
+def _with_targets(data: Data, card: Card) -> Data:
+    """Return the settings for numbers. Their columns are named as the card's targets, unless the run names others."""
     from vitrail.data.labels.numbers import TARGET
 
-    columns = columns._replace(per_image="numbers")
+    data = replace(data, labels_per_image="numbers")
     names = card.class_names
-    if columns.label is not None or columns.classes is not None or not names or names[0].startswith(TARGET):
-        return columns
-    return columns._replace(label=names[0]) if len(names) == 1 else columns._replace(classes=tuple(names))
+    if data.label_column is not None or data.label_columns is not None or not names or names[0].startswith(TARGET):
+        return data
+    return replace(data, label_column=names[0]) if len(names) == 1 else replace(data, label_columns=tuple(names))
 
 
 def show(result: Evaluation) -> Any:

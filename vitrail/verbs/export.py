@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.exports.kinds import OutputName, ProgramPrecision, To
 from vitrail.ranges import NotNegative, Side, checked
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 
 if TYPE_CHECKING:
     from vitrail.exports.write import Exported
@@ -25,6 +26,7 @@ def export(
     max_drop: NotNegative = 0.5,
     any_size: bool = False,
     overwrite: bool = False,
+    **reading: Any,
 ) -> Exported:
     """Write a network as a program for another runtime. The program reads images and knows its classes.
 
@@ -60,7 +62,7 @@ def export(
         output=output,
         precision=precision,
         images=images,
-        calibrate=calibrate,
+        calibrate=None if calibrate is None else read_settings(reading, calibrate, used=(*READ, *SPLIT)),
         max_drop=max_drop,
         any_size=any_size,
         overwrite=overwrite,

@@ -16,6 +16,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
 from vitrail.verbs.network.classifier import explained_rejection, load_runnable
@@ -88,6 +89,7 @@ def predict(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
+    **reading: Any,
 ) -> Predictions: ...
 @overload
 def predict(
@@ -107,6 +109,7 @@ def predict(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
+    **reading: Any,
 ) -> Predictions | BulkProgress: ...
 @checked
 def predict(
@@ -126,6 +129,7 @@ def predict(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
+    **reading: Any,
 ) -> Predictions | BulkProgress:
     """Name the classes of images, the most likely class first; or the labels, for a network that predicts several.
 
@@ -171,9 +175,13 @@ def predict(
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
     from vitrail.data.tiles.grid import tiling
-    from vitrail.evaluation.predict import errors_file, predict_files
+    from vitrail.evaluation.predict import errors_file, find_images, predict_files
     from vitrail.weights.load import weights_fingerprint
 
+    images_of_data_set = out is not None and is_bulk(out) and tiles is None
+    data = read_settings(reading, images[0], used=READ if images_of_data_set else ("include", "exclude"))
+    if not images_of_data_set and reading:
+        images = tuple(find_images(images, data.columns.selection))
     folder = None
     if tiles is not None and out is not None and is_bulk(out):
         folder = check_folder(out, images)
@@ -192,7 +200,7 @@ def predict(
             about["reject"] = reject
         if network.card.temperature != 1:
             about["temperature"] = network.card.temperature
-        job = open_job("predict", model, images, out, **about)
+        job = open_job("predict", model, images, out, data, **about)
         return run(job, class_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     rows = partial(predict_files, network, images, predict=predictions_of, precision=compute.precision, top=top)
@@ -229,9 +237,12 @@ def _collected(rows: Iterator[Row], tiles: bool, raw: bool, rejection: Rejection
 
 def _exit_code(summary: Summary, strict: bool) -> int:
     """Return 1 if the network failed on an image, if no file could be read, or with `strict` if one could not."""
+    from vitrail.data.image_names import bad_kinds
     from vitrail.evaluation.classify import NOT_FINITE
 
     bad = summary.unreadable
+    if not summary.predicted:
+        log.warning("nothing was predicted: %s", bad_kinds((row.path, row.reason) for row in bad))
     return int(bool(bad) and (strict or not summary.predicted or any(row.reason == NOT_FINITE for row in bad)))
 
 

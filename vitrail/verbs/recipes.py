@@ -13,6 +13,7 @@ from vitrail.model.variants import variant
 from vitrail.recipes.published import Recipe
 from vitrail.recipes.registry import RECIPES, find
 from vitrail.training.run import Run
+from vitrail.verbs.terminal import page, table
 
 
 def list_recipes() -> dict[str, str]:
@@ -70,12 +71,11 @@ def _named(run: Run) -> Run:
     return replace(run, vit=replace(run.vit, **values))
 
 
-def show(result: dict[str, str] | str | Path) -> str:
+def show(result: dict[str, str] | str | Path) -> Any:
     """Return the result of any of these verbs as text for a terminal."""
     if isinstance(result, Path):
         return f"wrote {result}: change it, then vitrail train (or finetune) DIR --config {result}"
     if isinstance(result, str):
         return result
-    width = max(map(len, result))
-    lines = [f"{name:{width}}  {what}" for name, what in result.items()]
-    return "\n".join([*lines, "", "More: vitrail recipes show NAME; to change one: vitrail recipes cp NAME FILE"])
+    more = "More: vitrail recipes show NAME; to change one: vitrail recipes cp NAME FILE"
+    return page(table(("", ""), result.items()), more)

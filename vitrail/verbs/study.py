@@ -12,7 +12,7 @@ from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Positive, Range, Seed, checked
 from vitrail.studies.catalog import NAMES, REPORT, StudyName, StudySummary, study_named
-from vitrail.verbs.terminal import page, table
+from vitrail.verbs.terminal import TerminalPage, page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def study(
 
     Args:
         name: Name of the study, or 'report'.
-        data: The images, in any form that `vitrail train` takes, with at least four classes; at the paper's scale a
-            folder of data sets, each in a folder of its name, such as imagenet, cifar100 and flowers102.
+        data: The images, such that `vitrail train DIR` opens them without settings, of at least four classes; at the
+            paper's scale a folder of data sets, each in a folder of its name, such as imagenet and cifar100.
         transfer: More data sets to fine-tune on, at laptop scale.
         scale: The grid. laptop: small networks for about an hour on two cores; paper: the published one, which
             --dry-run lists with its cost.
@@ -147,13 +147,10 @@ def show(result: dict[StudyName, StudySummary] | Planned | Studied | Path) -> An
     )
 
 
-def _listing(studies: Mapping[StudyName, StudySummary]) -> str:
-    lines = [f"{'study':16}  {'minutes':>7}  {'exaFLOPs':>8}  {'public':6}  shows"]
-    lines += [
-        f"{name:16}  {one.minutes:>7}  {one.exaflops:>8,}  {one.public:6}  {one.shows}" for name, one in studies.items()
-    ]
+def _listing(studies: Mapping[StudyName, StudySummary]) -> TerminalPage:
+    rows = [(name, one.minutes, f"{one.exaflops:,}", one.public, one.shows) for name, one in studies.items()]
     notes = "minutes: here, on two cores with --parallel 2; exaFLOPs: of the published grid; public: the paper's data"
-    return "\n".join([*lines, "", notes])
+    return page(table(("study", "minutes", "exaFLOPs", "public", "shows"), rows), notes)
 
 
 def as_json(result: dict[StudyName, StudySummary] | Planned | Studied | Path) -> Any:

@@ -143,12 +143,11 @@ def _shown(result: VtabTable) -> Any:
     published = others.values()
     rows = [(*_cells(score), *(f"{row[score.task.name]:.1f}" for row in published)) for score in result.scores]
     title = "VTAB-1k, top-1 in %, compared with the paper's Table 9 and with S4L of its Figure 2"
-    shown = table(("task", Path(result.weights).name, "±", *others), rows, title)
-    shown.add_section()
     tasks = result.percent
     theirs = [means({task: row[task] for task in tasks}) for row in published]
     for group, (mean, count) in means(tasks).items():
-        shown.add_row(f"{group} ({count})", f"{mean:.1f}", "", *(f"{each[group][0]:.1f}" for each in theirs))
+        rows.append((f"{group} ({count})", f"{mean:.1f}", "", *(f"{each[group][0]:.1f}" for each in theirs)))
+    shown = table(("task", Path(result.weights).name, "±", *others), rows, title, rules=(len(result.scores),))
     fewer = len(tasks) < len(next(iter(published)))
     return page(
         shown,

@@ -198,10 +198,10 @@ def show(result: Converted | Info | Verification | Pushed) -> Any:
     for tensor in result.tensors:
         shape = " x ".join(map(str, tensor.shape)) or "one number"
         rows.append((tensor.name, shape, *(f"{value:.3g}" for value in (tensor.mean, tensor.std, tensor.largest))))
-    return page(_facts(result), table(("tensor", "shape", "mean", "std", "largest"), rows))
+    return page(table(("", ""), _facts(result)), table(("tensor", "shape", "mean", "std", "largest"), rows))
 
 
-def _facts(info: Info) -> list[str]:
+def _facts(info: Info) -> list[tuple[str, str]]:
     card = info.card
     how = card.preprocess
     crop = f"short side, then the central {how.crop:.4g}" if how.resize == "small" else how.resize
@@ -220,7 +220,7 @@ def _facts(info: Info) -> list[str]:
         "reference": "stored" if card.reference else "none",
         "loading": str(info.report),
     }
-    return [f"{name:13} {value}" for name, value in facts.items()]
+    return list(facts.items())
 
 
 def _pixels(card: Card) -> dict[str, str]:

@@ -85,7 +85,8 @@ def test_labels_in_two_splits_without_class_folders(tmp_path: Path, place) -> No
     splits = open_data(Data(path=str(tmp_path / "d"), label_from=r"name: ^(.+)-\d+"))
     assert splits.class_names == list(KINDS) and splits.held_out == {"validation": "val"}
     assert splits.validation is not None and len(splits.train) + len(splits.validation) == len(kinds)
-    assert open_split(tmp_path / "d", "val", columns=Columns(label_from=r"name: ^(.+)-\d+")).class_names == list(KINDS)
+    named = Data(path=str(tmp_path / "d"), label_from=r"name: ^(.+)-\d+")
+    assert open_split(named, "val").class_names == list(KINDS)
 
 
 @pytest.mark.parametrize(

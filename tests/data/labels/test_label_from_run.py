@@ -85,10 +85,14 @@ def test_the_verbs_of_data(run: Path, tmp_path: Path) -> None:
     assert stats(tmp_path / "packed").class_names == list(COLOURS)
 
 
+def test_settings_change_how_the_data_of_the_run_are_read(run: Path) -> None:
+    whole, green = evaluate(run, device="cpu"), evaluate(run, exclude=("red*", "blue*"), split="", device="cpu")
+    assert whole.found.class_names == list(COLOURS)
+    assert green.found.count == 6 and set(green.found.label.tolist()) == {list(COLOURS).index("green")}
+
+
 def test_labels_without_their_images_are_a_wrong_command(run: Path) -> None:
-    with pytest.raises(UsageError, match="--label-from needs a folder of images"):
-        evaluate(run, label_from=FROM_NAMES)
-    with pytest.raises(UsageError, match="--protocol imagenet needs its folder, without --split and --label-from"):
+    with pytest.raises(UsageError, match="--protocol imagenet needs its folder, without --split and settings of data"):
         evaluate(run, "val", protocol="imagenet", label_from=FROM_NAMES)
     with pytest.raises(DataError, match="valid for a folder of images only"):
         Data(path="digits", label_from=FROM_NAMES).find()

@@ -206,5 +206,5 @@ def test_arrays_that_are_no_targets(tmp_path: Path, train: np.ndarray, test: np.
     np.savez(file, x_train=np.zeros((4, 8, 8), np.uint8), y_train=train, x_test=np.zeros((4, 8, 8)), y_test=test)
     with pytest.raises(DataError, match=text):
         find(file, Columns(per_image="numbers"))
-    with pytest.raises(DataError, match=r"valid are integers and text; for numbers to predict, use --objective"):
+    with pytest.raises(DataError, match=r"for numbers to predict, add --data.labels-per-image numbers"):
         find(file)

@@ -19,15 +19,16 @@ results below by itself, has a process-wide limit of pixels, and may raise any e
 | orientation in EXIF, else in XMP, also as ImageMagick writes them into PNGs | applied, once |
 | no bytes | DecodeError "empty" |
 | HTML, text, anything else | DecodeError "not-an-image" |
-| HEIC, PDF, SVG, ..., a rare variant of a format below | DecodeError "unsupported" |
+| PDF, SVG, ..., HEIC without the package pillow-heif, a rare variant of a format below | DecodeError "unsupported" |
 | DICOM in colour with 8 bits | its values as RGB (`vitrail.data.images.dicom`) |
 | arrays of NumPy, any other DICOM | DecodeError "unsupported": `vitrail.data.bands.stored` reads them |
 | cut off, even if an end marker was added (JPEG) or the data end cleanly (PNG) | DecodeError "truncated" |
 | contradictory or damaged | DecodeError "corrupt" |
-| more pixels than the limit by the header (WebP, JPEG 2000, AVIF: half of it) | DecodeError "too-many-pixels" |
+| more pixels than the limit by the header (WebP, JPEG 2000, AVIF, HEIC: half of it) | DecodeError "too-many-pixels" |
 | a side of more than 65,536 pixels by the header | DecodeError "too-many-pixels" |
 
-Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the package pydicom. Pillow reads more
+Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the package pydicom, and HEIC with the
+package pillow-heif (extra heic). Pillow reads more
 formats, but they are not used for photographs, and one of them (EPS) runs a program.
 No process-wide setting of Pillow is changed or needed.
 """
@@ -37,7 +38,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from io import BytesIO
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from PIL import (
@@ -55,6 +56,7 @@ from PIL import (
 from PIL.ImageFile import ImageFile
 
 from vitrail.data.images import dicom, png
+from vitrail.data.images.heic import open_heic
 from vitrail.data.images.jpeg import decode_ordinary, read_header
 from vitrail.data.images.orientation import orientation, orientation_in
 from vitrail.data.images.pixels import rows_of, stored_bits, tiff_tags, to_rgb
@@ -94,16 +96,18 @@ TILE_WIDTH, TILE_LENGTH = 322, 323  # TIFF tags
 
 
 class ImageFormat(NamedTuple):
-    """A file format: its name, the beginning of its files, and the class that reads it (None: unsupported)."""
+    """A file format: its name, the beginning of its files, and the function that opens it (None: unsupported)."""
 
     name: str
     magic: re.Pattern[bytes]
-    reader: type[ImageFile] | None
+    reader: Callable[[IO[bytes]], ImageFile] | None
     weight: int = 1
     """A pixel counts as this number of pixels, because the decoder needs more memory than the other ones."""
 
 
-def _format(name: str, magic: bytes, reader: type[ImageFile] | None = None, weight: int = 1) -> ImageFormat:
+def _format(
+    name: str, magic: bytes, reader: Callable[[IO[bytes]], ImageFile] | None = None, weight: int = 1
+) -> ImageFormat:
     return ImageFormat(name, re.compile(magic, re.DOTALL), reader, weight)
 
 
@@ -119,8 +123,8 @@ FORMATS = (
     _format("PNM", rb"P[1-6]\s", PpmImagePlugin.PpmImageFile),
     _format("JPEG 2000", rb"\xff\x4f\xff\x51|\x00\x00\x00\x0cjP  ", Jpeg2KImagePlugin.Jpeg2KImageFile, 2),
     _format("AVIF", rb"....ftyp(avi[fs]|mif1.{4}(....)*avif)", AvifImagePlugin.AvifImageFile, 2),
+    _format("HEIC", rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)", open_heic, 2),
     # recognised only to name the format in the error
-    _format("HEIC", rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)"),
     _format("PDF", rb"%PDF"),
     _format("PostScript", rb"%!PS|\xc5\xd0\xd3\xc6"),
     _format("Photoshop", rb"8BPS"),
@@ -226,8 +230,8 @@ def format_of(data: bytes) -> ImageFormat:
     return format
 
 
-def _reader(format: ImageFormat) -> type[ImageFile]:
-    """Return the class that reads a format. Raises DecodeError "unsupported" if there is none."""
+def _reader(format: ImageFormat) -> Callable[[IO[bytes]], ImageFile]:
+    """Return the function that opens files of a format. Raises DecodeError "unsupported" if there is none."""
     if format.reader is None:
         message = f"{format.name} files are not supported. Convert the file to one of {READABLE}"
         if format.name.startswith("NumPy"):
@@ -253,7 +257,7 @@ def _check_size(height: int, width: int, max_pixels: int, passes: int = 1) -> No
 def _decode_carefully(
     data: bytes,
     format: ImageFormat,
-    reader: type[ImageFile],
+    reader: Callable[[IO[bytes]], ImageFile],
     max_pixels: int,
     loaded: Callable[[Image.Image], np.ndarray] | None = None,
 ) -> np.ndarray:

@@ -75,7 +75,7 @@ def pack_data(data: Data | str, folder: str | Path, **choices: Any) -> dict[str,
     data = data if isinstance(data, Data) else Data(path=data)
     target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
-    found = find_and_warn(data.path, data.columns)
+    found = find_and_warn(data)
     first = next(iter(found.splits.values()))
     bands = kept(data, layouts(first, data.channels))
     for name in found.splits:  # all of them before the first is written

@@ -109,7 +109,9 @@ def _sources(
     else:
         for array in labelled.values():
             if array.dtype.kind not in "biuU":
-                hint = "; for numbers to predict, use --objective.kind regression" if array.dtype.kind == "f" else ""
+                hint = (
+                    "; for numbers to predict, add --data.labels-per-image numbers" if array.dtype.kind == "f" else ""
+                )
                 raise DataError(f"{path}: labels are {array.dtype}; valid are integers and text{hint}")
         read = _label_reader(path, labelled)
     sources: dict[str, Listed] = {}

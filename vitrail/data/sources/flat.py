@@ -12,6 +12,7 @@ from vitrail.data.image_names import images_among, is_junk
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title
 from vitrail.data.labels.found_in.kinds import advice, labels_of
 from vitrail.data.labels.found_in.place import FoundLabel, Images
+from vitrail.data.selection import ALL, Selection
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import (
     EXPECTED,
@@ -23,6 +24,7 @@ from vitrail.data.sources.folder import (
     images_in,
     kind_below,
     layout,
+    no_images,
     note_others,
 )
 from vitrail.data.sources.table import split_of
@@ -35,7 +37,7 @@ _SAMPLE = 100_000
 """Maximum number of images whose labels are looked for, to write an error."""
 
 
-def read_unlabelled(path: Path) -> DataSet | None:
+def read_unlabelled(path: Path, selection: Selection = ALL) -> DataSet | None:
     """Open a folder of images without class folders, at any depth, for training without labels: all are UNKNOWN.
 
     Returns None if there are class folders or no images."""
@@ -45,7 +47,8 @@ def read_unlabelled(path: Path) -> DataSet | None:
     if not splits and not has_image(path):
         return None
     findings = Findings("folder", warnings=["there are no class folders: the images have no labels"])
-    return DataSet({part.name if splits else "": _listed(part, findings) for part in splits or [path]}, findings)
+    parts = {part.name if splits else "": _listed(part, findings, selection) for part in splits or [path]}
+    return DataSet(dict(parts), findings)
 
 
 def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataSet:
@@ -59,10 +62,10 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
     parts = _splits(root) or {"": root}
     if "" not in parts:
         note_others(root, list(parts.values()), findings)
-    listed = {name: _listed(part, findings) for name, part in parts.items()}
+    listed = {name: _listed(part, findings, columns.selection) for name, part in parts.items()}
     images = Images(path, [below for name, part in parts.items() for below in _paths(path, part, listed[name])])
     if not images.paths:
-        raise DataError(f"{path} holds no images; data.label_from is {columns.label_from!r}")
+        raise DataError(no_images(path, columns.selection))
     assert columns.label_from is not None
     cells = labels_of(images, columns.label_from, columns, findings)
     found: dict[str, Listed] = {}
@@ -91,8 +94,8 @@ def _labelled(
     return source.labelled(rows, [cells[number] for number in rows])
 
 
-def _listed(path: Path, findings: Findings) -> FileSource:
-    files = images_in(path, "", findings, kind_below(path))
+def _listed(path: Path, findings: Findings, selection: Selection) -> FileSource:
+    files = images_in(path, "", findings, kind_below(path, selection), selection)
     return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
 
 

@@ -15,16 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.image_names import KINDS, is_image_name, is_junk
+from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
 from vitrail.data.labels.links import FEWEST, Links, links
 from vitrail.data.labels.sets import Labels, Named, label_at, named
+from vitrail.data.selection import ALL, Selection
 from vitrail.data.settings import PerImage
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 
 MAX_BYTES = 2**30
 """Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
+
+_BLOCK = 10_000
+"""Number of names that are unpacked at once."""
 
 EXPECTED = """expected is one folder per class, in split folders or not:
     photos/cat/1.jpg           photos/train/cat/1.jpg
@@ -56,6 +60,11 @@ class FileSource:
     def path(self, index: int) -> Path:
         """Return the path of an image."""
         return Path(os.fsdecode(self._root)) / self.id(index)
+
+    def names(self) -> Iterator[str]:
+        """Yield the path below the root of each image."""
+        for begin in range(0, len(self._names), _BLOCK):
+            yield from map(os.fsdecode, self._names.slice(begin, _BLOCK).to_pylist())
 
     def labelled(self, rows: Sequence[int], names: Sequence[str | Sequence[str] | None]) -> FileSource:
         """Return the images at `rows` with these labels: a name, several names, or None for an unknown label."""
@@ -148,12 +157,19 @@ def is_class_tree(path: Path) -> bool:
     return bool(_split_folders(folders)) or sum(layout(folder) != "empty" for folder in folders) > 1
 
 
+def no_images(path: Path, selection: Selection = ALL) -> str:
+    """Return the error for a folder without images: the files it holds instead, and what to do."""
+    if selection.patterns and next(images_in(path, "", Findings("folder"), kind_below(path)), None) is not None:
+        return f"none of the images in {path} is left by {selection}. Change or remove a pattern"
+    return f"{path} holds no images{other_files(path)}; {EXPECTED}"
+
+
 def has_images(path: Path) -> bool:
     """Return whether there are images in a folder, in its folders, or in theirs."""
     return has_image(path) or any(layout(folder) != "empty" for folder in folders_in(path))
 
 
-def read_folder(path: Path, per_image: PerImage = "one") -> DataSet:
+def read_folder(path: Path, per_image: PerImage = "one", selection: Selection = ALL) -> DataSet:
     """Open a tree of class folders. Raises DataError, which shows the expected tree, if there is none.
 
     per_image: See `Data.labels_per_image`."""
@@ -162,10 +178,11 @@ def read_folder(path: Path, per_image: PerImage = "one") -> DataSet:
     splits = _split_folders(folders)
     if splits:
         note_others(path, splits, findings)
-        return _with_links({folder.name: _listed_classes(folder, findings) for folder in splits}, findings, per_image)
+        trees = {folder.name: _listed_classes(folder, findings, selection) for folder in splits}
+        return _with_links(trees, findings, per_image)
     if not any(layout(folder) != "empty" for folder in folders):
-        raise DataError(f"{path} holds no images; {EXPECTED}")
-    return _with_links({"": _listed_classes(path, findings)}, findings, per_image)
+        raise DataError(no_images(path))
+    return _with_links({"": _listed_classes(path, findings, selection)}, findings, per_image)
 
 
 def note_others(path: Path, splits: list[Path], findings: Findings) -> None:
@@ -199,8 +216,8 @@ class _Tree(NamedTuple):
     """int64 [N, 2]: device and number of the file behind each name."""
 
 
-def _listed_classes(path: Path, findings: Findings) -> _Tree:
-    is_image = kind_below(path)
+def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) -> _Tree:
+    is_image = kind_below(path, selection)
     names: list[pa.Array] = []
     labels: list[np.ndarray] = []
     found: list[np.ndarray] = []
@@ -209,9 +226,10 @@ def _listed_classes(path: Path, findings: Findings) -> _Tree:
         if is_junk(name) or not (path / name).is_dir():
             findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders")
             continue
-        files = list(images_in(path / name, name, findings, is_image))
+        files = list(images_in(path / name, name, findings, is_image, selection))
         if not files:
-            findings.warnings.append(f"class folder {name!r} in {path} holds no images: left out")
+            which = " that the patterns leave" if selection.patterns else ""
+            findings.warnings.append(f"class folder {name!r} in {path} holds no images{which}: left out")
             continue
         names.append(pa.array([os.fsencode(file) for file, _ in files], pa.large_binary()))
         labels.append(np.full(len(files), len(class_names), dtype=np.int64))
@@ -219,7 +237,7 @@ def _listed_classes(path: Path, findings: Findings) -> _Tree:
         found.append(np.fromiter(numbers, np.uint64, 3 * len(files)).reshape(-1, 3))
         class_names.append(name)
     if not class_names:
-        raise DataError(f"{path} holds no images; {EXPECTED}")
+        raise DataError(no_images(path, selection))
     columns = np.concatenate(found).view(np.int64)  # numbers of files may use all 64 bits; only equality counts
     source = FileSource(path, pa.concat_arrays(names), np.concatenate(labels), columns[:, 0].copy(), class_names)
     return _Tree(source, columns[:, 1:])
@@ -271,12 +289,12 @@ def has_image(folder: Path) -> bool:
     return any(_has(folder, is_image) for is_image in KINDS)
 
 
-def kind_below(path: Path) -> Callable[[str], bool]:
+def kind_below(path: Path, selection: Selection = ALL) -> Callable[[str], bool]:
     """Return the first of `KINDS` that has an image at any depth below a folder; the first of all if none has."""
     for is_image in KINDS:
-        if any(_has(folder, is_image) for folder in folders_in(path)):
+        if not selection.patterns and any(_has(folder, is_image) for folder in folders_in(path)):
             return is_image
-        if next(images_in(path, "", Findings("folder"), is_image), None) is not None:
+        if next(images_in(path, "", Findings("folder"), is_image, selection), None) is not None:
             return is_image
     return is_image_name
 
@@ -303,7 +321,11 @@ def folders_in(path: Path) -> list[Path]:
 
 
 def images_in(
-    folder: Path, prefix: str, findings: Findings, is_image: Callable[[str], bool] = is_image_name
+    folder: Path,
+    prefix: str,
+    findings: Findings,
+    is_image: Callable[[str], bool] = is_image_name,
+    selection: Selection = ALL,
 ) -> Iterator[tuple[str, _File]]:
     """Yield (name below the split, its file) of every image in a class folder, in a fixed order."""
     pending: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
@@ -326,7 +348,9 @@ def images_in(
             elif _is_dir(entry) and not is_image(entry.path):
                 pending.append((directory / entry.name, name, (*above, here)))
             elif not is_image(entry.path):
-                findings.ignore(f"not an image ({os.path.splitext(entry.name)[1].lower() or 'no extension'})")
+                findings.ignore(f"not an image ({ending_of(entry.name)})")
+            elif selection.patterns and (reason := selection.reason(entry.path)):
+                findings.ignore(reason)
             else:
                 file = _file(entry, name, findings)
                 if file is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from vitrail.data.item import DataSet, origin, role_of
 from vitrail.data.labels.sets import class_counts
+from vitrail.data.mask_files import refuse_mask_folders
 from vitrail.data.settings import Columns
 from vitrail.data.sources import flat, folder, table
 from vitrail.data.sources.arrow import open_saved, read_parquet
@@ -45,8 +46,11 @@ def open_folder(path: Path, columns: Columns, labels: bool) -> DataSet:
 
     A folder that holds nothing but the data set in a folder one or two levels below is opened as that data set.
     """
+    columns = columns._replace(selection=columns.selection._replace(root=str(path)))
     if columns.label_from is not None:
-        return flat.read_labelled(path, columns, labels=labels)
+        found = flat.read_labelled(path, columns, labels=labels)
+        refuse_mask_folders(path, found)
+        return found
     layouts = list(_layouts(path, columns, labels))
     if (meant := _meant(path, layouts)) is not None:
         found = open_folder(meant, columns, labels)
@@ -169,10 +173,14 @@ def _named(what: str, files: list[Path], path: Path) -> str:
 
 
 def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
-    plain = None if labels else flat.read_unlabelled(path)
+    plain = None if labels else flat.read_unlabelled(path, columns.selection)
     if labels:
         flat.refuse_flat(path)
-    return plain or folder.read_folder(path, columns.per_image)
+    if plain is not None:
+        return plain
+    found = folder.read_folder(path, columns.per_image, columns.selection)
+    refuse_mask_folders(path, found)
+    return found
 
 
 def _weight(layout: Layout, found: DataSet) -> tuple[bool, bool, int, bool]:

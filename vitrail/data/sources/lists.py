@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.item import DataSet, Findings, Joined, Listed, View, split_title
-from vitrail.data.labels.sets import label_text
+from vitrail.data.labels.sets import class_counts, label_text
+from vitrail.data.selection import Selection
 from vitrail.data.sources.folder import file_of
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
@@ -203,6 +204,41 @@ def without(found: DataSet, file: Path) -> DataSet:
             found.findings.warnings.append(f"{file.name}: {len(names) - gone} of its images are not in the data")
         splits[split] = View(source, np.flatnonzero(stays))
     return DataSet(splits, found.findings)
+
+
+def selected(found: DataSet, selection: Selection) -> DataSet:
+    """Return the images that `Data.include` and `Data.exclude` leave, without classes that have lost all images.
+
+    Readers of folders use the patterns while they list files, so that only other kinds of data are filtered here. A
+    pattern of `Data.exclude` that fits no image causes a warning. Raises DataError as `without` does.
+    """
+    for file in selection.lists:
+        found = without(found, Path(file).expanduser())
+    findings = found.findings
+    if selection.patterns and findings.kind not in ("folder", "labelled files"):
+        found = DataSet(
+            {name: _left(name, source, selection, findings) for name, source in found.splits.items()}, findings
+        )
+    for pattern in selection.exclude:
+        warning = f"data.exclude {pattern!r} fits no image"
+        if not any(repr(pattern) in reason for reason in findings.ignored) and warning not in findings.warnings:
+            findings.warnings.append(warning)
+    return found
+
+
+def _left(split: str, source: Listed, selection: Selection, findings: Findings) -> Listed:
+    """Return the images of a split that the patterns leave."""
+    rows = []
+    for row in range(len(source)):
+        if reason := selection.reason("/".join(filter(None, (split, source.id(row))))):
+            findings.ignore(reason)
+        else:
+            rows.append(row)
+    left = View(source, np.array(rows, dtype=np.int64))
+    if not isinstance(left.labels, np.ndarray):
+        return left
+    counts = class_counts(left.labels, len(left.class_names))
+    return View(left, class_names=[name for name, count in zip(left.class_names, counts, strict=True) if count])
 
 
 def _class(source: Listed, index: int) -> str:

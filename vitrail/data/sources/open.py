@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ import numpy as np
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
+from vitrail.data.image_names import HEIC
+from vitrail.data.images import heic
 from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
 from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
 from vitrail.data.labels.kind import of_one_kind, without_labels
 from vitrail.data.labels.sets import LabelSets, class_counts, known
+from vitrail.data.mask_files import masks_beside
 from vitrail.data.roles import (
     SUBSET,
     fold_of,
@@ -36,15 +41,16 @@ from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
 from vitrail.data.sources.flat import label_advice
-from vitrail.data.sources.folder import EXPECTED
+from vitrail.data.sources.folder import EXPECTED, FileSource
 from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import Reference, read_list, refers_to, without
+from vitrail.data.sources.lists import Reference, read_list, refers_to, selected
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shards import read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.errors import DataError, did_you_mean
+from vitrail.import_path import is_own
 from vitrail.words import listing
 
 __all__ = ["Item", "Listed", "Source", "Splits", "find", "find_and_warn", "open_data", "open_split"]
@@ -89,8 +95,6 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
 
 def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
     """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
-    if data.exclude is not None:
-        found = without(found, Path(data.exclude).expanduser())
     findings = found.findings
     names = training_splits(found, data)
     name = "+".join(names)
@@ -169,19 +173,15 @@ def _never(train: Listed, split: str) -> Iterator[str]:
         yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"
 
 
-def open_split(
-    path: str | Path,
-    split: str | None = None,
-    class_names: list[str] | None = None,
-    columns: Columns = Columns(),
-) -> Listed:
+def open_split(data: Data | str | Path, split: str | None = None, class_names: list[str] | None = None) -> Listed:
     """Open one split for evaluation. Its labels are indices into `class_names` (a model's), matched by name.
 
     Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
     a list, for classes that `class_names` lacks, and UsageError for a split that does not exist."""
-    found = find_and_warn(str(path), columns)
+    data = data if isinstance(data, Data) else Data(path=str(data))
+    found = find_and_warn(data)
     if split is not None:
-        name = named_split(found, split, str(path))
+        name = named_split(found, split, data.path)
     else:
         named = [*of_role(found, "test"), *of_role(found, "validation"), *found.splits]
         name = next(name for name in named if len(named) == 1 or known(found.splits[name].labels).any())
@@ -192,8 +192,14 @@ def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> Dat
     """Return the data set at `path`: its splits by their own names, and what was left out.
 
     If `labels` is False, a folder of images without class folders is accepted. Raises DataError if there is no
-    readable data set: the message says where it was looked for and what would be valid.
+    readable data set: the message says where it was looked for and what would be valid. A path such as
+    'photos/*/*.jpg' is the data set photos/, of which the images are used that fit the pattern.
     """
+    if has_magic(path) and not is_address(path) and not Path(path).expanduser().exists():
+        parts = Path(path).parts
+        first = next(number for number, part in enumerate(parts) if has_magic(part))
+        path, pattern = str(Path(*parts[:first])), "/".join(parts[first:])
+        columns = columns._replace(selection=columns.selection._replace(given=pattern))
     try:
         found = _find(path, columns, labels)
     except OSError as error:
@@ -203,12 +209,24 @@ def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> Dat
 
 def find_data(data: Data, *, labels: bool = True) -> DataSet:
     """Return the data set that `data` describes, of the user's own class too. Raises DataError as `find` does."""
-    return _checked(data.path, data_set(data.find(labels=labels)), data.columns)
+    found = data_set(data.find(labels=labels))
+    return _checked(data.path, found, data.columns) if is_own(type(data)) else found
 
 
-def find_and_warn(path: str, columns: Columns = Columns()) -> DataSet:
-    """Return what `find` returns, and log its warnings, for a caller that does not show the findings."""
-    found = find(path, columns)
+def find_whole(data: Data, *, labels: bool = True) -> DataSet:
+    """Return the data set that `data` describes. Raises DataError as `find` does, and with `data.strict` for a defect.
+
+    This is for a caller that does not split the data, which may be strict about more (`split_found`).
+    """
+    found = find_data(data, labels=labels)
+    if data.strict:
+        found.findings.require_whole(data.path)
+    return found
+
+
+def find_and_warn(data: Data, *, labels: bool = True) -> DataSet:
+    """Return what `find_whole` returns, and log its warnings, for a caller that does not show the findings."""
+    found = find_whole(data, labels=labels)
     for line in found.findings.warnings:
         log.warning("%s", line)
     return found
@@ -217,14 +235,34 @@ def find_and_warn(path: str, columns: Columns = Columns()) -> DataSet:
 def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
     """Return the data set without splits that hold no image, with labels of one kind (`of_one_kind`).
 
-    Raises DataError if no split is left."""
+    Raises DataError if no split is left, and for images that cannot be read without a package."""
+    there = any(map(len, found.splits.values()))
+    found = selected(found, columns.selection)
     kept = {name: source for name, source in found.splits.items() if len(source)}
+    if not kept and there:
+        raise DataError(f"none of the images of {path} is left by {columns.selection}. Change or remove a pattern")
     if not kept:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
+    _refuse_unreadable(path, kept)
+    found.findings.warnings += masks_beside(kept.values())
     for name in found.splits:
         if name not in kept:
             found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
     return of_one_kind(DataSet(kept, found.findings), columns)
+
+
+def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
+    """Raise DataError for HEIC files if they cannot be read, before any work."""
+    if heic.installed():
+        return
+    files = [source for source in splits.values() if isinstance(source, FileSource)]
+    endings = Counter(os.path.splitext(name)[1].lower() for source in files for name in source.names())
+    wrong = {name: count for name, count in endings.items() if name in HEIC}
+    if wrong:
+        counts = " and ".join(f"{count:,} {ending}" for ending, count in wrong.items())
+        patterns = " ".join(f"--data.exclude '*{ending}'" for ending in wrong)
+        without = f", or leave them out: {patterns}" if sum(wrong.values()) < endings.total() else ""
+        raise DataError(f"{counts} images of {path} cannot be read. {heic.advice()}{without}")
 
 
 def _find(path: str, columns: Columns, labels: bool) -> DataSet:
@@ -306,6 +344,8 @@ def _find_file(path: Path, columns: Columns) -> DataSet:
 def _listed(path: Path, listed: Reference, columns: Columns) -> DataSet:
     """Open the data set that a list of images refers to."""
     try:
-        return find(listed.data, columns._replace(label_from=listed.label_from or columns.label_from))
+        selection = columns.selection._replace(lists=())  # they name images of the list
+        label_from = listed.label_from or columns.label_from
+        return find(listed.data, columns._replace(label_from=label_from, selection=selection))
     except DataError as error:
         raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error

@@ -127,7 +127,7 @@ class Checkpoints:
         if world.any_(self._failed >= PATIENCE):
             raise TrainingError(
                 f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}. Free disk space "
-                f"and resume from the newest checkpoint: --resume {self.folder.path}"
+                f"and resume from the newest checkpoint: vitrail train --resume {self.folder.path}"
             )
 
     def restore(self, state: TrainingState) -> None:

@@ -213,7 +213,7 @@ def explaining_lost_processes(run: Run, checkpoints: Checkpoints) -> Iterator[No
             which = f"Process {' and '.join(map(str, silent))}" if silent else "Another process"
             what = f"{which} did not respond within {run.timeout:g} s (--timeout) and may be stuck"
         step, folder = checkpoints.newest(), checkpoints.folder.path
-        advice = f"The newest checkpoint is that of step {step}. Resume with --resume {folder}"
+        advice = f"The newest checkpoint is that of step {step}. Resume with vitrail train --resume {folder}"
         raise TrainingError(f"{what}. {'There is no checkpoint yet' if step is None else advice}.") from error
 
 

@@ -14,6 +14,7 @@ from vitrail.errors import UsageError
 from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
 from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
@@ -84,6 +85,7 @@ def audit(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Any,
 ) -> Audit:
     """Rank labels that are probably wrong, copies with different labels, and outliers. Nothing is changed.
 
@@ -110,7 +112,7 @@ def audit(
     from vitrail.data.sources.open import find_and_warn
 
     files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
-    found = find_and_warn(str(path))
+    found = find_and_warn(read_settings(reading, path))
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
     features = Embedder(weights, compute)(images)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.data.settings import Bits, Data
 from vitrail.files import check_writable
-from vitrail.ranges import Channels, Range, Side, Threads, checked
+from vitrail.ranges import Range, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 
 if TYPE_CHECKING:
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 def check(
     path: str | Path,
     *,
-    label_from: str | None = None,
     out: str | Path | None = None,
     raw: bool = False,
     workers: Threads | None = None,
+    **reading: Any,
 ) -> Report:
     """Decode every image, and list bad images, duplicates, and images that are in more than one split.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         out: Write everything found to this CSV file, too.
     """
     threads = Compute(workers=workers).threads(alone=True)
@@ -39,23 +37,21 @@ def check(
 
     if out is not None:
         check_writable(Path(out))
-    report = check(Data(path=str(path), label_from=label_from), workers=threads, progress=ProgressLine("checked"))
+    report = check(read_settings(reading, path), workers=threads, progress=ProgressLine("checked"))
     if out is not None:
         report.write_csv(out, raw=raw)
     return report
 
 
-def stats(path: str | Path, *, label_from: str | None = None) -> Stats:
+def stats(path: str | Path, **reading: Any) -> Stats:
     """Count the images of every split and class, and look at the sizes of a sample.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
     """
     from vitrail.data.stats import stats
 
-    return stats(Data(path=str(path), label_from=label_from))
+    return stats(read_settings(reading, path))
 
 
 @checked
@@ -63,14 +59,12 @@ def pack(
     path: str | Path,
     folder: str | Path,
     *,
-    label_from: str | None = None,
-    channels: Channels | None = None,
-    bits: Bits | None = None,
     short_side: Side = 256,
     quality: Annotated[int, Range(1, 100)] = 90,
     shard_mb: Annotated[int, Range(1, 10**6)] = 256,
     shuffle: bool = False,
     workers: Threads | None = None,
+    **reading: Any,
 ) -> dict[str, PackResult]:
     """Write images to shards, which training reads several times faster: `vitrail train FOLDER`.
 
@@ -78,11 +72,6 @@ def pack(
 
     Args:
         path: The images, in any form that `vitrail train` takes.
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
-        channels: Number of bands to keep (default: RGB with 8 bits, except arrays of NumPy and grey DICOM files, which
-            keep their bands and bits).
-        bits: Depth to keep: 8, 16, or 32f for floating-point numbers (default: that of most images).
         folder: A new folder for the shards.
         short_side: Maximum short side in pixels. Larger images are scaled down to it.
         quality: JPEG quality from 1 to 100.
@@ -94,7 +83,7 @@ def pack(
     from vitrail.data.loading.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
-    data = Data(path=str(path), label_from=label_from, channels=channels, bits=bits)
+    data = read_settings(reading, path, used=(*READ, "channels", "bits"))
     return pack_data(data, folder, **choices, workers=threads, progress=ProgressLine("packed"))
 
 

@@ -13,6 +13,7 @@ from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Range, Threads, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 from vitrail.words import one_line
 
@@ -55,7 +56,6 @@ class Duplicates:
 def dedup(
     path: str | Path,
     *,
-    label_from: str | None = None,
     against: tuple[str | Path, ...] = (),
     model: str | Path | None = None,
     distance: Annotated[int, Range(0, 64)] | None = None,
@@ -70,6 +70,7 @@ def dedup(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Any,
 ) -> Duplicates:
     """Find training images that are also test images, or duplicates: exact, re-encoded, resized or cropped copies.
 
@@ -82,8 +83,6 @@ def dedup(
 
     Args:
         path: The training images, in any form that `vitrail train` takes.
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         against: A data set whose test images (else validation images, else all) must not be among the training
             images. May be repeated (default: the images are compared with each other, within and across their
             splits).
@@ -109,8 +108,8 @@ def dedup(
     against = (against,) if isinstance(against, str | Path) else against
     files = outside({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
     threads = compute.threads(alone=True)
-    data = Data(path=str(path), label_from=label_from)
-    found = find_and_warn(data.path, data.columns)
+    data = read_settings(reading, path)
+    found = find_and_warn(data)
     left, right = _hashed(str(path), found, against, threads)
     other = left if right is None else right
     if distance is None:
@@ -126,7 +125,7 @@ def dedup(
     if files[0] is not None:
         write_pairs(files[0], left, other, pairs, raw=raw)
     if files[1] is not None:
-        write_list(files[1], str(path), found, remaining(found, left, stays), label_from=label_from, raw=raw)
+        write_list(files[1], str(path), found, remaining(found, left, stays), label_from=data.label_from, raw=raw)
     if files[2] is not None:
         pairs_sheet(files[2], left, other, pairs)
     return Duplicates(
@@ -172,7 +171,7 @@ def _hashed(
     left = HashedImages(hashed(path, found, splits_to_clean(found), **choices))
     parts = []
     for data in map(str, against):
-        other = find_and_warn(data)
+        other = find_and_warn(Data(path=data))
         parts += hashed(data, other, [split_apart(other)], **choices)
     return left, HashedImages(parts)
 

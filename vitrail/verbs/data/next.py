@@ -20,6 +20,7 @@ from vitrail.training.run import Run
 from vitrail.transfer.next_images import By, Coverage, choose
 from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import first_lines, page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitrail.data.item import Listed
+    from vitrail.data.settings import Data
     from vitrail.data.sources.open import Splits
 
 log = logging.getLogger("vitrail")
@@ -86,6 +88,7 @@ def next_images(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Any,
 ) -> NextImages:
     """Choose which unlabelled images to label next. Nothing is changed.
 
@@ -113,7 +116,7 @@ def next_images(
     embedder = _classifier(weights, compute)
     card = embedder.network.card
     names = list(card.class_names) or [str(number) for number in range(card.config.classes)]
-    name, source, near = _images(str(path), split)
+    name, source, near = _images(read_settings(reading, path), split)
     trained = _trained_on(weights)
     if trained is not None:
         source = _without(source, trained, str(path))
@@ -166,7 +169,7 @@ def _classifier(weights: str | Path, compute: Compute) -> Embedder:
     return embedder
 
 
-def _images(path: str, split: str | None) -> tuple[str, Listed, list[Listed]]:
+def _images(data: Data, split: str | None) -> tuple[str, Listed, list[Listed]]:
     """Return the split to choose from, its unlabelled images, and its images with a label, if there are some.
 
     If all have labels, all are returned as unlabelled.
@@ -175,11 +178,9 @@ def _images(path: str, split: str | None) -> tuple[str, Listed, list[Listed]]:
     from vitrail.data.item import View
     from vitrail.data.labels.sets import known
     from vitrail.data.roles import named_split
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import find_and_warn
 
-    found = find(path, labels=False)
-    for line in found.findings.warnings:
-        log.warning("%s", line)
+    found, path = find_and_warn(data, labels=False), data.path
     unlabelled = [name for name, source in found.splits.items() if not known(source.labels).all()]
     name = [*unlabelled, splits_to_clean(found)[0]][0] if split is None else named_split(found, split, path)
     source = found.splits[name]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
-from vitrail.ranges import Count, Fraction, Part, Seed, check, checked
+from vitrail.ranges import Count, Part, Seed, check, checked
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.words import one_line
 
 
@@ -29,10 +31,9 @@ def split(
     path: str | Path,
     folder: str | Path,
     *sizes: str | Count | Part,
-    label_from: str | None = None,
     seed: Seed = 0,
-    holdout: Fraction = 0.1,
     raw: bool = False,
+    **reading: Any,
 ) -> list[Subset]:
     """Write random subsets of the training images, one list per size, to study how much data a network needs.
 
@@ -45,14 +46,10 @@ def split(
         path: The images, in any form that `vitrail train` takes.
         folder: Folder for the lists, named SIZE.csv.
         sizes: Numbers of images (1000), or shares of the training images (10% or 0.1).
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         seed: Seed of the subsets, and of the validation images if the data have no validation split.
-        holdout: Share of the training images that is held out if the data have no validation split.
     """
     from vitrail.data.cache import refuse_within
     from vitrail.data.item import View
-    from vitrail.data.settings import Data
     from vitrail.data.sources.lists import write_list
     from vitrail.data.sources.open import find_and_warn, split_found
     from vitrail.data.split import subset
@@ -60,8 +57,8 @@ def split(
     asked = _sizes(sizes)
     target = refuse_within(folder, str(path))
     check_writable(target, UsageError, folder=True)
-    data = Data(path=str(path), holdout=holdout, label_from=label_from)
-    found = find_and_warn(data.path, data.columns)
+    data = read_settings(reading, path, used=(*READ, "train", "validation", "holdout", "test"))
+    found = find_and_warn(data)
     splits = split_found(found, data, seed)
     chosen = {len(indices): indices for indices in (subset(splits.train, size, seed) for size in asked)}
     held_out = {"validation": splits.validation, "test": splits.test}
@@ -69,9 +66,8 @@ def split(
     written = []
     for count, indices in sorted(chosen.items()):
         file = target / f"{count}.csv"
-        write_list(
-            file, str(path), found, {"train": View(splits.train, indices), **others}, label_from=label_from, raw=raw
-        )
+        parts = {"train": View(splits.train, indices), **others}
+        write_list(file, str(path), found, parts, label_from=data.label_from, raw=raw)
         written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in held_out)))
     return written
 

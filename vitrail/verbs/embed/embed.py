@@ -14,6 +14,7 @@ from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
 from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.item import Listed
+    from vitrail.data.settings import Data
     from vitrail.data.tiles.grid import Tiling
     from vitrail.evaluation.growing_arrays import GrowingArrays
     from vitrail.verbs.network.features import Tokens
@@ -71,6 +73,7 @@ def embed(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
+    **reading: Any,
 ) -> WrittenFeatures | BulkProgress:
     """Write the features of images, which the network's classifier reads, to an .npz file: one vector per image.
 
@@ -127,14 +130,19 @@ def embed(
     if format != "npy" and tiles is None and is_bulk(out):
         if split is not None:
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
-        return _write_shards(model, paths, out, merge, compute, prepare, asked)
+        data = read_settings(reading, paths[0])
+        return _write_shards(model, paths, out, merge, compute, prepare, data, asked)
     target = _target(Path(out), paths, format, merge)
-    sources = open_images(model, paths, split) if tiles is None else {}
+    sources = open_images(model, paths, split, reading) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)
     columns = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
         from vitrail.data.tiles.grid import tiling
+        from vitrail.evaluation.predict import find_images
 
+        if reading:
+            data = read_settings(reading, used=("include", "exclude"))
+            paths = tuple(find_images(paths, data.columns.selection))
         cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
         return _write_tiles(embedder, paths, cut, target, format, columns)
     if columns is None:
@@ -179,6 +187,7 @@ def _write_shards(
     merge: str | Path | None,
     compute: Compute,
     prepare: Prepare,
+    data: Data,
     asked: dict[str, Any],
 ) -> BulkProgress:
     """Write a Parquet file for each shard; `asked` are the arguments of `Embedder.tokens`, or {} for features."""
@@ -189,7 +198,7 @@ def _write_shards(
     settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
     if asked:
         settings["layers"] = embedder.layers(asked["layers"])
-    job = open_job("embed", model, paths, out, **settings)
+    job = open_job("embed", model, paths, out, data, **settings)
     return run(job, token_columns(embedder, embedder.tokens(**asked)) if asked else feature_columns(embedder), merge)
 
 

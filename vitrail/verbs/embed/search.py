@@ -18,6 +18,8 @@ from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_line
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
     from vitrail.data.sources.folder import Files
@@ -67,6 +69,7 @@ def search(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
+    **reading: Any,
 ) -> Matches:
     """Find the images that are most like one or several given images, by the cosine similarity of their features.
 
@@ -99,7 +102,10 @@ def search(
     given = _given(like)
     embedder = Embedder(model, compute)
     asked = embedder(given)
-    names, rows, unreadable = _read(features, embedder) if features is not None else _embed(embedder, model, paths)
+    if features is not None:
+        names, rows, unreadable = _read(features, embedder)
+    else:
+        names, rows, unreadable = _embed(embedder, model, paths, reading)
     found = _nearest(asked.features, rows, names, like, top)
     if out is not None:
         _write(Path(out), list(map(str, like)), found, embedder, raw)
@@ -122,7 +128,7 @@ def _given(like: tuple[str | Path, ...]) -> Files:
 
 
 def _embed(
-    embedder: Embedder, model: str | Path, paths: tuple[str | Path, ...]
+    embedder: Embedder, model: str | Path, paths: tuple[str | Path, ...], reading: Mapping[str, Any]
 ) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return the names of the readable images, their features [N, width], and the unreadable images."""
     import numpy as np
@@ -130,7 +136,7 @@ def _embed(
     names: list[str] = []
     rows: list[np.ndarray] = []
     unreadable: list[tuple[str, str]] = []
-    for source in open_images(model, paths, None).values():
+    for source in open_images(model, paths, None, reading).values():
         part = embedder(source)
         names += [source.id(int(number)) for number in part.index]
         rows.append(part.features)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import docstring_parser
 import tyro
-from tyro.conf import arg
+from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec, StructFieldSpec
 
 from vitrail.config import CLASS, arms, doors_of, sections_of
@@ -34,10 +34,13 @@ ALIASES = {
     "show_list": ("--list",),
     "verbose": ("-v",),
     "quiet": ("-q",),
-    "label_from": ("--data.label-from",),
+    **{f"data.{name}": (f"--{name.replace('_', '-')}",) for name in ("label_from", "channels", "bits", "holdout")},
 }
-"""Second names of flags. `from`, `class` and `import` would be better names, but are reserved words of Python.
-A verb without settings takes --label-from, and --data.label-from as messages name it for all verbs."""
+"""Second names of flags. `from`, `class` and `import` would be better names, but are reserved words of Python."""
+READING = "reading"
+"""Name of the parameter `**reading` of a verb that only reads images. Its keywords are fields of `Data`."""
+REPEATED = ("include", "exclude")
+"""Settings with several values whose flag is repeated for each value, so that a subject may follow."""
 SUBJECT = (Data, "path")
 """The one setting that is not a flag, because it is the subject."""
 
@@ -74,10 +77,22 @@ def section_flags(section: Any) -> list[StructFieldSpec]:
         elif inner:
             flags.append(StructFieldSpec(name, inner[0], inner[0]() if value is None else value))
         elif not (issubclass(kind, SUBJECT[0]) and name == SUBJECT[1]):
-            others = tuple(alias for alias in ALIASES.get(name, ()) if alias != flag_of(place))
-            typed = flag_type(hints[name], value, ranges=ranges.get(name), aliases=others or None)
-            flags.append(StructFieldSpec(name, typed, value, texts.get(name, "")))
+            markers = (UseAppendAction,) if name in REPEATED else ()
+            others = ALIASES.get(place) or ALIASES.get(name)
+            typed = flag_type(hints[name], value, *markers, ranges=ranges.get(name), aliases=others)
+            flags.append(StructFieldSpec(name, typed, () if markers else value, texts.get(name, "")))
     return flags
+
+
+def reading_flags() -> list[StructFieldSpec]:
+    """Return the flags --data.* of a verb with the parameter `**reading`."""
+    flags = section_flags(Data())
+    types: list[Any] = [Annotated[flag.type, FlagCreatePairsOff] for flag in flags]
+    named = [f"{Data.section}.{flag.name}" for flag in flags]
+    return [
+        StructFieldSpec(name, typed, flag.default, flag.helptext)
+        for name, typed, flag in zip(named, types, flags, strict=True)
+    ]
 
 
 def _class_flag(section: OpenSection) -> StructFieldSpec:
@@ -160,6 +175,8 @@ def flag_type(hint: Any, default: Any, *markers: Any, ranges: Any = None, null: 
         shown = "(required)"
     elif default is None or default is False or default == ():
         shown = ""
+    elif default is True:  # help names only --no-..., unless there is a pair of flags
+        shown = "(on by default; this flag switches it off)" if FlagCreatePairsOff in markers else "(default: on)"
     else:
         shown = f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
     valid = ", or ".join(dict.fromkeys(limit.words() for limit in limits(ranges)))

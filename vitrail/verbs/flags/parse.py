@@ -1,17 +1,19 @@
 """A verb's signature as command line flags, so that a flag and a keyword of Python cannot differ.
 
-Positional parameters are the subjects of a command, keyword-only parameters become flags, and `**settings` becomes
-a flag for every field of `Run` (`--optim.lr`). If `--optim my.optimisers:Lion` names a class of the user's own, its
-fields become flags, too. The help of a flag is its text in the verb's docstring, or else the text of the field of
-`Compute` or `Cells` with its name. tyro parses onto a `Run`; for --help this is the run that --recipe and --config
-describe, so that help shows its values as defaults. The result holds only what stands on the command line, because
-everything else may still follow from the data.
+Positional parameters are the subjects of a command, keyword-only parameters become flags, `**settings` becomes a flag
+for every field of `Run` (`--optim.lr`), and `**reading` a flag for every field of `Data` (`--data.label-from`). If
+`--optim my.optimisers:Lion` names a class of the user's own, its fields become flags, too. The help of a flag is its
+text in the verb's docstring, or else the text of the field of `Compute` or `Cells` with its name. tyro parses onto a
+`Run`; for --help this is the run that --recipe and --config describe, so that help shows its values as defaults. The
+result holds only what stands on the command line, because everything else may still follow from the data.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from tyro.constructors import (
 )
 
 from vitrail.config import CLASS, arms, merge
+from vitrail.data.settings import Data
 from vitrail.durations import Duration, parse_duration
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import check, ranged_types
@@ -39,12 +42,14 @@ from vitrail.verbs.flags.cells import Cells
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.fields import (
     ALIASES,
+    READING,
     documented,
     field_texts,
     flag_of,
     flag_type,
     named_classes,
     null_word,
+    reading_flags,
     recorded_configs,
     section_flags,
     values_of,
@@ -103,6 +108,8 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         if name in given:
             subject = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
             check(hint, given[name], name if subject else flag_of(name))
+    # `**reading` takes the names of the fields, without "data."
+    given = {name.removeprefix(f"{Data.section}."): value for name, value in given.items()}
     if many is None:
         return [], given
     first = [given.pop(p.name) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -153,7 +160,8 @@ def _given(
 
 def _spellings(prefix: str, name: str) -> set[str]:
     """Return the words that set a flag: its name, its aliases, and for a switch their opposites."""
-    aliases = (f"--{prefix[:-1]}",) if name == CLASS else ALIASES.get(name, ())
+    own = ALIASES.get(prefix + name) or ALIASES.get(name) or ()
+    aliases = (f"--{prefix[:-1]}",) if name == CLASS else own
     opposites = {flag_of(f"{prefix}no_{name}"), *(f"--no-{alias.lstrip('-')}" for alias in aliases)}
     return {flag_of(prefix + name), *aliases, *opposites}
 
@@ -203,6 +211,9 @@ def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> s
     names = [name for name, flag in _walk(known) if not is_subject(flag)]
     flags = {flag_of(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    files = [word for word in words if os.path.exists(word)]
+    if wrong is None and len(files) == len(words) > 1:
+        return _unquoted(files, prog, any(name == "data.include" for name, _ in _walk(known)))
     if wrong is None:
         return f"{prog} takes no more words, but got {' '.join(words)!r}: see {prog} --help"
     named = {flag_of(name.rpartition(".")[2]).lstrip("-"): flag_of(name) for name in names}
@@ -213,6 +224,19 @@ def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> s
     for short, flag in named.items():
         near = near.replace(f"'{short}'", f"'{flag}'")
     return f"{prog} has no flag {wrong!r}.{near or _about(word, known)} {prog} --help lists all flags."
+
+
+def _unquoted(files: list[str], prog: str, include: bool) -> str:
+    """Return the error for names that a shell has put in the place of a pattern. include: Has the verb this flag?"""
+    folder = os.path.commonpath([os.path.dirname(file) for file in files]) or "."
+    endings = {os.path.splitext(file)[1] for file in files}
+    name = f"*{endings.pop()}" if len(endings) == 1 else "*"
+    return (
+        f"{prog} takes one path, but got {len(files)} more names of files, such as {files[0]}. The shell puts them in "
+        f"the place of a pattern that is not quoted. Give the folder: {prog} {shlex.quote(folder)}"
+        + f" --data.include '{name}'" * (include and name != "*")
+        + f", or quote the pattern: '{folder}/**/{name}'"
+    )
 
 
 def _about(word: str, known: Iterable[StructFieldSpec]) -> str:
@@ -228,7 +252,10 @@ def _flags(function: Callable[..., Any], argv: Sequence[str]) -> list[StructFiel
     """Return the flags of a verb; a section of settings is one entry, whose default is the section."""
     parameters = inspect.signature(function).parameters.values()
     flags = _parameters(function)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    settings = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
+    if settings == [READING]:
+        flags += reading_flags()
+    elif settings:
         own = {flag.name for flag in flags}
         run, files = Run(), [*values_of("--config", argv), *recorded_configs(argv)]
         if not {"-h", "--help"} & {*argv}:  # no default is shown, but a file may name a class

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.config import from_yaml
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network.classifier import load_network
 from vitrail.verbs.terminal import ProgressLine
 from vitrail.words import distinct_labels
@@ -80,6 +81,8 @@ class InspectionInputs:
     data: str | Path | None
     split: str | None
     compute: Compute
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the data."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Images that were left out -> the reason."""
 
@@ -90,7 +93,7 @@ class InspectionInputs:
 
         if self.data is None:
             raise UsageError("neighbours and map need a data set: pass it with --data DIR")
-        return open_split(self.data, self.split)
+        return open_split(read_settings(self.reading, self.data), self.split)
 
     @cached_property
     def source(self) -> Listed:
@@ -99,7 +102,8 @@ class InspectionInputs:
         from vitrail.evaluation.predict import find_images
 
         if self.paths:
-            return Files(find_images(self.paths))
+            data = read_settings(self.reading, used=READ if self.data is not None else ("include", "exclude"))
+            return Files(find_images(self.paths, data.columns.selection._replace(lists=())))
         return self.data_set if self.data is not None else _validation_images(self.first)
 
     def pictures(self, most: int, what: str) -> list[Pictures]:

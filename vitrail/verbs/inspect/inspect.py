@@ -64,6 +64,7 @@ def inspect(
     batch_size: Count = 8,
     device: str | None = None,
     raw: bool = False,
+    **reading: Any,
 ) -> Inspection:
     """Look inside a network: figures of what it has learned and where it looks, with the numbers behind them.
 
@@ -110,7 +111,7 @@ def inspect(
         raise UsageError(f"--what {wrong[0]} takes one network. With several networks use {', '.join(COMPARED)}.")
     labels = network_labels(models)
     networks = [inspected_network(*pair, compute) for pair in zip(models, labels, strict=True)]
-    inputs = InspectionInputs(networks, model, paths, data, split, compute)
+    inputs = InspectionInputs(networks, model, paths, data, split, compute, reading)
     folder = Folder(Path(out), formats or ("png",), raw=raw)  # type: ignore[arg-type]
     result = Inspection(labels, Path(out), unreadable=inputs.unreadable)
     selection = _Selection(layer, head, class_name, count, pictures)

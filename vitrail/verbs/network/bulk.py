@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import Listed
     from vitrail.data.loading.loader import Loader
+    from vitrail.data.settings import Data
     from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
     from vitrail.evaluation.classify import Predict
     from vitrail.verbs.flags.compute import Compute
@@ -65,7 +66,9 @@ def is_bulk(out: str | Path | None) -> bool:
     return out is not None and (Path(out).suffix == "" or Path(out).is_dir())
 
 
-def open_job(verb: str, model: str | Path, paths: tuple[str | Path, ...], out: str | Path, **settings: Any) -> Job:
+def open_job(
+    verb: str, model: str | Path, paths: tuple[str | Path, ...], out: str | Path, data: Data, **settings: Any
+) -> Job:
     """Open the data and the folder for the results. Raises UsageError and DataError."""
     if len(paths) != 1:
         raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
@@ -76,7 +79,7 @@ def open_job(verb: str, model: str | Path, paths: tuple[str | Path, ...], out: s
     from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
-    splits = find_and_warn(str(paths[0])).splits
+    splits = find_and_warn(data).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
     return Job(folder, splits, about)
 

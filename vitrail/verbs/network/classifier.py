@@ -65,11 +65,12 @@ def _runnable(source: str | Path, compute: Compute, features: bool) -> ViT | Res
     program = find_program(source)
     if program is None:
         return load_network(source, compute.image_size) if features else load_classifier(source, compute.image_size)
-    fixed = (compute.image_size, compute.precision, compute.engine)
-    if compute.device not in (None, "cpu") or fixed != (None, "auto", "auto"):
+    fixed = {"--image-size": (None,), "--device": (None, "cpu"), "--precision": ("auto",), "--engine": ("auto",)}
+    values = (compute.image_size, compute.device, compute.precision, compute.engine)
+    if given := [flag for (flag, free), value in zip(fixed.items(), values, strict=True) if value not in free]:
         raise UsageError(
             f"{program} is an exported program, which runs on the CPU, in the image size, the precision and the "
-            "runtime of its export. Remove --image-size, --device, --precision and --engine"
+            f"runtime of its export. Remove {' and '.join(given)}"
         )
     from vitrail.exports.engine import Engine
 

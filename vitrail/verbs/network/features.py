@@ -17,12 +17,13 @@ from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.network.classifier import load_runnable
 from vitrail.verbs.terminal import ProgressLine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from torch import Tensor
@@ -56,12 +57,12 @@ def open_train_and_test(
     data: str | Path | None,
     split: str | None,
     opened: OpenedData | None = None,
-    label_from: str | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> TrainAndTestImages:
     """Return training and test images of `data`; without `data`, those of the run `model`.
 
     The test images are the test split if it has labels, else the validation split, else a tenth of the training images,
-    which is held out. `opened` are data of the command that may be open already. `label_from` is a setting of `data`.
+    which is held out. `opened` are data of the command that may be open already. `reading` are settings of the data.
     Raises UsageError and DataError.
     """
     from vitrail.data.item import View
@@ -75,8 +76,12 @@ def open_train_and_test(
         run = from_yaml(written, Run())
         settings, seed = run.data, run.seed
     else:
-        settings, seed = Data(path=str(data), holdout=0.0, label_from=label_from), 0
+        settings, seed = Data(holdout=0.0), 0
+    settings = read_settings(reading or {}, data, settings, (*READ, *SPLIT))
     splits = (opened or OpenedData()).splits(settings if split is None else replace(settings, test=split), seed)
+    if opened is None:  # else the command shows them
+        for line in splits.report.warnings:
+            log.warning("%s", line)
     train, test = splits.train, splits.test
     if test is None or not known(test.labels).any():
         test = splits.validation
@@ -88,33 +93,40 @@ def open_train_and_test(
     return TrainAndTestImages(View(train, remaining), View(train, held_out), f"{settings.path}, a tenth held out")
 
 
-def open_images(model: str | Path, paths: tuple[str | Path, ...], split: str | None) -> dict[str, Listed]:
-    """Return the images of a data set with splits as "train" and "test", or all images as one source called ""."""
+def open_images(
+    model: str | Path, paths: tuple[str | Path, ...], split: str | None, reading: Mapping[str, Any]
+) -> dict[str, Listed]:
+    """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
+
+    `reading` are settings of the data.
+    """
     from vitrail.data.sources.folder import Files
     from vitrail.evaluation.predict import find_images
 
-    splits = _splits(paths[0]) if len(paths) == 1 else None
+    data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
+    splits = _splits(data) if len(paths) == 1 else None
     if splits is not None and len(splits) > 1:
-        images = open_train_and_test(model, paths[0], split)
+        images = open_train_and_test(model, paths[0], split, reading=reading)
         return {"train": images.train, "test": images.test}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
-    return {"": Files(find_images(paths))} if splits is None else splits
+    return {"": Files(find_images(paths, data.columns.selection))} if splits is None else splits
 
 
-def _splits(path: str | Path) -> dict[str, Listed] | None:
+def _splits(data: Data) -> dict[str, Listed] | None:
     """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
     from vitrail.data.image_names import is_image_name
     from vitrail.data.sources.open import find_and_warn
     from vitrail.evaluation.predict import find_images
 
-    place = Path(path).expanduser()
-    if is_image_name(place.name) or (glob.has_magic(str(path)) and not place.exists()):
+    place = Path(data.path).expanduser()
+    if is_image_name(place.name) or (glob.has_magic(data.path) and not place.exists()):
         return None
     try:
-        found = find_and_warn(str(path))
+        found = find_and_warn(data)
     except DataError:
-        if place.is_dir() and next(find_images([place]), None) is not None:
+        if data.label_from is None and place.is_dir():
+            find_images([place], data.columns.selection)  # raises if there are no images, too
             return None
         raise
     if len(found.splits) > 1:
@@ -237,6 +249,8 @@ class Embedder:
         """
         import numpy as np
 
+        from vitrail.data.image_names import bad_kinds
+
         index: list[np.ndarray] = []
         with closing(self.loader(source)) as loader:
             for batch in loader.epoch(0):
@@ -244,7 +258,7 @@ class Embedder:
                 index.append(batch.index.numpy())
         _log_unreadable(loader.bad)
         if not index:
-            raise DataError(f"no result: no image could be read ({len(loader.bad)} failed)")
+            raise DataError(f"no result: no image could be read: {bad_kinds(loader.bad)}")
         return np.concatenate(index), loader.bad
 
     def each_tile(
@@ -289,7 +303,7 @@ class Embedder:
                     receive(compute(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)))
         _log_unreadable(bad)
         if not places:
-            raise DataError(f"no result: no tile could be read ({len(bad)} failed)")
+            raise DataError(f"no result: no tile could be read ({len(bad):,} failed)")
         return places, bad
 
 

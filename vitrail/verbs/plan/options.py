@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import as_flags
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, training_run
 from vitrail.verbs.network.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
+    from vitrail.data.settings import Data
     from vitrail.data.sources.open import Splits
     from vitrail.training.run import Run
     from vitrail.transfer.recommend import Method, Option
@@ -57,8 +59,10 @@ class PlanRequest:
     splits: Splits
     opening: float
     """Seconds spent on opening the data."""
-    label_from: str | None = None
-    """`Data.label_from`."""
+    reading: Mapping[str, Any]
+    """Settings of the data that were asked for."""
+    settings: Data
+    """All settings of the data."""
 
     def share(self, name: Method) -> float:
         """Return the seconds for timing one method."""
@@ -69,18 +73,17 @@ class PlanRequest:
         """Return the run that a command would train, as the command decides it."""
         settings = {"image_size": self.image_size, "tune": tune}
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-        if self.label_from is not None:
-            given["data"] = {"label_from": self.label_from}
+        if self.reading:
+            given["data"] = dict(self.reading)
         weights = self.weights if decide is finetuning_run else None
         run, why = decide(RunArguments(self.path, weights=weights, settings=given, data=self.data))
         log.info("%s", why)
         return run
 
     def command(self, *words: str) -> str:
-        """Return a command of `words` with the size and the labels of the images that were asked for."""
+        """Return a command of `words` with the size of the images and the settings of the data that were asked for."""
         size = [] if self.image_size is None else ["--image-size", str(self.image_size)]
-        labels = [] if self.label_from is None else ["--data.label-from", self.label_from]
-        return shlex.join(["vitrail", *words, *size, *labels])
+        return shlex.join(["vitrail", *words, *size, *as_flags(self.settings)])
 
 
 def training_options(request: PlanRequest) -> Iterator[Option]:
@@ -176,7 +179,7 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
-    images = open_train_and_test(str(request.weights), request.path, None, request.data, request.label_from)
+    images = open_train_and_test(str(request.weights), request.path, None, request.data, request.reading)
     labels = images.train.labels
     if isinstance(labels, LabelSets | Numbers):
         log.warning("few-shot and linear probe are left out: they need one label for each image")

@@ -9,11 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.settings import Data
 from vitrail.durations import Minutes, parse_minutes
 from vitrail.ranges import Seconds, Side, checked
+from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
+from vitrail.verbs.terminal import TerminalPage, Unwrapped, page, table
 
 if TYPE_CHECKING:
     from vitrail.transfer.recommend import Recommendation
@@ -28,11 +29,11 @@ BUSY = 0.5
 def plan(
     path: str | Path,
     *,
-    label_from: str | None = None,
     weights: str | Path | None = None,
     time_limit: Minutes | str | None = None,
     image_size: Side | None = None,
     seconds: Seconds = 10.0,
+    **reading: Any,
 ) -> Recommendation:
     """Time each method of learning on these images for a few seconds, and recommend one.
 
@@ -41,8 +42,6 @@ def plan(
 
     Args:
         path: The images, in any form that `vitrail train` takes.
-        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub. Without them, only training from scratch is possible.
         time_limit: Available time in minutes or with a unit such as 20s, 10min or 1.5h (default: no limit).
@@ -56,7 +55,8 @@ def plan(
     card = None if weights is None else read_card(weights)
     began = time.perf_counter()
     data = OpenedData()
-    splits = data.splits(Data(path=str(path), label_from=label_from), seed=0)
+    settings = read_settings(reading, path, used=tuple(reading))
+    splits = data.splits(settings, seed=0)
     request = PlanRequest(
         path=str(path),
         weights=None if weights is None else str(weights),
@@ -67,7 +67,8 @@ def plan(
         data=data,
         splits=splits,
         opening=time.perf_counter() - began,
-        label_from=label_from,
+        reading=reading,
+        settings=settings,
     )
     machine = _machine()
     options = [] if card is None else list(probe_options(request))
@@ -125,7 +126,7 @@ def _data(request: PlanRequest) -> dict[str, Any]:
     }
 
 
-def show(result: Recommendation) -> str:
+def show(result: Recommendation) -> TerminalPage:
     """Return the plan as text for a terminal; commands stay on lines of their own, to copy."""
     from vitrail.transfer.recommend import span
     from vitrail.words import binary_size
@@ -145,17 +146,21 @@ def show(result: Recommendation) -> str:
         f"machine   {machine['name']}, {machine['cores']} cores, {machine['precision']}, "
         f"{binary_size(machine['free_memory_bytes'])} free, {busy}",
         *(f"note      {note}" for note in data["notes"][:NOTES]),
-        "",
-        f"  {'':18}{'time':>11}{'memory':>11}{'images/s':>11}",
     ]
+    rows = []
     for option in result.options:
-        mark = ">" if option.recommended else " "
         rate = f"{option.images_per_second:,.{0 if option.images_per_second >= 100 else 1}f}"
-        memory = binary_size(option.memory_bytes)
-        lines.append(f"{mark} {option.name:18}{span(option.seconds):>11}{memory:>11}{rate:>11}  {option.why}")
+        mark = "> " * option.recommended
+        rows.append((mark + option.name, span(option.seconds), binary_size(option.memory_bytes), rate, option.why))
     width = max(len(option.name) for option in result.options)
-    lines += ["", *(f"{option.name:{width}}  {option.command}" for option in result.options), ""]
-    return "\n".join([*lines, f"recommended: {result.recommended.name}. {result.why}", f"({result.source})"])
+    return page(
+        lines,
+        table(("", "time", "memory", "images/s", ""), rows),
+        [Unwrapped(f"{option.name:{width}}  {option.command}") for option in result.options],
+        "",
+        f"recommended: {result.recommended.name}. {result.why}",
+        f"({result.source})",
+    )
 
 
 def as_json(result: Recommendation) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,6 @@ def fewshot(
     model: str | Path | None = None,
     data: str | Path | None = None,
     *,
-    label_from: str | None = None,
     features: str | Path | None = None,
     shots: tuple[Count, ...] = (),
     seeds: Annotated[int, Range(1, 1000)] | None = None,
@@ -43,6 +43,7 @@ def fewshot(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Any,
 ) -> Probe:
     """Measure linear few-shot accuracy: least squares in closed form on frozen features (paper, section 4.1).
 
@@ -53,8 +54,6 @@ def fewshot(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         data: The images, in any form that `vitrail train` takes (default: those of the run).
-        label_from: Where the labels of data are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
             embed` writes, in place of model and data.
         shots: Numbers of training images per class (default: 1, 5, 10 and 25).
@@ -66,7 +65,7 @@ def fewshot(
         split: Split to measure on (default: test, else validation, else a tenth that is held out).
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
-    _check("fewshot", model, features, split, image_size, label_from)
+    _check("fewshot", model, features, split, image_size, *reading.values())
     from vitrail.data.item import View
     from vitrail.data.labels.sets import one_label
     from vitrail.evaluation.feature_file import load_features
@@ -79,7 +78,7 @@ def fewshot(
         train, test = load_features(features)
         selected = select(train.labels, train.class_names)
     else:
-        images = open_train_and_test(str(model), data, split, label_from=label_from)
+        images = open_train_and_test(str(model), data, split, reading=reading)
         selected = select(one_label(images.train.labels, "probe fewshot"), list(images.train.class_names))
         embedder = Embedder(str(model), compute, prepare)
         train, test = embedder(View(images.train, selected.rows)), embedder(images.test)
@@ -97,7 +96,6 @@ def knn(
     model: str | Path | None = None,
     data: str | Path | None = None,
     *,
-    label_from: str | None = None,
     features: str | Path | None = None,
     k: tuple[Count, ...] = (),
     temperature: Positive = 0.07,
@@ -107,14 +105,13 @@ def knn(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Any,
 ) -> Probe:
     """Measure classification by nearest training images: cosine similarity, with votes weighted by temperature (DINO).
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         data: The images, in any form that `vitrail train` takes (default: those of the run).
-        label_from: Where the labels of data are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
             embed` writes, in place of model and data.
         k: Numbers of nearest images that vote (default: 20).
@@ -122,11 +119,11 @@ def knn(
         split: Split to measure on (default: test, else validation, else a tenth that is held out).
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
-    _check("knn", model, features, split, image_size, label_from)
+    _check("knn", model, features, split, image_size, *reading.values())
     from vitrail.evaluation.knn import NEIGHBOURS
     from vitrail.evaluation.knn import knn as measure
 
-    subject, train, test = _train_and_test(model, data, label_from, features, split, compute)
+    subject, train, test = _train_and_test(model, data, reading, features, split, compute)
     found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=compute.place())
     return Probe.of(subject, found, train, test)
 
@@ -136,7 +133,6 @@ def linear(
     model: str | Path | None = None,
     data: str | Path | None = None,
     *,
-    label_from: str | None = None,
     features: str | Path | None = None,
     l2: tuple[Positive, ...] = (),
     iterations: Count = 1000,
@@ -147,6 +143,7 @@ def linear(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Any,
 ) -> Probe:
     """Fit a linear classifier to frozen features with several strengths of regularisation, and measure the best.
 
@@ -157,8 +154,6 @@ def linear(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         data: The images, in any form that `vitrail train` takes (default: those of the run).
-        label_from: Where the labels of data are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
-            FILE ID -> LABEL' or 'json: KEY'.
         features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
             embed` writes, in place of model and data.
         l2: Strengths of regularisation to try (default: seven from 10 to 0.00001).
@@ -168,10 +163,10 @@ def linear(
         batch_size: Number of images per batch while features are computed.
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
-    _check("linear", model, features, split, image_size, label_from)
+    _check("linear", model, features, split, image_size, *reading.values())
     from vitrail.evaluation.linear_probe import STRENGTHS, linear_probe
 
-    subject, train, test = _train_and_test(model, data, label_from, features, split, compute)
+    subject, train, test = _train_and_test(model, data, reading, features, split, compute)
     found = linear_probe(
         train,
         test,
@@ -189,14 +184,15 @@ def _check(verb: str, model: Any, features: Any, *of_images: Any) -> None:
         raise UsageError(f"no features are given: vitrail probe {verb} MODEL DATA, or a file, --features FILE.npz")
     if features is not None and (model is not None or any(given is not None for given in of_images)):
         raise UsageError(
-            "--features replaces model, data, --split, --image-size and --label-from. Give either features or a model."
+            "--features replaces model, data, --split, --image-size and the settings of data. Give either features or "
+            "a model."
         )
 
 
 def _train_and_test(
     model: str | Path | None,
     data: str | Path | None,
-    label_from: str | None,
+    reading: Mapping[str, Any],
     features: str | Path | None,
     split: str | None,
     compute: Compute,
@@ -206,7 +202,7 @@ def _train_and_test(
         from vitrail.evaluation.feature_file import load_features
 
         return str(features), *load_features(features)
-    images = open_train_and_test(str(model), data, split, label_from=label_from)
+    images = open_train_and_test(str(model), data, split, reading=reading)
     embedder = Embedder(str(model), compute)
     return f"{model} on {images.name}", embedder(images.train), embedder(images.test)
 

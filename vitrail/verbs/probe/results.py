@@ -6,12 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from vitrail.verbs.terminal import page, table, unreadable_json
+from vitrail.verbs.terminal import TextTable, page, table, unreadable_json
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from vitrail.evaluation.features import Features
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
@@ -81,14 +79,14 @@ def _linear_warnings(found: LinearProbe) -> list[str]:
     return [*lines, *(["Allow it more steps with --iterations."] if short or not found.converged else [])]
 
 
-def _linear_table(found: LinearProbe) -> Table:
+def _linear_table(found: LinearProbe) -> TextTable:
     rows = [
         (f"{one.l2:g}", f"{one.top1:.2%}", f"{one.nll:.4f}", "chosen" * (one is found.chosen)) for one in found.settings
     ]
     return table(("l2", "held-out top-1", "held-out loss", ""), rows)
 
 
-def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> Table:
+def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> TextTable:
     strengths = list(found.l2)
     if len(strengths) > MAX_COLUMNS:  # only the best of each row
         strengths = sorted({found.l2[int(row.argmax())] for row in found.mean} | set((best or {}).values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vitrail.training.setup import Setup
     from vitrail.training.timetable import Timetable
 
+log = logging.getLogger("vitrail")
 COPIES = 10
 """Size of a run folder as a multiple of the weights: checkpoints with optimiser state, best and last model."""
 SAMPLED = 1000
@@ -46,6 +48,8 @@ def check(
     from vitrail.training.setup import set_up
 
     splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
+    for line in splits.report.warnings:
+        log.warning("%s", line)
     with set_up(run, splits, given=Given(asked=asked or {}), measure=run.tune != "all") as setup:
         tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
         held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"

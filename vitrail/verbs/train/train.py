@@ -159,11 +159,12 @@ def finetune(
     """Fine-tune a pretrained network on a folder of images.
 
     A new linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
-    3.2). Without --recipe, the layer begins as a linear probe of the frozen network, in seconds, and the images, the network and the time decide on optimiser, batch, learning rate,
-    augmentation, length and the trained part; each decision is printed with its reason. --recipe finetune is the
-    paper's protocol. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section
-    4), and with --tune lora only updates of low rank. This takes less memory and time. The run then stores only the
-    trained part and refers to --from, which must stay in its place.
+    3.2). Without --recipe, the layer begins as a linear probe of the frozen network, in seconds, and the images, the
+    network and the time decide on optimiser, batch, learning rate, augmentation, length and the trained part; each
+    decision is printed with its reason. --recipe finetune is the paper's protocol. With --tune attention, ffn or head,
+    only this part of the network is trained (follow-up, section 4), and with --tune lora only updates of low rank. This
+    takes less memory and time. The run then stores only the trained part and refers to --from, which must stay in its
+    place.
 
     Args:
         path: The images, in any form that `vitrail train` takes.

@@ -1,0 +1,111 @@
+"""HEIC, the photographs of phones: read with the package pillow-heif, refused with what to do without it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.data.check import check
+from vitrail.data.images import heic
+from vitrail.data.images.decode import FORMATS, decode
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import find_data
+from vitrail.data.stats import describe
+from vitrail.errors import DataError, DecodeError
+from vitrail.evaluation.predict import find_images
+
+pillow_heif = pytest.importorskip("pillow_heif")
+
+
+def picture() -> np.ndarray:
+    """A smooth picture that is darker at the left and redder at the top, 48 x 64 pixels."""
+    rows, columns = np.mgrid[0:48, 0:64]
+    return np.stack([255 - 4 * rows, 3 * columns, 2 * rows + columns], axis=-1).astype(np.uint8)
+
+
+def encoded(pixels: np.ndarray, **options: object) -> bytes:
+    """A HEIC file of the pixels, without loss except for the colour space."""
+    file = io.BytesIO()
+    image = pillow_heif.from_pillow(Image.fromarray(pixels))
+    image.save(file, quality=-1, chroma=444, **options)
+    return file.getvalue()
+
+
+def test_pixels_are_those_that_were_stored() -> None:
+    assert np.abs(decode(encoded(picture())).astype(int) - picture()).max() <= 4  # YCbCr of 8 bits
+    grey = picture()[..., 0]
+    assert np.abs(decode(encoded(grey)).astype(int) - grey[..., None]).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("orientation", "stored"), [(1, lambda a: a), (3, lambda a: a[::-1, ::-1]), (6, lambda a: np.rot90(a))]
+)
+def test_pictures_are_upright(orientation: int, stored: object) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(np.ascontiguousarray(stored(picture())), exif=exif.tobytes())  # type: ignore[operator]
+    assert np.abs(decode(data).astype(int) - picture()).max() <= 4
+
+
+def test_the_list_of_pillow_is_not_changed() -> None:
+    decode(encoded(picture()))
+    assert ".heic" not in Image.registered_extensions() and "HEIF" not in Image.OPEN
+
+
+def test_damaged_and_large_files() -> None:
+    data = encoded(picture())
+    for broken in (data[: len(data) // 2], data[:40]):
+        with pytest.raises(DecodeError):
+            decode(broken)
+    with pytest.raises(DecodeError, match="more than the 1,000 allowed"):
+        decode(data, max_pixels=2000)
+    assert describe(data) == ((48, 64), "HEIC", "RGB")
+
+
+def phone(root: Path, *names: str) -> Path:
+    """Photographs of a phone: HEIC, or JPEG where the name ends in .jpg."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".jpg"):
+            Image.fromarray(picture()).save(root / name)
+        else:
+            (root / name).write_bytes(encoded(picture()))
+    return root
+
+
+def test_a_folder_of_photographs_of_a_phone(tmp_path: Path) -> None:
+    root = phone(tmp_path, "cat/1.HEIC", "cat/2.heif", "dog/1.heic", "dog/2.jpg")
+    report = check(root)
+    assert report.stats.formats == {"HEIC": 3, "JPEG": 1} and not report.bad
+    assert [path.name for path in find_images([root / "cat"])] == ["1.HEIC", "2.heif"]
+
+
+def test_without_the_package_they_are_counted_and_the_cure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heic, "find_spec", lambda name: None)
+    root = phone(tmp_path, "cat/1.HEIC", "cat/2.heif", "dog/1.heic", "dog/2.jpg")
+    with pytest.raises(DataError) as error:
+        find_data(Data(str(root)))
+    said = str(error.value)
+    assert "2 .heic and 1 .heif images" in said and "vitrail's extra heic" in said and "convert them" in said
+    assert said.endswith("leave them out: --data.exclude '*.heic' --data.exclude '*.heif'")
+    left = find_data(Data(str(root), exclude=("*.heic", "*.heif")))
+    assert left.splits[""].class_names == ["dog"]
+    with pytest.raises(DataError, match="convert them") as error:
+        find_data(Data(str(phone(tmp_path / "all", "cat/1.heic", "dog/1.heic"))))
+    assert "leave them out" not in str(error.value)
+    with pytest.raises(DecodeError, match="vitrail's extra heic") as wrong:
+        decode((root / "cat" / "1.HEIC").read_bytes())
+    assert wrong.value.reason == "unsupported"
+
+
+def test_the_kinds_of_apple_and_others_are_recognised() -> None:
+    (format,) = [format for format in FORMATS if format.name == "HEIC"]
+    for brand in (b"heic", b"heix", b"hevc", b"heim", b"mif1", b"msf1"):
+        assert format.magic.match(b"\0\0\0\x18ftyp" + brand)
+    assert not format.magic.match(b"\0\0\0\x18ftypavif")
