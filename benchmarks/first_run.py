@@ -48,7 +48,7 @@ from vitrail.data.labels.sets import one_label
 from vitrail.data.sources.open import Splits, open_data
 
 LOG = record.RESULTS / "first_run.jsonl"
-VERBS = ("train",)
+VERBS = ("finetune",)
 """What a stranger types before the folder."""
 SHARE = 0.1
 """Share of the training images on which HOG chooses its regularisation."""

@@ -51,7 +51,7 @@ NETWORK: dict[str, Any] = dict(
     width=256, depth=6, heads=4, mlp_dim=1024, patch=16, image_size=128, pool="gap", stem="early", layer_scale=0.1
 )
 """A Vision Transformer behind four convolutions: on CPUs a step takes 0.4 of the time of a hybrid of this size."""
-RATE, WARMUP = 4e-3, 0.03
+WARMUP = 0.03
 SMOOTHING = 0.1
 SCALE = (0.25, 1.0)
 """Smallest and largest share of an image that a crop shows."""
@@ -204,11 +204,13 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
     shares = sizes**0.75 / (sizes**0.75).sum()  # small sets are seen a little more often than their size
     config = ViTConfig(**NETWORK, classes=learned[-1].first + len(learned[-1].classes))
     model = build(config).to(device, memory_format=torch.channels_last)
+    earlier = 0
     if args.start:
         from safetensors.torch import load_file
 
+        earlier = json.loads((args.start / "log.json").read_text())["seen"]
         model.load_state_dict(load_file(args.start / "weights.safetensors"))
-    optim = Optim(name="muon", lr=RATE, weight_decay=0.05)
+    optim = Optim(name="muon", lr=args.rate, weight_decay=0.05)
     optimizer, average = build_optimizer(model, optim), Averager(model, Average("ema", decay=0.999))
     network = torch.compile(model, dynamic=False) if args.compile else model
     print(
@@ -230,7 +232,7 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
         optimizer.zero_grad()
         loss.backward()
         clip_(model.parameters(), optim.clip)
-        set_learning_rate(optimizer, learning_rate(done, 1, RATE, shape="linear", warmup=WARMUP))
+        set_learning_rate(optimizer, learning_rate(done, 1, args.rate, shape="linear", warmup=WARMUP))
         optimizer.step()
         average.update(step)
         step, seen = step + 1, seen + batch
@@ -241,7 +243,7 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
         if step % 1000 == 0:
             write(args.out, model, average)
     model.eval()
-    results: dict[str, Any] = {"seen": seen, "minutes": minutes, "config": asdict(config)}
+    results: dict[str, Any] = {"seen": earlier + seen, "minutes": minutes, "config": asdict(config)}
     results["weights"] = accuracies(model, held_out, config.image_size[0])
     with average.swapped():
         for side in sorted(set(args.sides)):
@@ -301,6 +303,7 @@ def main() -> None:
     training.add_argument("--out", type=Path, required=True)
     training.add_argument("--minutes", type=float, default=7.5)
     training.add_argument("--batch", type=int, default=1024)
+    training.add_argument("--rate", type=float, default=4e-3, help="Peak learning rate, of Muon and AdamW.")
     training.add_argument("--sides", type=int, nargs="+", default=[96, 96, 128], help="Sides, for equal times.")
     training.add_argument("--mix", type=float, default=0.5, help="Share of the batches that are mixed.")
     training.add_argument("--start", type=Path, help="Folder of the weights of an earlier stage.")

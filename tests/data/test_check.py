@@ -129,7 +129,7 @@ def test_a_class_without_a_readable_image_and_imbalance_are_warned_of(tmp_path: 
     text = "\n".join(report.warnings)
     assert "no image of class 'none'" in text and "20 times" in text
     assert "no image of class 'few'" not in text
-    assert f"vitrail train {tmp_path} --objective.logit-adjustment 1" in text and "split ''" not in text
+    assert f"vitrail train {tmp_path} --metric.name balanced_accuracy" in text and "split ''" not in text
 
 
 def test_good_data_say_nothing(tmp_path: Path) -> None:

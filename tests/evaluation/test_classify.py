@@ -163,7 +163,7 @@ def test_logits_that_are_not_finite_are_wrong_whatever_the_label() -> None:
         ([0, 1, 3], 3, "label 3 in the data; with 3 classes they go from 0 to 2"),
         ([0, 1, 2], 4, "the model has 3 outputs, but the data have 4 classes"),
         ([-1, -1, -1], 3, "none of the 3 images has a known class"),
-        ([], 3, "no image could be evaluated: 1 could not be read"),
+        ([], 3, "no image could be evaluated, because none could be read: 1 .jpg"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(labels: list[int], classes: int, message: str) -> None:

@@ -15,9 +15,9 @@ from sklearn.linear_model import Ridge
 from benchmarks.first_run import hog
 from vitrail.data.item import Listed
 from vitrail.data.sources.arrays import read_digits
-from vitrail.evaluation import floor
-from vitrail.evaluation.floor import FREQUENT, LINEAR, floors, in_words, shortfall, unbeaten
 from vitrail.training.checkpoints.state import Result, RunStatus
+from vitrail.training.validation import floor
+from vitrail.training.validation.floor import FREQUENT, LINEAR, floors, in_words, shortfall, unbeaten
 from vitrail.verbs.train.train import show
 
 

@@ -51,7 +51,7 @@ def smaller(run: Run, patch: int, folder: Path) -> Run:
 def reduced(run: Run) -> ViTConfig | ResNetConfig:
     """The network of a recipe with as little of it as there can be of everything it has."""
     overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
-    config = variant(run.model, **overrides, classes=CLASSES if run.supervised else 0)
+    config = variant(run.network, **overrides, classes=CLASSES if run.supervised else 0)
     if isinstance(config, ResNetConfig):
         return replace(config, units=(1, 1, 1, 1), width=8, image_size=(64, 64))
     if len(config.stem_units) > 3:  # the fourth stage of a ResNet has half of its parameters

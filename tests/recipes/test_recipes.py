@@ -59,7 +59,7 @@ def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
     assert from_yaml(to_yaml(run), Run()) == run
     assert run.name == name.replace("/", "-")  # it becomes the name of a folder
     overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
-    config = variant(run.model, **overrides)
+    config = variant(run.network, **overrides)
     assert config.classes == 1000
     if run.image_size is not None and "finetune" not in name and find(name).by_data is None:  # those take any network
         assert replace(config, image_size=run.image_size).image_size == (run.image_size, run.image_size)

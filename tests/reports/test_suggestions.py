@@ -15,6 +15,7 @@ from run_folders import answers
 from vitrail.data.settings import Data
 from vitrail.durations import Epochs
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import MAE, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
@@ -125,11 +126,11 @@ def test_few_passes_from_scratch(passes: float, weights: str | None, expected: b
     assert ("saw each image only 8 times" in text and "--duration '16 epochs'" in text) == expected
 
 
-def test_a_loss_that_rises_asks_for_regularisation() -> None:
-    assert "--augment.mixup 0.8" in said(record(losses=[2.0, 1.0, 1.05, 1.3, 1.5]))
-    assert "--augment.mixup 0.8" not in said(record(losses=[2.0, 1.5, 1.2, 1.0, 1.05]))
+def test_a_loss_that_rises_asks_for_more_images() -> None:
+    assert "More images help" in said(record(losses=[2.0, 1.0, 1.05, 1.3, 1.5]))
+    assert "More images help" not in said(record(losses=[2.0, 1.5, 1.2, 1.0, 1.05]))
     better = record(accuracy=[0.5, 0.6, 0.7, 0.75, 0.8], losses=[2.0, 1.0, 1.05, 1.3, 1.5])
-    assert "--augment.mixup 0.8" not in said(better)  # more confident, but right more often
+    assert "More images help" not in said(better)  # more confident, but right more often
 
 
 def imbalanced(rare_right: bool) -> Classification:
@@ -143,10 +144,42 @@ def imbalanced(rare_right: bool) -> Classification:
 
 
 def test_rare_classes_that_fail() -> None:
-    assert "--objective.logit-adjustment 1" in said(record(imbalanced(False)))
-    assert "--objective.logit-adjustment 1" not in said(record(imbalanced(True)))
+    long = dict(result={**FINISHED, "steps": 2000})
+    assert "--objective.logit-adjustment 1" in said(record(imbalanced(False), **long))
+    assert "--objective.logit-adjustment 1" not in said(record(imbalanced(True), **long))
     sigmoid = Run(data=Data("photos"), objective=Supervised(loss="sigmoid"))
-    assert "--data.sampler sqrt" in said(record(imbalanced(False), run=sigmoid))
+    few, short = dict(**long, data={"images": {"train": 1_210}}), {}
+    for where in (dict(**long, run=sigmoid), few, short):  # where it was not measured to help
+        text = said(record(imbalanced(False), **where))
+        assert "--metric.name balanced_accuracy" in text and "logit-adjustment" not in text
+    chosen = Run(data=Data("photos"), metric=Metric("balanced_accuracy"))
+    assert "Rare classes" not in said(record(imbalanced(False), run=chosen))
+
+
+def test_nothing_better_is_proposed_at_100_percent() -> None:
+    found = answers(["a", "b", "c", "d"], 300)
+    top = np.stack([found.label, (found.label + 1) % 4, (found.label + 2) % 4, (found.label + 3) % 4], 1)
+    rising = [0.4, 0.5, 0.6, 0.7, 0.8, 1.0]
+    text = said(
+        record(replace(found, top=top[:, : found.top.shape[1]]), accuracy=rising, data={"images": {"train": 500}}), 224
+    )
+    assert "twice as long" not in text and "finetune" not in text and "vitrail predict" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("/env/bin/vitrail train 'my photos/' --time-limit 3min --seed 2", "vitrail train 'my photos/' --seed 2"),
+        ("/env/bin/python -m vitrail finetune photos --time_limit=3 --from x", "vitrail finetune photos --from x"),
+        ("vitrail train photos --config short.yaml", "vitrail train photos --config short.yaml"),
+        ("train.py photos", "vitrail train --config 'runs/train 1'/config.yaml"),
+        ("vitrail train --resume runs/train-1", "vitrail train --config 'runs/train 1'/config.yaml"),
+    ],
+)
+def test_twice_the_time_does_not_repeat_what_a_short_time_decided(command: str, expected: str) -> None:
+    limited = Run(data=Data("my photos/"), time_limit=3, image_size=32, batch_size=16)
+    rising = [0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert f"{expected} --time-limit 6" in said(record(accuracy=rising, run=limited, command=command))
 
 
 def test_certain_mistakes_are_looked_at() -> None:

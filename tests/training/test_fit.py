@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -476,18 +477,19 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
-    run = tiny(tmp_path, duration=Steps(2000), time_limit=2 / 60, evaluate_every=Steps(10**5), accumulate=1)
-    run = replace(run, checkpoint_every=Steps(10**5), schedule=Schedule(warmup=Steps(200)))
+    run = tiny(tmp_path, duration=Steps(20_000), time_limit=15 / 60, evaluate_every=Steps(10**5), accumulate=1)
+    run = replace(run, checkpoint_every=Steps(10**5), schedule=Schedule(warmup=Steps(2000)))
     result = loop.fit(run)
-    assert result.ended == "time limit" and 20 < result.steps < 2000 and result.seconds >= 2
-    times = [line["time"] for line in lines(result.folder, "train")]
-    assert result.seconds - (times[-1] - times[-2]) < 2.5  # the limit was not over before the last step
+    # the limit is one for everything, so start and end take their part of it
+    assert result.ended == "time limit" and 20 < result.steps < 20_000 and result.seconds < 15
     rates = [line["lr"] for line in lines(result.folder, "train")]
-    assert result.best["step"] == result.steps == len(rates)
+    assert result.best["step"] == result.steps >= len(rates)
     peak = rates.index(max(rates))
-    assert max(rates) > 0.9 * 3e-3 and rates[-1] < 0.02 * 3e-3
-    # the warmup is compressed like the rest: a tenth of the time, though no 200 steps of it
-    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert max(rates) > 0.8 * 3e-3 and rates[-1] < 0.1 * 3e-3
+    # the warmup is compressed like the rest: a tenth of the time, though no 2,000 steps of it
+    # the end is predicted anew while training, so the schedule may step back a little
+    assert all(later > 0.8 * rate for rate, later in pairwise(rates[: peak + 1]))
+    assert all(later < 1.2 * rate + 1e-4 for rate, later in pairwise(rates[peak:]))
     assert peak < 0.5 * len(rates)
 
 
@@ -543,7 +545,7 @@ def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pyt
 def test_many_unreadable_images_end_the_run(tmp_path: Path) -> None:
     data = Data(path=str(photographs(tmp_path / "data", broken=4)))  # 10 %
     run = tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8)
-    with pytest.raises(DataError, match=r"of 40 training images cannot be read, more than the 5.0% of data.max_bad"):
+    with pytest.raises(DataError, match=r"of 40 training images cannot be read, more than data.max_bad, 5.0%"):
         loop.fit(run)
     result = loop.fit(replace(run, data=replace(data, max_bad=0.2)))
     assert result.ended == "all steps done"

@@ -44,7 +44,8 @@ def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path
     def notes(folder: Path) -> str:
         return str(json.loads((folder / "run.json").read_text())["data"]["notes"])
 
-    assert "15 times the images" in notes(result.folder) and "--objective.logit-adjustment 1" in notes(result.folder)
+    assert "15 times the images" in notes(result.folder)
+    assert "--objective.logit-adjustment" not in notes(result.folder)  # too few images and steps for it
     for changes in (dict(data=replace(skewed, sampler="sqrt")), dict(objective=Supervised(logit_adjustment=1.0))):
         folder = loop.fit(replace(run, duration=Steps(1), **changes)).folder  # type: ignore[arg-type]
         assert "times the images" not in notes(folder)

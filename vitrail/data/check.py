@@ -5,6 +5,7 @@ Nothing is changed. Bad images are listed with the reason, and the user decides 
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from vitrail.data.bands.picture import picture
 from vitrail.data.copies.leaks import digest
-from vitrail.data.imbalance import FLAGS, IMBALANCED, described
+from vitrail.data.imbalance import IMBALANCED, described, flags
 from vitrail.data.item import Listed, role_of, split_title
 from vitrail.data.labels.sets import class_counts, label_text
 from vitrail.data.loading.prefetch import each_image, threads
@@ -183,5 +184,6 @@ def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterat
         if split.imbalance >= IMBALANCED and not split.several:
             spread = described(list(split.classes), list(split.classes.values()))
             trained_on = role_of(split.name) == "train" or len(splits) == 1
-            advice = f". For rare classes: vitrail train {shlex.quote(report.stats.path)} {FLAGS}" * trained_on
+            helping = flags(sum(split.classes.values()), math.inf)
+            advice = f". For rare classes: vitrail train {shlex.quote(report.stats.path)} {helping}" * trained_on
             yield f"{split.title} is imbalanced: {spread}{advice}"

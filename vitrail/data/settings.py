@@ -259,9 +259,9 @@ class Preprocess(Preparation):
 
     image_size: tuple[Side, Side] = (224, 224)
     """Height and width of the network's input in pixels."""
-    resize: Literal["squash", "small"] = "small"
+    resize: ImageResize = "small"
     """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
-    central crop."""
+    central crop; pad: the whole image with its aspect ratio, and the rest filled with a colour."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def decide(task: FineTuning) -> Decided:
         image_size=side if "image_size" in why else None,
         duration=Epochs(passes),
         batch_size=batch,
-        probe_head=task.single,
+        probe_head=task.single and task.each >= 2,  # one image of a class is held out to choose the penalty
     )
     if task.each < FEW and task.network.blocks:
         run = replace(run, tune="attention")

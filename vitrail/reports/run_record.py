@@ -18,7 +18,6 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.floor import shortfall
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.labels.store import load_results
@@ -26,6 +25,7 @@ from vitrail.files import names_near, open_regular, read_bytes, read_json, read_
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.training.run import Run
+from vitrail.training.validation.floor import shortfall
 
 T = TypeVar("T")
 LOSSES = {

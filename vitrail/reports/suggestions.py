@@ -11,9 +11,10 @@ import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
-from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, imbalance
+from vitrail.data.imbalance import ADJUSTED, EVERY_CLASS, IMBALANCED, flags, imbalance
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
@@ -94,22 +95,21 @@ class _Seen:
     def within(self, minutes: float) -> str:
         """Return the command that repeats the run with another time limit.
 
-        It is the command as it was typed, if that is known. So all that the time decided, such as the image size, is
-        decided again.
+        It is the command as it was typed, so all that the time decided, such as the image size, is decided again.
+        config.yaml holds these decisions, too, so it is used only for a run that no command line of vitrail started.
         """
         try:
-            words = shlex.split(self.record.facts.get("command", ""))
+            words = shlex.split(self.record.facts.get("command") or "")
         except ValueError:  # somebody has edited run.json
             words = []
-        begin = next((number for number, word in enumerate(words) if Path(word).name == "vitrail"), len(words))
-        typed = words[begin + 1 :]
-        if typed[:1] not in (["train"], ["finetune"]) or any(
-            word.startswith(("--config", "--resume")) for word in typed
-        ):
-            return self.again(f"--time-limit {minutes:g}")
-        pairs = zip(typed, ["", *typed], strict=False)
-        kept = [word for word, before in pairs if not word.startswith(TIME) and before != TIME]
-        return f"vitrail {shlex.join(kept)} {TIME} {minutes:g}"
+        verbs = [place for place, word in enumerate(words) if word in ("train", "finetune")]
+        if not verbs or Path(words[verbs[0] - 1]).name not in ("vitrail", "vitrail.exe") or "--resume" in words:
+            return self.again(f"{TIME} {minutes:g}")
+        kept = ["vitrail"]
+        for before, word in pairwise(words[verbs[0] - 1 :]):
+            if TIME not in (word.partition("=")[0].replace("_", "-"), before.replace("_", "-")):
+                kept.append(word)
+        return shlex.join([*kept, TIME, f"{minutes:g}"])
 
 
 def _unfinished(seen: _Seen) -> Suggestion | None:
@@ -146,8 +146,8 @@ def _overfitting(seen: _Seen) -> Suggestion | None:
         return None
     return Suggestion(
         f"The validation loss has risen from {losses.min():.3f} to {losses[-1]:.3f}: the network has begun to learn "
-        "the training images by heart. Mixing images and dropping layers work against that.",
-        seen.again("--augment.mixup 0.8 --augment.cutmix 1 --vit.drop-path 0.1"),
+        "the training images by heart. The report is about the best weights, from before that. More images help; "
+        "a longer training does not.",
     )
 
 
@@ -181,14 +181,18 @@ def _rise(seen: _Seen) -> tuple[float, float] | None:
 
 def _rare_classes(seen: _Seen) -> Suggestion | None:
     evaluation, objective = seen.evaluation, seen.run.objective
+    assert isinstance(objective, Supervised)
     behind = evaluation.top1 - evaluation.balanced_accuracy
     if imbalance(evaluation.class_count) < IMBALANCED or behind < 0.02:
         return None
-    flags = FLAGS if isinstance(objective, Supervised) and objective.loss == "softmax" else OTHER_LOSSES
+    images = seen.record.data_facts.get("images", {}).get("train") or 0
+    helping = flags(images, seen.record.result.get("steps") or 0, objective.loss)
+    if helping != ADJUSTED and seen.run.metric.name in EVERY_CLASS:
+        return None
     return Suggestion(
         "Rare classes fail more often than frequent ones: the mean accuracy of the classes, "
         f"{evaluation.balanced_accuracy:.1%}, is {100 * behind:.1f} points below the accuracy of the images.",
-        seen.again(flags),
+        seen.again(helping),
     )
 
 
@@ -215,8 +219,7 @@ def _one_pair(seen: _Seen) -> Suggestion | None:
     first = confusions[0]
     return Suggestion(
         f"{first.images} of the {wrong} mistakes are images of {first.true!r} that are taken for "
-        f"{first.predicted!r}. More images of these two classes help most; if even you cannot tell them apart, make "
-        "them one class."
+        f"{first.predicted!r}. Look at images of both. If even you cannot tell them apart, make them one class."
     )
 
 

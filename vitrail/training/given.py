@@ -59,7 +59,7 @@ class Given:
                 continue
             if before not in (None, "auto", after):
                 why = decisions.get(name, decisions.get(name.partition(".")[0], f"only {after} is possible here"))
-                raise UsageError(f"{where} asks for {shown(before)}, which is not possible: {why}")
+                raise UsageError(f"{where} asks for {shown(before)}, which is not possible here ({why})")
 
     def ended(self, result: Result) -> Result:
         """Return what `on_end` makes of the result of the run."""

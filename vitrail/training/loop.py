@@ -167,7 +167,7 @@ def fit(
                 progress.say(f"calibration: {confidence}")
             validation.sign(folder, confidence)
             test = validation.test(setup.splits, folder, signals.check)
-            floors = validation.floors(setup.splits, status, tested=test is not None)
+            floors = validation.floors(setup.splits, status, test)
         except Stop as stop:
             raise Interrupted.after(stop.signum, folder.path, status.step, checkpoints.saved) from None
         result = Result.of(status, folder.path, timetable.per_epoch, test, floors)

@@ -14,7 +14,7 @@ import numpy as np
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.copies.leaks import leaked
-from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, described, imbalance
+from vitrail.data.imbalance import EVERY_CLASS, FAIR, IMBALANCED, described, flags, imbalance
 from vitrail.data.labels.sets import class_counts, label_names
 from vitrail.data.sources.open import Splits
 from vitrail.objective.base import Prepared
@@ -53,7 +53,7 @@ class RunRecorder:
     ) -> None:
         self._folder, self._setup, self._progress = folder, setup, progress
         self._guard, self._signals, self._spikes = guard, signals, LossSpikes()
-        self._command_began = self._began = began
+        self._command_began = self._began = self._started = began
         self._ending = ending_of(setup, reported=setup.given.on_end is not None)
         self._end = 0.0
         self._unreadable = 0
@@ -65,8 +65,10 @@ class RunRecorder:
         run, splits = self._setup.run, self._setup.splits
         warned = set(splits.report.warnings)
         notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
+        timetable = self._setup.timetable
+        steps = 0 if timetable.open else timetable.total  # with a time limit alone nobody knows how many there will be
         cut = [self._setup.resolved.cut] if self._setup.resolved.cut else []
-        notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits), *cut)]
+        notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits, steps), *cut)]
         sources = {"train": splits.train, "validation": splits.validation, "test": splits.test}
         self._write_config(run)
         self._folder.write_json("classes.json", splits.class_names)
@@ -114,25 +116,29 @@ class RunRecorder:
     def start_clock(self) -> None:
         """Count the seconds of training from now on, and set the time that the limit leaves for it."""
         timetable, before = self._setup.timetable, self._setup.state.status.elapsed
-        self._began = time.monotonic() - before
+        self._started = time.monotonic()
+        self._began = self._started - before
         if timetable.limit is None:
             return
         limit = 60 * (self._setup.run.time_limit or 0.0)
         timetable.limit = world.gather(self._time_for_training())[0]
         if timetable.limit - before < LEAST * limit:
-            left, start = max(timetable.limit - before, 0.0), self._began + before - self._command_began
+            left, start = max(timetable.limit - before, 0.0), self._started - self._command_began
             self._progress.say(
                 f"warning: of the time limit, {time_span(limit)}, only {time_span(left)} are left for training: the "
                 f"start took {time_span(start)}, and the end will take about {time_span(self._end)}"
             )
 
     def _time_for_training(self) -> float:
-        """Return the seconds of training that the time limit leaves: all but the start and the end of the command."""
+        """Return the seconds of training that the time limit leaves: all but the start and the end of the command.
+
+        Those before a resume are part of them, without the start and the end of the earlier command.
+        """
         status, run = self._setup.state.status, self._setup.run
         self._ending.step(self._setup.loader.wait_seconds)
         image = status.elapsed / max(status.step, 1) / (run.batch_size or 1)
         self._end = self._ending.seconds(image)
-        start = self._began - self._command_began
+        start = self._started - self._command_began
         return max(60 * (run.time_limit or 0.0) - start - self._end, SHORTEST)
 
     @contextmanager
@@ -248,7 +254,7 @@ def recorded_result(folder: RunFolder) -> Result | None:
     return replace(result, message=message)
 
 
-def _rare_classes(run: Run, splits: Splits) -> Iterator[str]:
+def _rare_classes(run: Run, splits: Splits, steps: int) -> Iterator[str]:
     """Yield a warning if the training images are imbalanced and no setting of the run regards rare classes."""
     objective = run.objective
     if not isinstance(objective, Supervised) or run.data.sampler != "uniform":
@@ -258,9 +264,9 @@ def _rare_classes(run: Run, splits: Splits) -> Iterator[str]:
     counts = class_counts(splits.train.labels, len(splits.class_names))
     untouched = objective.class_weights == "none" and not objective.logit_adjustment
     if untouched and imbalance(counts) >= IMBALANCED:
-        flags = FLAGS if objective.loss == "softmax" else OTHER_LOSSES
-        spread = described(splits.class_names, counts)
-        yield f"the training images are imbalanced: {spread}. For rare classes add {flags}"
+        spread, helping = described(splits.class_names, counts), flags(len(splits.train), steps, objective.loss)
+        advice = "" if helping == FAIR and run.metric.name in EVERY_CLASS else f". For rare classes add {helping}"
+        yield f"the training images are imbalanced: {spread}{advice}"
 
 
 def _leaks(splits: Splits) -> Iterator[str]:

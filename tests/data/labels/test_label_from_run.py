@@ -67,7 +67,7 @@ def test_evaluation_resume_probe_and_report_use_the_labels_of_the_run(run: Path)
     assert "green" in (run / "report.html").read_text()
     assert probe.knn(run, k=(1,), device="cpu").classes == 3
     assert probe.knn(run, other, label_from="name: -(.+)[.]", k=(1,), device="cpu").classes == 3
-    small = dict(duration=Steps(1), batch_size=4, workers=0, device="cpu", out=str(run.parent))
+    small = dict(duration=Steps(1), batch_size=3, workers=0, device="cpu", out=str(run.parent))
     tuned = finetune(other, weights=run, data=dict(label_from="name: -(.+)[.]"), **small)
     assert from_yaml(Path(tuned.folder) / "config.yaml", Run()).data.label_from == "name: -(.+)[.]"
 

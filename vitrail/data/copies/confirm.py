@@ -31,8 +31,11 @@ CORRELATION = 0.8
 CERTAIN = (0.97, 0.98, 0.985, 0.99, 0.993, 0.995, 0.997, 0.998, 0.999)
 """Minimum correlations of copies; `certainty` chooses one. Among different scans of brains, T-shirts, photographs and
 solar cells no pair reaches the first; nine tenths of the copies do (`python -m benchmarks.dedup`)."""
-DOUBT = 0.05
-"""Maximum estimated share of pairs that are no copies among those that are called copies."""
+DOUBT = 0.25
+"""Maximum number of pairs just below the correlation of copies, as a share of the copies. As look-alikes become fewer
+towards a correlation of 1, far less than this share of the copies are look-alikes."""
+FEW = 3
+"""Number of pairs just below the correlation of copies that never raises it: so few say nothing about the images."""
 PAIRS = 1 << 12
 """Number of pairs compared at a time; the thumbnails of at most twice as many images are in memory, 16 KiB each."""
 SAMPLE = 256
@@ -74,12 +77,12 @@ def find_copies(
 def certainty(correlations: np.ndarray) -> float:
     """Return the correlation from which pairs of these images are copies; above 1 if no correlation is certain.
 
-    It is the first of `CERTAIN` with few pairs just below it. The number of pairs within an equally long stretch below
-    estimates how many of those above are no copies: the look-alikes of a kind become fewer towards 1, copies more.
+    It is the first of `CERTAIN` with few pairs just below it, in a stretch as long as that above. Where there are as
+    many pairs below as above, the images are of one kind, and the correlation does not tell copies from others.
     """
     for least in CERTAIN:
         below = np.count_nonzero((correlations >= 2 * least - 1) & (correlations < least))
-        if below <= DOUBT * np.count_nonzero(correlations >= least):
+        if below <= max(DOUBT * np.count_nonzero(correlations >= least), FEW):
             return least
     return np.inf
 

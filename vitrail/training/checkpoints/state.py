@@ -13,12 +13,12 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
-from vitrail.evaluation import floor
 from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
 from vitrail.training.run import LORA, Run
+from vitrail.training.validation import floor
 from vitrail.weights.base import BaseWeights
 from vitrail.words import one_line
 
@@ -79,7 +79,7 @@ class Result:
     skipped: int = 0
     """Number of steps that were skipped because their update was not finite."""
     floors: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What a classifier must beat on the same images as the headline (`vitrail.evaluation.floor`)."""
+    """What a classifier must beat on the same images as the headline (`vitrail.training.validation.floor`)."""
     no_floor: str = ""
     """Why there is no linear classifier among them."""
     lost: dict[str, str] = field(default_factory=dict)

@@ -11,7 +11,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from vitrail import world
@@ -32,7 +31,6 @@ from vitrail.evaluation.classify import (
 )
 from vitrail.evaluation.confidence.rejection import counts_at
 from vitrail.evaluation.confidence.temperature import KeptLogits
-from vitrail.evaluation.floor import Floors, floors
 from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.numbers import NumberScores, score_numbers
@@ -49,6 +47,7 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.given import GivenNetwork
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
+from vitrail.training.validation.floor import Floors, floors
 from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss
 from vitrail.training.validation.rounds import Rounds
 from vitrail.weights.base import BaseWeights
@@ -279,14 +278,13 @@ class Validation:
             outputs = network_outputs(self._best(folder), self.run)
             return numbers_of(measured(outputs, self.run, Rounds(loader, check), self._card(folder)), self.run.metric)
 
-    def floors(self, splits: Splits, status: RunStatus, *, tested: bool) -> Floors:
+    def floors(self, splits: Splits, status: RunStatus, test: dict[str, float] | None) -> Floors:
         """Return what a classifier must beat on the test images, if the network was tested, else on validation images.
 
         There are none for a network that does not learn one class for each image.
         """
-        measured = splits.test if tested else splits.validation
-        classes = "balanced_accuracy" in status.best and isinstance(splits.train.labels, np.ndarray)
-        if measured is None or not classes or isinstance(self.objective, SelfSupervised):
+        measured = splits.validation if test is None else splits.test
+        if measured is None or "balanced_accuracy" not in (test or status.best):
             return Floors({})
         pixels = pixels_of(self.card.preprocess.bands)
         compute = partial(floors, splits.train, measured, seconds=status.elapsed, pixels=pixels)

@@ -191,9 +191,10 @@ class RunArguments:
             if given is None:
                 own[name] = value
             elif given.place < named.place and "model" in self.listed[given.place]:
+                flag = f"vit.{name}".replace("_", "-")
                 raise UsageError(
                     f"{given.words} sets vit.{name} {value} for another network than {model}, which {named.words} "
-                    f"names. Give --vit.{name.replace('_', '-')} if {model} is to have it, or remove it from the file"
+                    f"names. Give --{flag} if {model} is to have it, or remove it from the file"
                 )
         lost = [f"{name} {value}" for name, value in own.items() if value != getattr(plain_network, name, None)]
         if model != base.model or lost:

@@ -1,0 +1,64 @@
+"""What verbs do in Python beyond their flags: `quiet`, a `repr` of one line, and tables of pandas."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import is_dataclass
+
+import pytest
+
+import vitrail
+from vitrail.errors import UsageError
+from vitrail.evaluation.predict import Prediction
+from vitrail.ranges import checked
+from vitrail.verbs.data.dedup import Duplicates
+from vitrail.verbs.predict import Predictions
+from vitrail.verbs.table import VERBS
+
+
+def test_quiet_lets_only_warnings_pass_and_ends_with_the_call() -> None:
+    log = logging.getLogger("vitrail")
+
+    @checked
+    def level(fail: bool = False) -> int:
+        if fail:
+            raise UsageError("no")
+        return log.level
+
+    before = log.level
+    assert level() == before and level(quiet=True) == logging.WARNING and log.level == before  # type: ignore[call-arg]
+    with pytest.raises(UsageError):
+        level(fail=True, quiet=True)  # type: ignore[call-arg]
+    assert log.level == before
+    assert isinstance(vitrail.doctor(quiet=True), dict)  # type: ignore[call-arg]
+
+
+def test_the_result_of_every_verb_has_a_repr_of_one_line() -> None:
+    seen = 0
+    for name, verb in VERBS.items():
+        module, function = verb.load()
+        for word in str(function.__annotations__["return"]).replace("[", " ").replace("]", " ").split(" | "):
+            kind = getattr(module, word, None)
+            if is_dataclass(kind):
+                seen += 1
+                assert kind.__repr__.__name__ == "_one_line", (name, word)
+    assert seen > 15
+
+
+def test_long_values_are_counted_and_empty_ones_left_out() -> None:
+    found = Duplicates("photos", 720, [], [("a",)] * 36, 36, 0, 684, [], [])
+    assert repr(found) == "Duplicates(path='photos', images=720, pairs=<36 rows>, found=36, alike=0, remaining=684)"
+
+
+def test_predictions_are_a_table_of_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Prediction("a.jpg", ["cat", "dog"], [0.9, 0.1]), Prediction("b.jpg", ["dog", "cat"], [0.75, 0.25])]
+    frame = Predictions(rows, [], "2 images").to_frame()
+    assert list(frame.columns) == ["path", "class", "probability", "class_2", "probability_2"]
+    assert frame["class"].tolist() == ["cat", "dog"] and frame["probability"].tolist() == [0.9, 0.75]
+    assert len(Predictions([], [], "0 images").to_frame()) == 0
+    with pytest.raises(UsageError, match=r"pandas\.read_csv\('x\.csv'\)"):
+        Predictions([], [], "2 images", out="x.csv").to_frame()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        Predictions(rows, [], "2 images").to_frame()
