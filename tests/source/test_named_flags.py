@@ -57,8 +57,8 @@ UNREACHED = {
 }
 """Module or module:symbol -> verbs that do not come to it though the names in the source say so, and why."""
 PART = {
-    ("vitrail.data.imbalance:FLAGS", "--metric.name"): "of a command of `vitrail train`",
-    ("vitrail.data.imbalance:FLAGS", "--objective.logit-adjustment"): "of a command of `vitrail train`",
+    ("vitrail.data.imbalance:FAIR", "--metric.name"): "of a command of `vitrail train`",
+    ("vitrail.data.imbalance:ADJUSTED", "--objective.logit-adjustment"): "of a command of `vitrail train`",
     ("vitrail.weights.hub.download:_cached", "--revision"): "of a command of hf",
     ("vitrail.weights.save:_check_place", "--overwrite"): "push and verify write into a new folder",
     ("vitrail.verbs.network.features:open_images", "--split"): "search gives no split",
