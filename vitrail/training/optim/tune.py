@@ -107,6 +107,8 @@ def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
     if run.tune == "lora":
         decisions["lora"] = _adapt(model, run)
     freeze_rest(model, run.tune)
+    if run.probe_head:
+        freeze_statistics(model)
     parameters = list(model.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     count = sum(parameter.numel() for parameter in parameters)
@@ -124,9 +126,19 @@ def freeze_rest(model: nn.Module, tune: Tune) -> None:
     learning |= {parameter for name, parameter in model.named_parameters() if name.startswith(HEAD)}
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in learning)
+    freeze_statistics(model)
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    """Turn the BatchNorms of `model` into `FrozenBatchNorm`, in place.
+
+    A classifier that begins as a linear probe needs it, too: with the statistics of batches of new images, the features
+    are no longer those that the probe has seen. On grey photographs of tiles, five steps at a hundredth of the learning
+    rate took the accuracy from 95 to 75 %.
+    """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, nn.BatchNorm2d):
+            if isinstance(child, nn.BatchNorm2d) and not isinstance(child, FrozenBatchNorm):
                 setattr(parent, name, FrozenBatchNorm(child))
 
 

@@ -32,7 +32,7 @@ from vitrail.training.run import Run
 
 if TYPE_CHECKING:
     from vitrail.data.item import DataSet
-    from vitrail.data.settings import Data
+    from vitrail.data.settings import Data, Preparation
     from vitrail.data.sources.open import Splits
 
 log = logging.getLogger("vitrail")
@@ -304,11 +304,14 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
         return from_recipe(given)
     asked = given.applied_to(replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None))
     splits, facts = given.data.of(asked), given.facts(asked)
-    timed = _in_time(asked, splits)
-    seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
     single = isinstance(splits.train.labels, np.ndarray) and not asked.objective.numbers
+    framed = _framing(asked, splits) if single and asked.preprocess is None else None
+    timed = _in_time(asked if framed is None else replace(asked, preprocess=framed[0]), splits)
+    seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
     task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, single)
     decided = decide(task)
+    if framed is not None:
+        decided = Decided(replace(decided.run, preprocess=framed[0]), {**decided.why, "preprocess": framed[1]})
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
     about = f"{facts.images:,} images of {task.classes} {kind}, of about {facts.side} pixels"
@@ -344,6 +347,18 @@ def _given_length(run: Run, images: int) -> int | None:
         return None
     batch = run.batch_size or 1
     return max(run.duration.steps(per_epoch=images / batch, batch_size=batch) * batch, 1)
+
+
+def _framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
+    """Return how images are best prepared, and the reason; None where nothing is tried.
+
+    Processes that torchrun started do not try it, because they must all decide the same.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return None
+    from vitrail.transfer.framing import framing
+
+    return framing(run, splits)
 
 
 def _in_time(run: Run, splits: Splits) -> int | None:
