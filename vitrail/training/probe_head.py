@@ -22,6 +22,7 @@ from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.linear_probe import fitted
+from vitrail.model.own_part import is_own_part
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.setup import Setup
 
@@ -38,8 +39,15 @@ def start_as_probe(setup: Setup) -> str:
     """
     run, model, train = setup.run, setup.objective.model, setup.splits.train
     heads = [head for head in (getattr(model, name, None) for name in ("head", "head_dist")) if head is not None]
+    if run.keep_head:
+        raise UsageError(
+            "probe_head fits a new classifier, and keep_head keeps that of the weights: set --no-probe-head or "
+            "--no-keep-head"
+        )
     single = isinstance(train.labels, np.ndarray) and run.supervised and not setup.resolved.several
-    if not single or not heads or not all(isinstance(head, nn.Linear) for head in heads):
+    # one of the user's own may be a kind of nn.Linear that computes something else
+    linear = all(isinstance(head, nn.Linear) and not is_own_part(head) for head in heads)
+    if not single or not heads or not linear:
         raise UsageError(
             "probe_head fits a linear classifier of one label for each image, which this run does not have: set "
             "--no-probe-head"

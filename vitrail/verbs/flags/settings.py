@@ -306,8 +306,9 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     splits, facts = given.data.of(asked), given.facts(asked)
     timed = _in_time(asked, splits)
     seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
-    single = isinstance(splits.train.labels, np.ndarray) and not asked.objective.numbers
-    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, single)
+    single = isinstance(splits.train.labels, np.ndarray) and asked.supervised and not asked.objective.numbers
+    linear = single and not asked.keep_head and not _own_head(asked)
+    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, linear)
     decided = decide(task)
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
@@ -336,6 +337,14 @@ def _network(run: Run) -> Pretrained:
     if isinstance(config, ResNetConfig):
         return Pretrained(config.width * 2 ** (len(config.units) + 1), 0, side, config.classes > 0)
     return Pretrained(config.width, config.depth, side, config.classes > 0)
+
+
+def _own_head(run: Run) -> bool:
+    """Return whether the classifier of `run` is of the user's own: its own one, or of the kind in its weights."""
+    from vitrail.weights.load import read_card
+
+    assert run.weights is not None
+    return run.vit.head is not None or getattr(read_card(run.weights).config, "head", None) is not None
 
 
 def _given_length(run: Run, images: int) -> int | None:
