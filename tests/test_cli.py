@@ -112,7 +112,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "x", "--recipe", "digit"], "Did you mean 'digits'?"),
         (["train", "x", "--recipe", "digits", "--epochs", "3", "--duration", "3"], "give one of them"),
         (["train", "x", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
-        (["finetune", "x"], "--from RUN"),
+        (["finetune"], "vitrail finetune DIR"),
         (["predict", "runs/x"], "FILE"),
         (["evaluate"], "MODEL"),
         (["recipes", "show"], "NAME"),
