@@ -108,8 +108,11 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         if name in given:
             subject = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
             check(hint, given[name], name if subject else flag_of(name))
-    # `**reading` takes the names of the fields, without "data."
-    given = {name.removeprefix(f"{Data.section}."): value for name, value in given.items()}
+    if READING in parameters:  # takes the names of the fields, without "data."
+        data = {flag.name: flag.name.removeprefix(f"{Data.section}.") for flag in reading_flags()}
+        # a wrong value is told before a network is loaded or images are looked for, as for all other flags
+        merge(Run(), {Data.section: {data[name]: value for name, value in given.items() if name in data}})
+        given = {data.get(name, name): value for name, value in given.items()}
     if many is None:
         return [], given
     first = [given.pop(p.name) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
