@@ -215,7 +215,8 @@ def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> s
     flags = {flag_of(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     files = [word for word in words if os.path.exists(word)]
-    if wrong is None and len(files) == len(words) > 1:
+    # a pattern becomes paths that are all absolute, or all relative
+    if wrong is None and len(files) == len(words) > 1 and len({*map(os.path.isabs, files)}) == 1:
         return _unquoted(files, prog, any(name == "data.include" for name, _ in _walk(known)))
     if wrong is None:
         return f"{prog} takes no more words, but got {' '.join(words)!r}: see {prog} --help"
