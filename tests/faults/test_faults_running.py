@@ -441,7 +441,7 @@ def test_40_out_of_memory_goes_on_in_smaller_pieces_and_says_so(tmp_path: Path) 
     """A real limit: the whole batch does not fit, a part of it does, and the batch stays what it was."""
     photos = draw(tmp_path / "photos", count=150)
     flags = (*WIDE, "--workers", "0")
-    command = train(photos, tmp_path, *flags, steps=1, before=short_of_memory, given=(250,))
+    command = train(photos, tmp_path, *flags, steps=1, before=short_of_memory, given=(200,))
     assert command.process.exitcode == 0, command.err
     assert (
         "warning: out of memory at step 0: continuing with accumulate: 2, the same batch of 256 images" in command.err
