@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -22,6 +23,14 @@ settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Indexes of data sets go to a folder of this session, not to the user's cache."""
     os.environ["VITRAIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freed_memory_goes_back() -> Iterator[None]:
+    """What the tests of a file have freed goes back to the system. glibc keeps it, after large networks gigabytes."""
+    yield
+    if trim := getattr(ctypes.CDLL(None) if os.name == "posix" else None, "malloc_trim", None):
+        trim(0)
 
 
 @pytest.fixture(scope="session")

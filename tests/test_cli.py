@@ -112,7 +112,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "x", "--recipe", "digit"], "Did you mean 'digits'?"),
         (["train", "x", "--recipe", "digits", "--epochs", "3", "--duration", "3"], "give one of them"),
         (["train", "x", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
-        (["finetune", "x"], "--from RUN"),
+        (["finetune"], "vitrail finetune DIR"),
         (["predict", "runs/x"], "FILE"),
         (["evaluate"], "MODEL"),
         (["recipes", "show"], "NAME"),
@@ -353,6 +353,8 @@ def test_a_pattern_that_the_shell_has_replaced_should_be_quoted(tmp_path: Path) 
         assert str(error.value).endswith(f"quote the pattern: '{folder}/**/*.jpg'")
     with pytest.raises(UsageError, match="takes no more words, but got 'y z'"):
         parse(train, ["x", "y", "z"], "vitrail train")
+    with pytest.raises(UsageError, match="takes no more words"):  # no pattern becomes such paths
+        parse(train, ["x", os.curdir, str(files[0])], "vitrail train")
 
 
 @pytest.mark.slow

@@ -155,6 +155,11 @@ def test_a_time_that_is_not_valid_is_told_with_its_line() -> None:
         from_yaml("seed: 1\ntime_limit: 20 parsecs", Run())
     with pytest.raises(UsageError, match=r"<yaml>:1: time_limit is -0\.5; it must be greater than 0"):
         from_yaml("time_limit: -30 s", Run())
+    with pytest.raises(UsageError, match=r"<yaml>:1: time_limit is -inf; it must be greater than 0"):
+        from_yaml("time_limit: -.inf", Run())
+    for zero in (0.0, -0.0):  # equal, and shown as they were given
+        with pytest.raises(UsageError, match=rf"^time_limit is {zero}; it must be greater than 0"):
+            Run(time_limit=zero)
     with pytest.raises(UsageError, match="time_limit: expected a number or null, got True"):
         merge(Run(), {"time_limit": True})
 

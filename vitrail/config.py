@@ -229,7 +229,8 @@ class _Merge:
     def time(self, value: Any, path: str) -> Any:
         """Return a text with a time as minutes; any other value as it is, and None for a text that is no time."""
         try:
-            return parse_minutes(value) if isinstance(value, str) and not _is_null(value) else value
+            text = _number_of(value) if isinstance(value, _Unquoted) else value
+            return parse_minutes(text) if isinstance(text, str) and not _is_null(value) else value
         except UsageError as error:
             self.wrong(path, str(error))
         return None
@@ -344,7 +345,7 @@ def _fitted_to_one(value: Any, hint: Any) -> Any:
     elif hint is bool and isinstance(value, _Unquoted) and value.lower() in _BOOLS:
         return _BOOLS[value.lower()]
     elif hint in (int, float) and isinstance(value, _Unquoted):
-        return hint(value.replace(".inf", "inf").replace(".nan", "nan"))
+        return hint(_number_of(value))
     elif hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     elif hint is str and isinstance(value, str | Path):
@@ -352,6 +353,11 @@ def _fitted_to_one(value: Any, hint: Any) -> Any:
     elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError
+
+
+def _number_of(value: str) -> str:
+    """Return a YAML scalar as Python writes numbers: "-inf" for "-.inf"."""
+    return value.replace(".inf", "inf").replace(".nan", "nan")
 
 
 def arms(hint: Any) -> tuple[Any, ...]:

@@ -148,7 +148,9 @@ class Settings:
             value = getattr(self, name)
             if value is getattr(kind, name, self):  # the default
                 continue
-            if wrong := _outside_field(kind, name, tuple(value) if isinstance(value, list) else value):
+            value = tuple(value) if isinstance(value, list) else value
+            if _is_outside(kind, name, value):
+                wrong = outside(ranged_types(kind)[name], value)
                 raise UsageError(f"{kind.section + '.' * bool(kind.section)}{name} {wrong}")
 
 
@@ -289,9 +291,12 @@ def selected(chosen: Layers, count: int, what: str) -> list[int]:
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _outside_field(kind: Any, name: str, value: Any) -> str:
-    """`outside` for a field of a class. The recipes have thousands of settings, and few values."""
-    return outside(ranged_types(kind)[name], value)
+def _is_outside(kind: Any, name: str, value: Any) -> bool:
+    """Return whether `value` is invalid for a field of a class. The recipes have thousands of settings, and few values.
+
+    Equal values, such as 0.0 and -0.0, share an answer, so it has no words with the value in them.
+    """
+    return bool(outside(ranged_types(kind)[name], value))
 
 
 def outside(hint: Any, value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -162,6 +164,21 @@ def test_memory_grows_with_tokens_and_with_precision() -> None:
     config = variant("B/16")
     assert activation_bytes(config, 448) > 3.9 * activation_bytes(config)
     assert activation_bytes(config, precision="float32") > 1.5 * activation_bytes(config)
+
+
+def test_what_is_kept_is_freed_afterwards() -> None:
+    """Normalisations keep their own results, which autograd frees only if what is kept is not the result itself."""
+    norm = torch.nn.LayerNorm(8)
+    held: list[weakref.ref[Tensor]] = []
+
+    def forward(number: int) -> Tensor:
+        tokens = torch.ones(number, 8) * norm.weight
+        held.append(weakref.ref(tokens))
+        return norm(tokens).softmax(-1)
+
+    assert kept_bytes(forward) > 0
+    gc.collect()
+    assert [one() for one in held] == [None, None]
 
 
 def test_largest_batch() -> None:

@@ -151,7 +151,9 @@ def test_qk_norm_is_torchs_attention_of_normed_queries(examples: None) -> None:
     torch.testing.assert_close(attention(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_pretrained_weights_get_a_classifier_of_the_users_own(tmp_path: Path, examples: None) -> None:
+def test_pretrained_weights_get_a_classifier_of_the_users_own(
+    tmp_path: Path, examples: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     start = train(tmp_path / "start")
     words = ("finetune", "digits", "--from", str(start), "--vit.head", "cosine_head:Cosine", "--out", str(tmp_path))
     small = ("--duration", "2 steps", "--device", "cpu", "--workers", "0", "--quiet", "--precision", "float32")
@@ -160,10 +162,14 @@ def test_pretrained_weights_get_a_classifier_of_the_users_own(tmp_path: Path, ex
     tuned, before = weights(run), weights(start, "best")
     assert "head.bias" not in tuned and tuned["head.weight"].norm() > 0.1  # it initialises itself
     torch.testing.assert_close(tuned["blocks.0.mlps.0.mlp.fc1.weight"], before["blocks.0.mlps.0.mlp.fc1.weight"])
+    assert not config(run)["probe_head"]  # which fits a linear one
     # from there, other classes: a new classifier of the same kind
     model = vitrail.load(run, classes=3)
     assert model.head.weight.shape[0] == 3 and type(model.head).__name__ == "CosineHead"
     assert model.head.weight.norm() > 0.1
+    words = ("finetune", "digits", "--from", str(run), "--probe-head", "--out", str(tmp_path / "again"), *small)
+    assert cli.main([*words]) == 2  # a kind of nn.Linear, but a probe is not what it computes
+    assert "--no-probe-head" in capsys.readouterr().err
 
 
 WRONG = {

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from vitrail.cli import VERBS
 from vitrail.config import arms, sections_of
+from vitrail.data.settings import Data
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps
-from vitrail.ranges import FolderName, Range, limits
+from vitrail.ranges import FolderName, FoldNumber, Limit, Range, limits
 from vitrail.training.run import Run
+from vitrail.verbs.flags.fields import READING
 from vitrail.verbs.flags.parse import everywhere
-
-Limit = Range | FolderName
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def _parameters(verb: str, function: Any) -> Iterator[Flag]:
     notes = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
     hints = get_type_hints(SimpleNamespace(__annotations__=notes), function.__globals__, include_extras=True)
     for name, parameter in parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
+        if name == READING:
+            yield from _settings(verb, Data, f"{Data.section}.")
+        elif parameter.kind is parameter.VAR_KEYWORD:
             yield from (flag for flag in _settings(verb, Run) if flag.name not in parameters)
         else:
             yield Flag(verb, name, hints[name], parameter.kind)
@@ -102,6 +104,8 @@ def at_the_ends(hint: Any) -> list[Any]:
 def _ends(base: Any, limit: Limit) -> list[Any]:
     if isinstance(limit, FolderName):
         return ["a", "ein Ordner", "x" * 200, "." * 3]
+    if isinstance(limit, FoldNumber):
+        return ["1/2", "2/5", "999999/999999"]
     low, high = limit.least, limit.most
     if limit.above:
         low = low + 1 if base is int else math.nextafter(low, math.inf)
@@ -117,6 +121,8 @@ def beyond(base: Any, limit: Limit) -> st.SearchStrategy[Any]:
     """Draw values outside of a range."""
     if isinstance(limit, FolderName):
         return st.sampled_from(["", " ", ".", "..", "a/b", "a\\b", "a\nb", "\x1b[31mred", "a\x00b", "\u202e"])
+    if isinstance(limit, FoldNumber):
+        return st.sampled_from(["", "/", "2", "0/5", "6/5", "1/1", "02/5", "2/ 5", "-1/5", "1/5/5", "1/1000000", "a/b"])
     low, high, extra = limit.least, limit.most, limit.extra
     if base is int:
         parts = [st.integers(max_value=int(low) - 1)] if math.isfinite(low) else []
@@ -155,7 +161,7 @@ def _invalid_tuple(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def _within(base: Any, limit: Limit, value: Any) -> bool:
-    if isinstance(limit, FolderName) or isinstance(value, Duration) or not math.isfinite(value):
+    if not isinstance(limit, Range) or isinstance(value, Duration) or not math.isfinite(value):
         return False  # no other type is beside them
     whole = base is not int or float(value).is_integer()
     return whole and limit.least <= value <= limit.most and value not in beyond_itself(limit)

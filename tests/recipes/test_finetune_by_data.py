@@ -161,6 +161,15 @@ def test_the_recipe_by_its_name_is_the_default(images: Path, network: Path) -> N
     assert replace(named, name="finetune") == previewed(images, network)
 
 
+def test_only_a_new_linear_classifier_begins_as_a_probe(images: Path, network: Path, tmp_path: Path) -> None:
+    assert previewed(images, network).probe_head
+    same = vitrail.load(network, classes=3)
+    assert isinstance(same, vitrail.ViT)
+    kept = vitrail.save(same, tmp_path / "same").path
+    assert not previewed(images, kept, keep_head=True).probe_head
+    assert not previewed(images, network, objective={"kind": "mae"}).probe_head
+
+
 def test_flags_replace_decisions_and_their_reasons(images: Path, network: Path) -> None:
     settings = {"batch_size": 8, "tune": "head", "seed": 3}
     run, why = finetuning_run(RunArguments(images, weights=network, settings=settings))

@@ -86,6 +86,11 @@ def test_the_probe_is_evaluated_first_and_kept_where_training_does_not_help(base
 
 
 def test_a_run_without_such_a_classifier_is_refused(base: Path, tmp_path: Path) -> None:
-    run = run_of(base, tmp_path, objective=Regression())
-    with pytest.raises(UsageError, match="--no-probe-head"):
-        fit(run)
+    for changes in (dict(objective=Regression()), dict(keep_head=True, weights=str(ten(tmp_path)))):
+        with pytest.raises(UsageError, match="--no-probe-head"):
+            fit(run_of(base, tmp_path, **changes))
+
+
+def ten(folder: Path) -> Path:
+    """A network with as many classes as the data."""
+    return save(build(replace(CONFIG, classes=10)), folder / "ten").path

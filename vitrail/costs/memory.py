@@ -78,7 +78,8 @@ def kept_bytes(forward: Callable[[int], object], images: int = 2) -> float:
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             storages[storage_number(storage)] = storage  # the reference prevents another storage at this address
-            return tensor
+            # a result that its own operation keeps would keep that operation, too: a cycle that is never freed
+            return tensor.detach()
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = forward(number)

@@ -72,8 +72,8 @@ class FineTuning:
     speed, or the length that the user gave; None: no limit."""
     in_time: int | None = None
     """Number of images that the time limit alone allows; None: no time limit."""
-    single: bool = True
-    """Whether each image has one class, so that a linear probe can begin."""
+    linear: bool = True
+    """Whether it has a new linear classifier that learns one class of each image, so that a linear probe can begin."""
 
     @property
     def each(self) -> float:
@@ -111,7 +111,7 @@ def decide(task: FineTuning) -> Decided:
         image_size=side if "image_size" in why else None,
         duration=Epochs(passes),
         batch_size=batch,
-        probe_head=task.single and task.each >= 2,  # one image of a class is held out to choose the penalty
+        probe_head=task.linear and task.each >= 2,  # one image of a class is held out to choose the penalty
     )
     if task.each < FEW and task.network.blocks:
         run = replace(run, tune="attention")

@@ -23,6 +23,7 @@ from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.linear_probe import fitted
+from vitrail.model.own_part import is_own_part
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.setup import Setup
 
@@ -43,8 +44,15 @@ def start_as_probe(setup: Setup) -> str:
     """
     run, model, train = setup.run, setup.objective.model, setup.splits.train
     heads = [head for head in (getattr(model, name, None) for name in ("head", "head_dist")) if head is not None]
+    if run.keep_head:
+        raise UsageError(
+            "probe_head fits a new classifier, and keep_head keeps that of the weights: set --no-probe-head or "
+            "--no-keep-head"
+        )
     single = isinstance(train.labels, np.ndarray) and run.supervised and not setup.resolved.several
-    if not single or not heads or not all(isinstance(head, nn.Linear) for head in heads):
+    # one of the user's own may be a kind of nn.Linear that computes something else
+    linear = all(isinstance(head, nn.Linear) and not is_own_part(head) for head in heads)
+    if not single or not heads or not linear:
         raise UsageError(
             "probe_head fits a linear classifier of one label for each image, which this run does not have: set "
             "--no-probe-head"
@@ -73,8 +81,8 @@ def start_as_probe(setup: Setup) -> str:
 def _scale(logits: Tensor, labels: Tensor) -> float:
     """Return the factor, at most 1, of the logits with which their loss with label smoothing is smallest.
 
-    A probe with a weak penalty is certain of each training image: of the magnetic tiles, whose crops the probe had never
-    seen, the first step's loss was 11.6, and its gradients undid the features. Predictions do not change.
+    A probe with a weak penalty is certain of each training image, and wrong about their crops: on magnetic tiles the
+    first loss was 11.6, and its gradients undid the features. Predictions do not change.
     """
     losses = {
         factor: F.cross_entropy(factor * logits, labels.to(logits.device), label_smoothing=SMOOTHING).item()

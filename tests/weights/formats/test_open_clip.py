@@ -75,6 +75,10 @@ def test_a_folder_computes_what_open_clip_does_and_goes_back(
     model.card = replace(model.card, preprocess=padded)
     save(model, tmp_path / "padded", format="open_clip")
     assert load(tmp_path / "padded").card.preprocess == padded
+    for fill, colour in (((0, 0, 0), 0), (None, 128)):  # black is OpenCLIP's own; without a colour vitrail paints grey
+        model.card = replace(model.card, preprocess=replace(padded, fill=fill))
+        save(model, tmp_path / f"filled-{colour}", format="open_clip")
+        assert load(tmp_path / f"filled-{colour}").card.preprocess.fill == (colour,) * 3
     texts = json.loads((tmp_path / "ours" / "open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
     assert texts == TEXTS
 

@@ -108,8 +108,11 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         if name in given:
             subject = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
             check(hint, given[name], name if subject else flag_of(name))
-    # `**reading` takes the names of the fields, without "data."
-    given = {name.removeprefix(f"{Data.section}."): value for name, value in given.items()}
+    if READING in parameters:  # takes the names of the fields, without "data."
+        data = {flag.name: flag.name.removeprefix(f"{Data.section}.") for flag in reading_flags()}
+        # a wrong value is told before a network is loaded or images are looked for, as for all other flags
+        merge(Run(), {Data.section: {data[name]: value for name, value in given.items() if name in data}})
+        given = {data.get(name, name): value for name, value in given.items()}
     if many is None:
         return [], given
     first = [given.pop(p.name) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -212,7 +215,8 @@ def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> s
     flags = {flag_of(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     files = [word for word in words if os.path.exists(word)]
-    if wrong is None and len(files) == len(words) > 1:
+    # a pattern becomes paths that are all absolute, or all relative
+    if wrong is None and len(files) == len(words) > 1 and len({*map(os.path.isabs, files)}) == 1:
         return _unquoted(files, prog, any(name == "data.include" for name, _ in _walk(known)))
     if wrong is None:
         return f"{prog} takes no more words, but got {' '.join(words)!r}: see {prog} --help"

@@ -304,11 +304,12 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
         return from_recipe(given)
     asked = given.applied_to(replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None))
     splits, facts = given.data.of(asked), given.facts(asked)
-    single = isinstance(splits.train.labels, np.ndarray) and not asked.objective.numbers
+    single = isinstance(splits.train.labels, np.ndarray) and asked.supervised and not asked.objective.numbers
     framed = _framing(asked, splits) if single and asked.preprocess is None else None
     timed = _in_time(asked if framed is None else replace(asked, preprocess=framed[0]), splits)
     seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
-    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, single)
+    linear = single and not asked.keep_head and not _own_head(asked)
+    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, linear)
     decided = decide(task)
     if framed is not None:
         decided = Decided(replace(decided.run, preprocess=framed[0]), {**decided.why, "preprocess": framed[1]})
@@ -339,6 +340,14 @@ def _network(run: Run) -> Pretrained:
     if isinstance(config, ResNetConfig):
         return Pretrained(config.width * 2 ** (len(config.units) + 1), 0, side, config.classes > 0)
     return Pretrained(config.width, config.depth, side, config.classes > 0)
+
+
+def _own_head(run: Run) -> bool:
+    """Return whether the classifier of `run` is of the user's own: its own one, or of the kind in its weights."""
+    from vitrail.weights.load import read_card
+
+    assert run.weights is not None
+    return run.vit.head is not None or getattr(read_card(run.weights).config, "head", None) is not None
 
 
 def _given_length(run: Run, images: int) -> int | None:

@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.data.images.geometry import Interpolation
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import WeightsError
 from vitrail.files import replacing_text
 from vitrail.model.limits import Gelu
@@ -321,10 +321,17 @@ def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str,
 
 
 def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
+    fill = round(sum(_fill(card.preprocess)) / 3)  # one number for all colours
     return dict(
         mean=list(config.mean),
         std=list(config.std),
         interpolation=card.preprocess.interpolation,
         resize_mode={"squash": "squash", "pad": "longest", "small": "shortest"}[card.preprocess.resize],
-        fill_color=round(sum(card.preprocess.fill or (0,)) / 3),  # one number for all colours
+        # OpenCLIP's own files name it nowhere, and 0 is what it takes then
+        **({"fill_color": fill} if fill else {}),
     )
+
+
+def _fill(preprocess: Preprocess) -> tuple[int, int, int]:
+    """Return the colour beside a picture; black where a picture fills the whole image."""
+    return (preprocess.fill or GREY) if preprocess.resize == "pad" else (0, 0, 0)
