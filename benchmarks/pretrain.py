@@ -226,6 +226,7 @@ class Teacher(nn.Module):
         self.width: int = self.network._fc.in_features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, 3, side, side] -> [batch, 1000], [batch, width]"""
         features = self.network.extract_features((images - 127) / 128).mean((2, 3))
         return self.network._fc(features), features
 
@@ -239,6 +240,7 @@ class Pupil(nn.Module):
         self.match = nn.Linear(width, teacher_width)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, 3, height, width] -> [batch, classes], [batch, teacher's width]"""
         features = self.model.features(images)
         return self.model.classify(features), self.match(features)
 

@@ -29,12 +29,16 @@ UNLABELLED = 2
 STEPS_PER_PASS = 20
 """Number of steps that a pass should have: a small data set gets a smaller batch."""
 LARGEST_BATCH = 128
-RATE, RATE_WIDTH = 4e-4, 768
+RATE, RATE_WIDTH = 2.5e-4, 768
 """Peak learning rate of AdamW for a network of this width, that of B/16."""
 HIGHEST_RATE = 4e-3
 """That of finetune-small."""
 LAYER_DECAY = 0.75
 """Factor of the learning rate from one block to the one before (MAE, table 9)."""
+FEW_PASSES = 15
+"""Number of passes up to which crops show most of the image: too few for the network to learn what a crop has cut off.
+Of magnetic tiles with small defects, four passes over crops of 60 and of 80 % and more, at equal rates, gave 95.5 and
+97.8 % of the validation images, from a probe with 95.5 %."""
 SHIFT, GLYPH_SHIFT = 8, 16
 """Side of the input divided by the largest shift: 4 of 32 pixels, as usual for CIFAR; half as much for characters."""
 ENLARGED, ENLARGED_COST = 2, 5
@@ -102,7 +106,7 @@ def decide(task: FineTuning) -> Decided:
     if larger and task.facts.side >= ENLARGED * side:
         side *= ENLARGED
         why["image_size"] = f"{side}, not {task.network.side}: the images are larger, and there is time for it"
-    augment, why["augment"] = _augment(task.facts.side, side)
+    augment, why["augment"] = _augment(task.facts.side, side, seen / images)
     decay = LAYER_DECAY if task.network.blocks else None
     run = replace(
         finetune_by_data(),
@@ -151,7 +155,7 @@ def _rate(network: Pretrained) -> tuple[float, str]:
     return rate, f"AdamW with a rate of {rate:g} for width {network.width}{layers}"
 
 
-def _augment(side: int, into: int) -> tuple[Augment, str]:
+def _augment(side: int, into: int, passes: float) -> tuple[Augment, str]:
     """Return the changes to training images of this side, for an input with a side of `into` pixels, and the reason."""
     if side <= TINY:
         shift = Augment(crop="pad", pad=into // GLYPH_SHIFT, flip=False)
@@ -159,6 +163,8 @@ def _augment(side: int, into: int) -> tuple[Augment, str]:
     if side <= SMALL:
         shift = Augment(crop="pad", pad=into // SHIFT)
         return shift, f"shifts and mirroring, because the images have only {side} pixels"
+    if passes <= FEW_PASSES:
+        return Augment(scale=(0.7, 1.0)), f"crops of 70 to 100 % of the image, and mirroring: {passes:.2g} passes are few"
     return Augment(scale=(0.3, 1.0)), "crops of 30 to 100 % of the image, and mirroring"
 
 
