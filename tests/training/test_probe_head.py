@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
+from torch import nn
 
 from vitrail.data.settings import Augment, Data
 from vitrail.durations import Steps
@@ -19,7 +21,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import Regression
 from vitrail.training.loop import fit
-from vitrail.training.probe_head import start_as_probe
+from vitrail.training.probe_head import SMOOTHING, _scale, start_as_probe
 from vitrail.training.run import Optim, Run
 from vitrail.training.setup import set_up
 from vitrail.verbs.flags.settings import OpenedData
@@ -83,6 +85,27 @@ def test_the_probe_is_evaluated_first_and_kept_where_training_does_not_help(base
     found = {line["step"]: line["top1"] for line in lines if line.get("kind", line.get("event")) == "validation"}
     assert min(found) == 0 and found[0] > found[2]
     assert result.best["step"] == 0
+
+
+@pytest.mark.parametrize("probe_head", [True, False])
+def test_the_statistics_of_batchnorm_are_kept_with_a_probe_alone(tmp_path: Path, probe_head: bool) -> None:
+    start = save(build(replace(CONFIG, stem="hmlp", patch=4)), tmp_path / "base").path
+    run = run_of(start, tmp_path, probe_head=probe_head)
+    with set_up(run, OpenedData().of(run)) as setup:
+        norms = [part for part in setup.objective.modules() if isinstance(part, nn.BatchNorm2d)]
+        before = [norm.running_mean.clone() for norm in norms]
+        setup.objective.model.train()(torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8))
+        kept = [torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, before, strict=True)]
+    assert kept and set(kept) == {probe_head}
+    assert all(norm.weight.requires_grad for norm in norms)
+
+
+def test_a_certain_probe_is_made_less_certain() -> None:
+    logits, labels = torch.tensor([[50.0, -50.0], [-50.0, 50.0]]), torch.tensor([0, 1])
+    factor = _scale(logits, labels)
+    best = math.log((1 - SMOOTHING / 2) / (SMOOTHING / 2)) / 100  # softmax equals the smoothed target
+    assert best / 2**0.25 <= factor <= best * 2**0.25
+    assert _scale(logits / 1e4, labels) == 1.0  # an uncertain one stays as it is
 
 
 def test_a_run_without_such_a_classifier_is_refused(base: Path, tmp_path: Path) -> None:

@@ -268,7 +268,8 @@ class Run(Settings):
     """Keep the classifier of `weights` instead of a zero one. The classes must be the same, in the same order."""
     probe_head: bool = False
     """Fit the new classifier to the features of the frozen network before the first step (a linear probe), instead of a
-    zero one. It is evaluated like any later model, so the best model is never worse than the probe."""
+    zero one. It is evaluated like any later model, so the best model is never worse than the probe. BatchNorms keep the
+    statistics of the weights, with which the probe was fitted."""
     tune: Tune = "all"
     """Which part of the pretrained network is trained; the classifier always is. Checkpoints store only the trained
     part. lora: updates of low rank, which are added to the weights afterwards."""
