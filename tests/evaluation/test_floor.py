@@ -65,11 +65,6 @@ def test_there_is_no_linear_classifier_without_time(monkeypatch: pytest.MonkeyPa
     assert list(found) == [FREQUENT] and skipped.startswith("it would take more than")
 
 
-def test_many_images_are_evenly_chosen() -> None:
-    assert floor._evenly(np.arange(10), 4).tolist() == [0, 3, 6, 9]
-    assert floor._evenly(np.arange(3), 4).tolist() == [0, 1, 2]
-
-
 def result(top1: float, balanced: float, floors: dict[str, dict[str, float]], **more: Any) -> Result:
     best = {"top1": top1, "balanced_accuracy": balanced, "count": 372.0}
     found = Result.of(RunStatus(step=3, ended="time limit", best=best), Path("runs/x"), 1)

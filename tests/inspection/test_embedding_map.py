@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
+from vitrail.data.item import evenly_spaced
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import scattered
-from vitrail.inspection.pictures import evenly_spaced
 
 
 def clouds(count: int = 20) -> tuple[np.ndarray, np.ndarray]:

@@ -307,7 +307,7 @@ def split_title(name: str) -> str:
     return f"split {name!r}" if name else "the data"
 
 
-def evenly_spaced(count: int, most: int) -> list[int]:
-    """Return at most `most` of the indices 0 to `count` - 1, spread evenly, the first one always; [] for count 0."""
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of the indices 0 to `count` - 1, spread evenly, the first one always; none for count 0."""
     chosen = min(most, count)
-    return [i * count // chosen for i in range(chosen)]
+    return np.arange(chosen, dtype=np.int64) * count // max(chosen, 1)

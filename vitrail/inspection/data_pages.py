@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.item import Listed
+from vitrail.data.item import Listed, evenly_spaced
 from vitrail.data.labels.sets import known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, scattered
 from vitrail.inspection.figures.page import Folder, Page, short
-from vitrail.inspection.pictures import Picture, Pictures, evenly_spaced
+from vitrail.inspection.pictures import Picture, Pictures
 
 NEIGHBOURS = 6
 QUERIES = 6

@@ -99,8 +99,3 @@ class Pictures:
 def stack(pictures: Sequence[Picture], device: torch.device | str = "cpu") -> Tensor:
     """Return the inputs of pictures as one batch, [batch, channels, height, width]."""
     return torch.from_numpy(np.stack([picture.input for picture in pictures])).permute(0, 3, 1, 2).to(device)
-
-
-def evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Return at most `most` of the numbers 0 to count - 1, evenly spaced, in order."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))

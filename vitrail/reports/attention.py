@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from vitrail.costs.count import macs
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import Listed, View
+from vitrail.data.item import Listed, View, evenly_spaced
 from vitrail.inspection.distance import Distances, attention_distance
 from vitrail.inspection.figures.attention import draw_distances
 from vitrail.inspection.figures.page import STYLE
 from vitrail.inspection.figures.weights import draw_positions
-from vitrail.inspection.pictures import Pictures, evenly_spaced
+from vitrail.inspection.pictures import Pictures
 from vitrail.inspection.positions import position_tiles
 from vitrail.model.own_part import own_parts
 from vitrail.model.record import has_maps

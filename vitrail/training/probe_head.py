@@ -58,7 +58,7 @@ def start_as_probe(setup: Setup) -> str:
             "--no-probe-head"
         )
     began = time.monotonic()
-    chosen = View(train, np.array(evenly_spaced(len(train), MOST)))
+    chosen = View(train, evenly_spaced(len(train), MOST))
     precision: Precision = "bf16" if run.precision == "bf16" else "float32"
     with closing(evaluation_loader(run, chosen)) as loader:
         found = extract(model, loader, setup.splits.class_names, precision=precision)

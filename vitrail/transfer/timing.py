@@ -24,12 +24,11 @@ from torch import nn
 
 from vitrail.costs.count import training_flops
 from vitrail.costs.measure import now
-from vitrail.data.item import View
+from vitrail.data.item import View, evenly_spaced
 from vitrail.data.loading.loader import Batch
 from vitrail.data.sources.open import Splits
 from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
-from vitrail.inspection.pictures import evenly_spaced
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
 from vitrail.training.batches import endless, evaluation_loader, training_loader

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
+from vitrail.data.item import evenly_spaced
 from vitrail.inspection.figures.page import mosaic, styled, wrapped
 from vitrail.inspection.filters import Filters
-from vitrail.inspection.pictures import evenly_spaced
 from vitrail.inspection.positions import COSINE, PositionTiles
 
 FILTERS_PER_ROW = 7

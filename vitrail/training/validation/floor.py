@@ -23,7 +23,7 @@ from torch import Tensor
 from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.decode import decode
 from vitrail.data.imbalance import IMBALANCED, imbalance
-from vitrail.data.item import Listed
+from vitrail.data.item import Listed, evenly_spaced
 from vitrail.errors import VitrailError
 
 FREQUENT, LINEAR = "the most frequent class", "a linear classifier"
@@ -129,15 +129,10 @@ def _answers(features: Tensor, weight: Tensor) -> np.ndarray:
     return torch.addmm(weight[-1], features, weight[:-1]).argmax(1).numpy()
 
 
-def _evenly(rows: np.ndarray, most: int) -> np.ndarray:
-    """Return at most `most` of the rows, evenly spaced."""
-    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
-
-
 def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
     """Return how many training images can be used, besides the `measured` images, within `seconds`."""
     start = time.monotonic()
-    for index, features in _chunks(train, _evenly(rows, CHUNK), pixels):
+    for index, features in _chunks(train, rows[evenly_spaced(len(rows), CHUNK)], pixels):
         image = (time.monotonic() - start) / CHUNK
         start = time.monotonic()
         _LeastSquares(len(train.class_names)).add(features, np.asarray(train.labels)[index])
@@ -225,7 +220,7 @@ def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = 
     count = min(len(rows), MOST, _affordable(train, rows, len(known), pixels, SHARE * seconds))
     if count < min(len(rows), FEWEST):
         return Floors(found, f"it would take more than {SHARE:.0%} of the time of the run")
-    weight, right, answers = _linear(train, _evenly(rows, count), pixels), [], []
+    weight, right, answers = _linear(train, rows[evenly_spaced(len(rows), count)], pixels), [], []
     for index, features in _chunks(measured, known, pixels):
         answers.append(truth[index])
         right.append(_answers(features, weight) == answers[-1])

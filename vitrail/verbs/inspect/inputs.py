@@ -108,8 +108,8 @@ class InspectionInputs:
 
     def pictures(self, most: int, what: str) -> list[Pictures]:
         """Return at most `most` evenly spaced pictures, prepared for each network; `what` is the word of progress."""
-        from vitrail.data.item import View
-        from vitrail.inspection.pictures import Pictures, evenly_spaced
+        from vitrail.data.item import View, evenly_spaced
+        from vitrail.inspection.pictures import Pictures
 
         source = self.source
         if len(source) > most:
@@ -127,8 +127,8 @@ class InspectionInputs:
 
     def some_features(self, most: int) -> DataFeatures:
         """Return features of at least `most` evenly spaced images of the data set, or of all."""
+        from vitrail.data.item import evenly_spaced
         from vitrail.inspection.data_pages import DataFeatures
-        from vitrail.inspection.pictures import evenly_spaced
 
         if most >= len(self.data_set) or "all_features" in vars(self):  # computed already
             return self.all_features

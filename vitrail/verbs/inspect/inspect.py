@@ -200,8 +200,9 @@ def _class_number(network: InspectedNetwork, wanted: str | None) -> int | None:
 
 
 def _data_page(name: str, inputs: InspectionInputs, folder: Folder, most: int) -> Page:
+    from vitrail.data.item import evenly_spaced
     from vitrail.inspection.data_pages import MOST_POINTS, map_page, neighbours_page
-    from vitrail.inspection.pictures import Pictures, evenly_spaced
+    from vitrail.inspection.pictures import Pictures
 
     network = inputs.networks[0]
     data = Pictures(inputs.data_set, network.transform)
