@@ -53,8 +53,16 @@ SETS = {
     "solar": PhotoSet(
         "zae-bayern/elpv-dataset", r"src/elpv_dataset/data/(images/.+\.png|labels\.csv)", r"\1", elpv_labels
     ),
+    "trashnet": PhotoSet("congduytran12/Trash-Classification-", r"dataset-resized/(.+/.+\.jpg)", r"\1"),
+    "flowers5": PhotoSet("atiaisaac/flowers_classification", r"flowers/(.+/.+\.jpg)", r"\1"),
+    "rooms4": PhotoSet("emanhamed/Houses-dataset", r"Houses Dataset/(\d+)_([a-z]+)(\.jpg)", r"\2/\1\3"),
+    "monkeys10": PhotoSet("nikhildutta333/Monkey-Species-Classification", r"((?:training|validation)/.+g)", r"\1"),
+    "satellite7": PhotoSet("palewithout/RSSCN7", r"(\w+/.+\.jpg)", r"\1"),
+    "plants3": PhotoSet("M720d/plant-leaves-images-dataset-", r"(\w+/.+\.jpg)", r"\1"),
+    "seedlings12": PhotoSet("sergeyvilov/plant_seedings", r"((?:train|validation|test)/.+)", r"\1"),
 }
-"""Name of a set -> where it comes from, and how it is laid out."""
+"""Name of a set -> where it comes from, and how it is laid out. Nothing was tuned on the last seven, and `vitrail/tiny`
+learned from none of them."""
 
 
 def git_folder(clones: Path, repository: str) -> Path | None:
