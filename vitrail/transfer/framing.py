@@ -20,6 +20,7 @@ from vitrail.data.imbalance import IMBALANCED, imbalance
 from vitrail.data.item import Listed, View, evenly_spaced
 from vitrail.data.settings import Preparation, Preprocess
 from vitrail.data.sources.open import Splits
+from vitrail.device import Precision
 from vitrail.durations import Epochs
 from vitrail.evaluation.features import extract
 from vitrail.training.batches import evaluation_loader
@@ -100,11 +101,11 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
 
 def _round(setup: Setup, train: Listed, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the features and labels of the training images `rows` for each way."""
-    run, precision = setup.run, "bf16" if setup.run.precision == "bf16" else "float32"
     part, found = View(train, np.sort(rows)), {}
+    precision: Precision = "bf16" if setup.run.precision == "bf16" else "float32"
     for name, way in WAYS.items():
         prepared = with_fill(way.completed(setup.resolved.preprocess), setup.resolved.config.mean)
-        with closing(evaluation_loader(replace(run, preprocess=prepared), part)) as loader:
+        with closing(evaluation_loader(replace(setup.run, preprocess=prepared), part)) as loader:
             features = extract(setup.objective.model, loader, train.class_names, precision=precision)
         found[name] = features.labelled("training")
     return found
