@@ -52,7 +52,7 @@ def test_digits_have_a_high_floor() -> None:
     train, test = digits()
     found, skipped = floors(train, test, seconds=3600)
     counts = np.bincount(test.labels)
-    assert skipped == "" and found[LINEAR]["train"] == len(train)
+    assert skipped == "" and found[LINEAR]["train"] == found[LINEAR]["of"] == len(train)
     assert found[FREQUENT] == {"top1": counts.max() / counts.sum()}
     assert 0.9 < found[LINEAR]["top1"] < 1 and "balanced_accuracy" not in found[LINEAR]
 
@@ -105,5 +105,7 @@ def test_skewed_classes_are_compared_by_both_accuracies() -> None:
     assert unbeaten({"top1": 0.75, "balanced_accuracy": 0.16}, tiles) == FREQUENT
     assert unbeaten({"top1": 0.75, "balanced_accuracy": 0.3}, tiles) is None
     assert unbeaten({"top1": 0.709, "balanced_accuracy": 0.3}, tiles) == FREQUENT
+    few = {LINEAR: {"top1": 0.5, "train": 900.0, "of": 3068.0}}
+    assert in_words(few) == "a linear classifier of 900 training images reaches 50.00%"
     assert in_words(tiles) == "the most frequent class reaches 70.90% (balanced accuracy 16.67%)"
     assert "top-1 75.00%, balanced accuracy 30.00% on 372" in result(0.75, 0.3, tiles).verdict

@@ -164,9 +164,8 @@ def _augment(side: int, into: int, passes: float) -> tuple[Augment, str]:
         shift = Augment(crop="pad", pad=into // SHIFT)
         return shift, f"shifts and mirroring, because the images have only {side} pixels"
     if passes <= FEW_PASSES:
-        return Augment(
-            scale=(0.7, 1.0)
-        ), f"crops of 70 to 100 % of the image, and mirroring: {passes:.2g} passes are few"
+        why = f"crops of 70 to 100 % of the image, and mirroring, for at most {FEW_PASSES} passes"
+        return Augment(scale=(0.7, 1.0)), why
     return Augment(scale=(0.3, 1.0)), "crops of 30 to 100 % of the image, and mirroring"
 
 

@@ -116,9 +116,9 @@ def fit(
             recorder.resume()
         status = state.status
         recorder.track()
-        recorder.start_clock()
         if run.probe_head and not status.step:
             progress.say(start_as_probe(setup))
+        recorder.start_clock()
         threads = ThreadCount.of(run, setup.resolved.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
@@ -140,6 +140,8 @@ def fit(
                     progress.say(f"step {number}: {describe(numbers, len(validation.card.class_names))}")
                 progress.reset()
                 signum = signals.requested()
+                if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up
+                    recorder.start_clock()
             # `stale` evaluations in sequence did not improve on the best one
             if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"

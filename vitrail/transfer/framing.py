@@ -96,7 +96,7 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
     best = max(reached, key=reached.__getitem__)
     others = ", ".join(f"{value:.1%} with {name}" for name, value in reached.items() if name != best)
     count = sum(len(one[best][1]) for one in found)
-    return WAYS[best], f"{best}: a linear probe knows {reached[best]:.1%} of {count} training images so, {others}"
+    return WAYS[best], f"{best}: a linear probe gets {reached[best]:.1%} of {count} training images right, {others}"
 
 
 def _round(setup: Setup, train: Listed, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -186,7 +186,9 @@ def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
     for name in (LINEAR, FREQUENT):
         if SCORES[0] in (numbers := found.get(name, {})):
             balanced = f" (balanced accuracy {numbers[SCORES[1]]:.2%})" if SCORES[1] in numbers else ""
-            texts.append(f"{name} {'' if texts else 'reaches '}{numbers[SCORES[0]]:.2%}{balanced}")
+            some = numbers.get("train", 0) < numbers.get("of", 0)
+            part = f" of {numbers['train']:,.0f} training images" if some else ""
+            texts.append(f"{name}{part} {'' if texts else 'reaches '}{numbers[SCORES[0]]:.2%}{balanced}")
     return ", ".join(texts)
 
 
@@ -195,7 +197,7 @@ class Floors(NamedTuple):
 
     found: dict[str, dict[str, float]]
     """FREQUENT and LINEAR -> top1, and balanced_accuracy where the classes of the measured images are skewed. LINEAR
-    also has `train`, the number of its training images."""
+    also has `train` and `of`: from how many of the training images it learned, within its share of the time."""
     skipped: str = ""
     """Why there is no linear classifier."""
 
@@ -226,4 +228,5 @@ def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = 
         right.append(_answers(features, weight) == answers[-1])
     if not right:
         return Floors(found, "no image could be read")
-    return Floors({**found, LINEAR: {**scores(np.concatenate(right), np.concatenate(answers)), "train": float(count)}})
+    linear = scores(np.concatenate(right), np.concatenate(answers))
+    return Floors({**found, LINEAR: {**linear, "train": float(count), "of": float(len(rows))}})
