@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.item import Listed
-from vitrail.data.settings import Data, Preprocess
+from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.recipes.finetune_by_data import WEIGHTS
 from vitrail.recipes.registry import recipe
@@ -48,7 +48,7 @@ def test_skewed_classes_count_alike() -> None:
 
 
 def test_photographs_of_the_inputs_proportions_need_no_trial() -> None:
-    wide = Preprocess((64, 128))
+    wide = (64, 128)
     assert alike([(100, 200), (50, 101)], wide) and not alike([(100, 200), (100, 100)], wide)
     assert ALIKE > 1
 

@@ -177,6 +177,8 @@ def test_a_resnet_has_no_attention_to_tune(tmp_path: Path, capsys: Captured) -> 
     config = ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(32, 32), classes=3)
     found = as_json([drawn(tmp_path / "photos", each=4), "--from", saved(tmp_path / "resnet", config)], capsys)
     assert [option["name"] for option in found["options"]] == [name for name in WAYS if name != "attention-only"]
+    limited = ["finetune", str(tmp_path / "photos"), "--from", str(tmp_path / "resnet"), "--time-limit", "10s"]
+    assert cli.main([*limited, "--dry-run"]) == 0  # whose speed is measured before anything is decided
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def fit(
                 progress.reset()
                 signum = signals.requested()
                 if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up
-                    recorder.start_clock()
+                    recorder.start_clock(again=True)
             # `stale` evaluations in sequence did not improve on the best one
             if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"

@@ -113,8 +113,11 @@ class RunRecorder:
         for where in self._folder.track(self._setup.run, self._setup.state.status.step) or ():
             self._progress.say(where)
 
-    def start_clock(self) -> None:
-        """Count the seconds of training from now on, and set the time that the limit leaves for it."""
+    def start_clock(self, *, again: bool = False) -> None:
+        """Count the seconds of training from now on, and set the time that the limit leaves for it.
+
+        again: Whether it was started before, so that the person has been warned of a short time.
+        """
         timetable, before = self._setup.timetable, self._setup.state.status.elapsed
         self._started = time.monotonic()
         self._began = self._started - before
@@ -122,7 +125,7 @@ class RunRecorder:
             return
         limit = 60 * (self._setup.run.time_limit or 0.0)
         timetable.limit = world.gather(self._time_for_training())[0]
-        if timetable.limit - before < LEAST * limit:
+        if timetable.limit - before < LEAST * limit and not again:
             left, start = max(timetable.limit - before, 0.0), self._started - self._command_began
             self._progress.say(
                 f"warning: of the time limit, {time_span(limit)}, only {time_span(left)} are left for training: the "

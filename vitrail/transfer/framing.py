@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from vitrail.data.bands.choose import layouts
+from vitrail.data.images.geometry import Size
 from vitrail.data.images.whole import stretched, with_fill
 from vitrail.data.imbalance import IMBALANCED, imbalance
 from vitrail.data.item import Listed, View, evenly_spaced
@@ -26,6 +27,7 @@ from vitrail.evaluation.features import extract
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.run import Run
 from vitrail.training.setup import Setup, set_up
+from vitrail.weights.load import read_card
 
 WAYS = {
     "the central square": Preparation(resize="small", crop=1.0),
@@ -66,9 +68,9 @@ def left_out(features: np.ndarray, labels: np.ndarray) -> float:
     return best
 
 
-def alike(sizes: Sequence[tuple[int, int]], preprocess: Preprocess) -> bool:
-    """Return whether no image of these (height, width) looks much different if it is squashed."""
-    return all(stretched(size, preprocess) <= ALIKE for size in sizes)
+def alike(sizes: Sequence[Size], image_size: Size) -> bool:
+    """Return whether no image of these (height, width) looks much different if it is squashed to `image_size`."""
+    return all(stretched(size, Preprocess(image_size)) <= ALIKE for size in sizes)
 
 
 def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
@@ -80,10 +82,12 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
     rows = np.flatnonzero(labels >= 0)
     if len(np.unique(labels[rows])) < 2:
         return None
+    assert run.weights is not None
     sizes = [(one.height, one.width) for one in layouts(train, run.data.channels)]
+    if alike(sizes, (run.image_size, run.image_size) if run.image_size else read_card(run.weights).config.image_size):
+        return None
     with set_up(replace(run, duration=Epochs(1)), splits) as setup:
-        usual = setup.resolved.preprocess
-        if alike(sizes, usual) or usual.bands is not None:
+        if setup.resolved.preprocess.bands is not None:
             return None
         rows = np.random.default_rng(run.seed).permutation(rows[evenly_spaced(len(rows), MOST)])
         began = time.monotonic()

@@ -302,14 +302,17 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     given = with_weights(given)
     if given.recipe not in (None, FINETUNE_BY_DATA.name):
         return from_recipe(given)
-    asked = given.applied_to(replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None))
+    base = replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None)
+    asked = given.applied_to(base)
+    if not (network := _network(asked)).blocks:
+        asked = given.applied_to(replace(base, optim=replace(base.optim, layer_decay=None)))
     splits, facts = given.data.of(asked), given.facts(asked)
     single = isinstance(splits.train.labels, np.ndarray) and asked.supervised and not asked.objective.numbers
     framed = _framing(asked, splits) if single and asked.preprocess is None else None
     timed = _in_time(asked if framed is None else replace(asked, preprocess=framed[0]), splits)
     seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
     linear = single and not asked.keep_head and not _own_head(asked)
-    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, linear)
+    task = FineTuning(facts, len(splits.class_names), network, seen, timed, linear)
     decided = decide(task)
     if framed is not None:
         decided = Decided(replace(decided.run, preprocess=framed[0]), {**decided.why, "preprocess": framed[1]})
