@@ -18,6 +18,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
+from vitrail.weights.readers import tensor_file
 from vitrail.weights.store import find_model, load_model, read_card, save_model
 
 NAMES = ["cat", "dog", "<b>"]
@@ -268,3 +269,26 @@ def test_others_may_read_a_model_as_any_file(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     for name in ("model.safetensors", "card.json"):
         assert (tmp_path / "model" / name).stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in progress replaces its best model: tensors and checksum come from one file, the one that was there."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old, new = saved(tmp_path / "old"), saved(tmp_path / "new")
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter += 1
+    save_model(tmp_path / "new", new, read_card(tmp_path / "new"))
+    opened = tensor_file.open_regular
+
+    def replacing(path: Path) -> Any:
+        stream = opened(path)
+        os.replace(tmp_path / "new" / "model.safetensors", path)
+        return stream
+
+    monkeypatch.setattr(tensor_file, "open_regular", replacing)
+    loaded = load_model(tmp_path / "old")
+    assert all(torch.equal(value, old.state_dict()[name]) for name, value in loaded.state_dict().items())

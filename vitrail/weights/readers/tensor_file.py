@@ -48,13 +48,15 @@ class TensorFile:
         self.path = path
         try:
             self._stream = open_regular(path)
-            with safe_open(path, framework="pt") as checked:
-                self.metadata = dict(checked.metadata() or {})
+            with safe_open(path, framework="pt"):  # checks the file, which may be another one by now
+                pass
             length = int.from_bytes(self._stream.read(8), "little")
             entries = json.loads(self._stream.read(length))
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise WeightsError(f"{path} cannot be read: truncated, damaged or of another kind ({error})") from error
         self._start = 8 + length
+        # of the file whose tensors are read: a run in progress replaces its best model at any moment
+        self.metadata: dict[str, str] = entries.get("__metadata__") or {}
         self._entries = {name: entry for name, entry in entries.items() if name != "__metadata__"}
         self.shapes: dict[str, tuple[int, ...]] = {name: tuple(e["shape"]) for name, e in self._entries.items()}
 
