@@ -87,7 +87,8 @@ def replace_card(folder: Path, card: Card) -> None:
     """
     with _open(folder / WEIGHTS) as (opened, _):
         tensors = {name: opened.read(name) for name in opened.shapes}
-        reference = {name: opened.metadata[name] for name in ("base", "base_sha256") if name in opened.metadata}
+        kept = ("base", "base_sha256")
+        reference: dict[str, str] = {name: opened.metadata[name] for name in kept if name in opened.metadata}
     _write(folder, tensors, card, reference)
 
 
