@@ -34,6 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrail.device import fast_bf16
@@ -274,8 +275,6 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
     pupil = Pupil(model, config.width, teacher.width).to(device)
     earlier = 0
     if args.start:
-        from safetensors.torch import load_file
-
         earlier = json.loads((args.start / "log.json").read_text())["seen"]
         model.load_state_dict(load_file(args.start / "weights.safetensors"))
     optim = Optim(name="muon", lr=args.rate, weight_decay=0.05)
@@ -332,8 +331,6 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
 
 def write(out: Path, model: nn.Module, average: Averager) -> None:
     """Write the average of the weights in half precision."""
-    from safetensors.torch import save_file
-
     out.mkdir(parents=True, exist_ok=True)
     with average.swapped():
         state = {name: value.half().contiguous().cpu() for name, value in model.state_dict().items()}
@@ -342,8 +339,6 @@ def write(out: Path, model: nn.Module, average: Averager) -> None:
 
 def ship(args: argparse.Namespace) -> None:
     """Write the weights of the last stage as a model of vitrail, in half precision, with its card."""
-    from safetensors.torch import load_file
-
     log = json.loads((args.last / "log.json").read_text())
     tensors = load_file(args.last / "weights.safetensors")
     model = build(ViTConfig(**NETWORK, classes=len(log["classes"])))

@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.data.item import View, evenly_spaced
+from vitrail.data.item import Listed, View, evenly_spaced
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.linear_probe import fitted
 from vitrail.model.own_part import is_own_part
 from vitrail.training.batches import evaluation_loader
+from vitrail.training.run import Run
 from vitrail.training.setup import Setup
 
 MOST = 5_000
@@ -58,12 +59,8 @@ def start_as_probe(setup: Setup) -> str:
             "--no-probe-head"
         )
     began = time.monotonic()
-    chosen = View(train, evenly_spaced(len(train), MOST))
-    precision: Precision = "bf16" if run.precision == "bf16" else "float32"
-    with closing(evaluation_loader(run, chosen)) as loader:
-        found = extract(model, loader, setup.splits.class_names, precision=precision)
-    features, labels = found.labelled("training")
-    _, setting, solution, _ = fitted(features, labels, len(found.class_names), seed=run.seed)
+    features, labels = frozen_features(setup, run, View(train, evenly_spaced(len(train), MOST)))
+    _, setting, solution, _ = fitted(features, labels, len(setup.splits.class_names), seed=run.seed)
     classifier = solution.classifier
     scale = _scale(classifier.logits(torch.from_numpy(features)), torch.from_numpy(labels))
     weights = scale * classifier.weight
@@ -75,6 +72,17 @@ def start_as_probe(setup: Setup) -> str:
         f"linear probe on the features of {len(labels):,} training images in {time.monotonic() - began:.0f} s: "
         f"{setting.top1:.1%} of the held-out ones; training starts from it"
     )
+
+
+def frozen_features(setup: Setup, run: Run, source: Listed) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features, float32 [N, width], and classes, int64 [N], of the labelled images of `source`.
+
+    They are those of the network of `setup`, and of images as `run` prepares them for evaluation.
+    """
+    precision: Precision = "bf16" if run.precision == "bf16" else "float32"
+    with closing(evaluation_loader(run, source)) as loader:
+        found = extract(setup.objective.model, loader, setup.splits.class_names, precision=precision)
+    return found.labelled("training")
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +20,8 @@ from vitrail.data.imbalance import IMBALANCED, imbalance
 from vitrail.data.item import Listed, View, evenly_spaced
 from vitrail.data.settings import Preparation, Preprocess
 from vitrail.data.sources.open import Splits
-from vitrail.device import Precision
 from vitrail.durations import Epochs
-from vitrail.evaluation.features import extract
-from vitrail.training.batches import evaluation_loader
+from vitrail.training.probe_head import frozen_features
 from vitrail.training.run import Run
 from vitrail.training.setup import Setup, set_up
 from vitrail.weights.load import read_card
@@ -106,10 +103,7 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
 def _round(setup: Setup, train: Listed, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the features and labels of the training images `rows` for each way."""
     part, found = View(train, np.sort(rows)), {}
-    precision: Precision = "bf16" if setup.run.precision == "bf16" else "float32"
     for name, way in WAYS.items():
         prepared = with_fill(way.completed(setup.resolved.preprocess), setup.resolved.config.mean)
-        with closing(evaluation_loader(replace(setup.run, preprocess=prepared), part)) as loader:
-            features = extract(setup.objective.model, loader, train.class_names, precision=precision)
-        found[name] = features.labelled("training")
+        found[name] = frozen_features(setup, replace(setup.run, preprocess=prepared), part)
     return found
