@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="folders, or anything that vitrail takes"
     )
-    parser.add_argument("--verbs", nargs="+", default=list(VERBS), help="train, finetune: what a stranger types")
+    parser.add_argument("--verbs", nargs="*", default=list(VERBS), help="train, finetune: what a stranger types")
     parser.add_argument("--baselines", nargs="*", choices=list(BASELINES), default=list(BASELINES))
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--minutes", type=float, default=3)

@@ -63,8 +63,10 @@ def test_mistakes_exit_with_2(words: str, message: str, capsys: pytest.CaptureFi
 def test_flags_change_the_papers_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
 
-    def recording(run: Run, paper: Run, tasks: Any, root: str, seeds: Any, folder: Path) -> VtabTable:
-        asked.update(run=run, paper=paper, tasks=[task.name for task in tasks], root=root, seeds=seeds, folder=folder)
+    def recording(run: Run, paper: Run, tasks: Any, root: str, seeds: Any, folder: Path, by: Any) -> VtabTable:
+        asked.update(
+            by=by, run=run, paper=paper, tasks=[task.name for task in tasks], root=root, seeds=seeds, folder=folder
+        )
         return VtabTable(folder, "w", [], [])
 
     monkeypatch.setattr(over, "vtab", recording)
@@ -78,6 +80,7 @@ def test_flags_change_the_papers_setting(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (run.weights, run.image_size, run.duration, run.batch_size) == ("w", 32, Steps(10), 4)
     assert (run.preprocess.image_size, run.schedule.warmup) == ((32, 32), Percent(20))
     assert (run.optim.lr, run.optim.momentum, run.device) == (0.1, 0.8, "cpu")
+    assert asked["by"]["batch_size"] == "--batch-size" and asked["by"]["optim.momentum"].startswith(str(tmp_path))
     assert asked["paper"].image_size == 384
     assert cli.main(["vtab", "--from", "w", "--data", "d"]) == 0
     assert over.departures(asked["run"], asked["paper"]) == [] and asked["tasks"] == list(TASKS)

@@ -43,6 +43,8 @@ class Sweep:
     """Name of a recipe -> its run, to try as well as the grid, such as BiT's HyperRule (appendix B.1.1)."""
     dev: float | None = None
     """Share of the training images to choose by; None: the validation split, or without one the paper's share."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """Settings that must be used as they are, by their dotted names -> who asks for them: "--batch-size"."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -143,7 +145,8 @@ class Trials:
         weights = None if run.weights is None else absolute_path(run.weights)
         run = replace(run, weights=weights)
         key = trial_key(run, splits, "" if weights is None else self._fingerprint(weights))
-        return Trial.of(run, key, self.folder, dict(values), final=final)
+        asked = self.sweep.asked if RECIPE not in values else {}  # a recipe of its own has settings of its own
+        return Trial.of(run, key, self.folder, dict(values), final=final, asked=asked)
 
 
 def absolute_path(path: str) -> str:

@@ -3,6 +3,7 @@
 ```
 <sweep>/dev-lr-0.003-seed-0-5f0c.../
   run.yaml       the run
+  asked.json     its settings that must be used as they are
   log.txt        its output
   outcome.json   its outcome; written last
   run-1/         the run folder
@@ -20,7 +21,7 @@ import shutil
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,7 +41,7 @@ from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.resolve import resolve
 from vitrail.training.run import Run
 
-RUN, LOG, OUTCOME = "run.yaml", "log.txt", "outcome.json"
+RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"
 NAME = "run"
 ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "concurrent", "compile",
              "activation_checkpointing", "keep", "checkpoint_every", "wide_branches")  # fmt: skip
@@ -80,12 +81,23 @@ class Trial:
     """The settings that the sweep varies, by their dotted names."""
     final: bool = False
     """Whether it trains on all images, and not only on those that are not used to choose by."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """Settings that must be used as they are, by their dotted names -> who asks for them, as for `fit`."""
 
     @classmethod
-    def of(cls, run: Run, key: str, sweep: Path, values: Mapping[str, Any], *, final: bool) -> Trial:
+    def of(
+        cls,
+        run: Run,
+        key: str,
+        sweep: Path,
+        values: Mapping[str, Any],
+        *,
+        final: bool,
+        asked: Mapping[str, str] | None = None,
+    ) -> Trial:
         """Return the trial of `run` in the folder `sweep`."""
         name = f"{'final' if final else 'dev'}-lr-{run.optim.lr:g}-seed-{run.seed}-{key}"
-        return cls(key, run, sweep / name, values, final)
+        return cls(key, run, sweep / name, values, final, asked or {})
 
     def __str__(self) -> str:
         values = [f"{name.removeprefix('optim.')} {setting_text(value)}" for name, value in self.values.items()]
@@ -98,6 +110,7 @@ class Trial:
             (self.folder / OUTCOME).unlink(missing_ok=True)  # left by a failure
             with replacing_text(self.folder / RUN) as file:
                 file.write(to_yaml(self.run))
+            write_json(self.folder / ASKED, dict(self.asked))
 
 
 def setting_text(value: Any) -> str:
@@ -187,7 +200,7 @@ def here(trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None
 
 def _attempt(run: Run, folder: Path) -> Outcome:
     try:
-        result = fit(run, resume=_resumable(folder))
+        result = fit(run, resume=_resumable(folder), asked=RunFolder(folder).read_json(ASKED))
     except Interrupted:
         raise
     except VitrailError as error:

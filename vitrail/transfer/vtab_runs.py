@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,11 +130,20 @@ def run_of(task: VtabTask, base: Run, root: str, seed: int) -> Run:
     return replace(base, data=data, augment=augment, evaluate_every=Percent(100), seed=seed)
 
 
-def vtab(base: Run, paper: Run, tasks: Sequence[VtabTask], root: str, seeds: Sequence[int], folder: Path) -> VtabTable:
+def vtab(
+    base: Run,
+    paper: Run,
+    tasks: Sequence[VtabTask],
+    root: str,
+    seeds: Sequence[int],
+    folder: Path,
+    asked: Mapping[str, str] | None = None,
+) -> VtabTable:
     """Fine-tune `base.weights` on each task whose data are in `root`, once per seed, and measure the result.
 
     `paper` is the paper's setting; the table lists how `base` differs from it. The table is also in vtab.json in the
-    folder, updated after every task, and the means by group are drawn in vtab.png (paper, Figure 2).
+    folder, updated after every task, and the means by group are drawn in vtab.png (paper, Figure 2). asked: See
+    `vitrail.transfer.trial.Trial`.
 
     Raises UsageError for settings that cannot be used; DataError if no task has data; TrainingError if all tasks fail;
     Interrupted after a signal: the same call continues.
@@ -152,7 +161,7 @@ def vtab(base: Run, paper: Run, tasks: Sequence[VtabTask], root: str, seeds: Seq
             if locate(task, root) is None:
                 table.absent[task.name] = task.entry.source
                 continue
-            score = _score(task, base, root, seeds, folder, mark)
+            score = _score(task, base, root, seeds, folder, mark, asked or {})
         except DataError as error:
             log.warning("%s is skipped: %s", task.name, error)
             table.absent[task.name] = str(error)
@@ -175,7 +184,9 @@ def _require_results(table: VtabTable, root: str) -> None:
         raise TrainingError(f"no task could be trained:\n  {reasons}")
 
 
-def _score(task: VtabTask, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str) -> TaskScore:
+def _score(
+    task: VtabTask, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str, asked: Mapping[str, str]
+) -> TaskScore:
     """Train a task with every seed that is not finished. Raises DataError if its data cannot be used."""
     run = run_of(task, base, root, seeds[0])
     found = find_data(run.data)
@@ -188,7 +199,8 @@ def _score(task: VtabTask, base: Run, root: str, seeds: Sequence[int], folder: P
     for seed in seeds:
         run = replace(run, seed=seed)
         key = trial_key(run, splits, mark)
-        trials.append(Trial(key, run, folder / f"{task.name}-seed-{seed}-{key}", {"task": task.name}, final=True))
+        place = folder / f"{task.name}-seed-{seed}-{key}"
+        trials.append(Trial(key, run, place, {"task": task.name}, final=True, asked=asked))
     *_, rows = train_all(trials, here)
     for seed, row in zip(seeds, rows, strict=True):
         outcome = row.outcome

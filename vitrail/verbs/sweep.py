@@ -199,7 +199,8 @@ def _trials(
         run = given.applied_to(finetune_run(named("finetune"), run.weights, split.images))
         log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration or "up to the time limit")
     grid, others = _tried(given, run, lr, vary, split.images)
-    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev), out, split)
+    asked = {**given.origins, **{name: "--lr" if lr and name == LR else "--vary" for name in grid if lr or vary}}
+    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev, asked), out, split)
 
 
 def _tried(
@@ -273,7 +274,8 @@ def _preview(trials: Trials) -> SweepPreview:
 
     search = {trial.key: trial for trial in trials.search}.values()
     done = sum(finished(trial.folder) is not None for trial in search) if len(trials.search) > 1 else 0
-    return SweepPreview(trials, done, *check(replace(trials.search[0].run, out=str(trials.folder))))
+    first = trials.search[0]
+    return SweepPreview(trials, done, *check(replace(first.run, out=str(trials.folder)), asked=first.asked))
 
 
 def show(result: SweepResult | SweepPreview) -> Any:

@@ -97,7 +97,7 @@ def vtab(
     check_writable(Path(out), UsageError, folder=True)
     from vitrail.transfer.vtab_runs import vtab as run_tasks
 
-    return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out))
+    return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out), given.origins)
 
 
 def _of_length(run: Run, steps: int | None) -> Run:

@@ -47,8 +47,10 @@ class PlanRequest:
     """What the user asked `vitrail plan` for, and the opened data."""
 
     path: str
-    weights: str | None
-    card: Card | None
+    weights: str
+    named: bool
+    """Whether the user named the weights; otherwise they are the default of `vitrail finetune`."""
+    card: Card
     """The card of the weights."""
     image_size: int | None
     limit: float | None
@@ -66,8 +68,7 @@ class PlanRequest:
 
     def share(self, name: Method) -> float:
         """Return the seconds for timing one method."""
-        units = UNITS if self.weights is not None else {"from scratch": UNITS["from scratch"]}
-        return self.seconds * UNITS[name] / sum(units.values())
+        return self.seconds * UNITS[name] / sum(UNITS.values())
 
     def run(self, decide: Callable[[RunArguments], tuple[Run, str]], tune: str | None) -> Run:
         """Return the run that a command would train, as the command decides it."""
@@ -94,12 +95,11 @@ def training_options(request: PlanRequest) -> Iterator[Option]:
     from vitrail.model.variants import ResNetConfig
     from vitrail.transfer.timing import Rehearsal
 
-    methods: list[tuple[Method, Callable[..., Any], str | None, list[str]]] = []
-    if request.card is not None:
-        words = ["finetune", request.path, "--from", str(request.weights)]
-        methods.append(("full fine-tuning", finetuning_run, None, words))
-        if not isinstance(request.card.config, ResNetConfig):
-            methods.append(("attention-only", finetuning_run, "attention", [*words, "--tune", "attention"]))
+    words = ["finetune", request.path, *(["--from", request.weights] if request.named else [])]
+    methods: list[tuple[Method, Callable[..., Any], str | None, list[str]]]
+    methods = [("full fine-tuning", finetuning_run, None, words)]
+    if not isinstance(request.card.config, ResNetConfig):
+        methods.append(("attention-only", finetuning_run, "attention", [*words, "--tune", "attention"]))
     methods.append(("from scratch", training_run, None, ["train", request.path]))
     evaluation = None
     for name, decide, tune, words in methods:
@@ -179,7 +179,7 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
-    images = open_train_and_test(str(request.weights), request.path, None, request.data, request.reading)
+    images = open_train_and_test(request.weights, request.path, None, request.data, request.reading)
     labels = images.train.labels
     if isinstance(labels, LabelSets | Numbers):
         log.warning("few-shot and linear probe are left out: they need one label for each image")
@@ -219,9 +219,8 @@ def _probe_option(
     from vitrail.transfer.recommend import Option
     from vitrail.transfer.timing import PROBE
 
-    assert request.card is not None
     began = time.perf_counter()
-    embedder = Embedder(str(request.weights), Compute(request.image_size), how[1])
+    embedder = Embedder(request.weights, Compute(request.image_size), how[1])
     width = embedder.width  # computes once, too
     start = PROBE + request.opening + time.perf_counter() - began
     count = used + len(images.test)
@@ -230,7 +229,7 @@ def _probe_option(
     memory = answering_bytes(request.card.config, request.image_size, min(AT_ONCE, count))
     return Option(
         name=name,
-        command=request.command("probe", how[0], str(request.weights), request.path),
+        command=request.command("probe", how[0], request.weights, request.path),
         seconds=start + computing + fitting,
         memory_bytes=memory + 4 * count * width,
         images_per_second=1 / each,

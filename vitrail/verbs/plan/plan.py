@@ -43,23 +43,25 @@ def plan(
     Args:
         path: The images, in any form that `vitrail train` takes.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
-            hub. Without them, only training from scratch is possible.
+            hub (default: vitrail/tiny, a small network that vitrail ships).
         time_limit: Available time in minutes or with a unit such as 20s, 10min or 1.5h (default: no limit).
         image_size: Side of the square input in pixels (default: the size of the weights, or of the recipe).
         seconds: Time for measuring all methods together, in seconds. A method whose single step takes longer adds
             to it.
     """
+    from vitrail.recipes.finetune_by_data import WEIGHTS
     from vitrail.transfer.recommend import CHEAPER, Situation, recommend
     from vitrail.weights.load import read_card
 
-    card = None if weights is None else read_card(weights)
+    card = read_card(weights or WEIGHTS)
     began = time.perf_counter()
     data = OpenedData()
     settings = read_settings(reading, path, used=tuple(reading))
     splits = data.splits(settings, seed=0)
     request = PlanRequest(
         path=str(path),
-        weights=None if weights is None else str(weights),
+        weights=str(weights or WEIGHTS),
+        named=weights is not None,
         card=card,
         image_size=image_size,
         limit=None if time_limit is None else 60 * parse_minutes(time_limit),
@@ -71,13 +73,12 @@ def plan(
         settings=settings,
     )
     machine = _machine()
-    options = [] if card is None else list(probe_options(request))
-    options += training_options(request)
+    options = [*probe_options(request), *training_options(request)]
     order = (*reversed(CHEAPER), "from scratch")
     options.sort(key=lambda option: order.index(option.name))
-    same_classes = card is not None and list(card.class_names) == splits.class_names
-    larger = card is not None and image_size is not None and image_size > max(card.config.image_size)
-    seen = Situation(len(splits.train), len(splits.class_names), card is not None, same_classes and larger)
+    same_classes = list(card.class_names) == splits.class_names
+    larger = image_size is not None and image_size > max(card.config.image_size)
+    seen = Situation(len(splits.train), len(splits.class_names), same_classes and larger)
     found = recommend(seen, options, seconds=request.limit, memory=machine["free_memory_bytes"])
     return replace(found, data=_data(request), machine=machine)
 
