@@ -100,6 +100,16 @@ def test_a_run_above_its_floors() -> None:
     assert result(0.75, 0.7, {}).verdict == ""
 
 
+def test_test_images_of_another_kind_are_named() -> None:
+    """The brain scans of `benchmarks.first_run`: of their test images 75 %, of the validation images 95 % are right."""
+    scans = result(0.9479, 0.95, {}, test={"top1": 0.7487, "balanced_accuracy": 0.73, "count": 394.0})
+    assert "of 372 validation images 94.79% are right" in scans.gap and "vitrail evaluate runs/x" in scans.gap
+    assert scans.gap in show(scans).split("\n")
+    for top1, count in ((0.90, 394.0), (0.99, 394.0), (0.7, 10.0)):
+        assert result(0.9479, 0.95, {}, test={"top1": top1, "count": count}).gap == ""
+    assert result(0.9479, 0.95, {}).gap == ""
+
+
 def test_skewed_classes_are_compared_by_both_accuracies() -> None:
     tiles = {FREQUENT: {"top1": 0.709, "balanced_accuracy": 1 / 6}}
     assert unbeaten({"top1": 0.75, "balanced_accuracy": 0.16}, tiles) == FREQUENT

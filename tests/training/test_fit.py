@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from vitrail.config import from_yaml
@@ -417,6 +419,18 @@ def test_with_a_time_limit_the_number_of_steps_is_an_estimate_or_absent() -> Non
     assert progress.line().startswith("step 1  loss") and "1 min 15 s left" in progress.line()
     progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, 30.0, 40)
     assert progress.line().startswith("step 7 of about 40  loss") and "30 s left" in progress.line()
+
+
+@given(width=st.integers(1, 200))
+def test_the_progress_line_fits_the_terminal_as_far_as_it_can(width: int) -> None:
+    progress = Progress(4, torch.device("cpu"))
+    sums = StepSums(["loss", "count", "norm"], torch.tensor([2.0, 4.0, 1.0]))
+    progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, 30.0, 40)
+    line = progress.line(width)
+    least = [word for word in ("lr 1.00e-01", "GiB", "waiting") if word in line]
+    assert len(line) < width or not least
+    assert "loss" in line and "images/s" in line and "30 s left" in line
+    assert width < 120 or len(least) == 3  # the speed is that of the clock, so the whole line has no fixed length
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def risk_coverage(found: Classification) -> Markup:
             place = (named / found.count, wrong / named)
             axes.plot(*place, "o", color=SERIES[1], markersize=5)
             axes.annotate(f"{threshold:g}", place, (0, 6), textcoords="offset points", ha="center", fontsize=9)
-    axes.set_title("Mistakes that remain with a minimum confidence")
+    axes.set_title("Mistakes above a minimum confidence")
     axes.set_xlabel("images that get a class")
     axes.set_ylabel("wrong among these")
     axes.set_xlim(0, 1.02)

@@ -107,7 +107,7 @@ class Progress:
         if now - self._shown <= (LIVE_EVERY if self._live else PLAIN_EVERY):
             return
         if self._live is not None:
-            self._live.update(Text(self.line()), refresh=True)
+            self._live.update(Text(self.line(self.console.width)), refresh=True)
         else:
             self.say(self.line())
         self._shown = now
@@ -128,8 +128,8 @@ class Progress:
         self._logged = Window(self._waited)
         self._visible = Window(self._waited)
 
-    def line(self) -> str:
-        """Return the line that is shown."""
+    def line(self, width: int | None = None) -> str:
+        """Return the line that is shown, without what does not fit into a terminal of this width."""
         means, rates = self._visible.means(), self._visible.rates(self._waited)
         speed = rates["images_per_second"]
         left, of = self._left, ""
@@ -141,11 +141,16 @@ class Progress:
             of = f" of about {self._expected}"
         metrics = "".join(f"  {name} {value:.1%}" for name, value in means.items() if name != "loss")
         skipped = f"  {self._skipped} updates skipped" if self._skipped else ""
-        return (
-            f"step {self._step}{of}  loss {means['loss']:.4f}{metrics}  lr {self._rate:.2e}  "
-            f"{speed:.0f} images/s  {time_span(left)} left  {self._memory_gib():.1f} GiB  "
-            f"waiting {rates['waiting']:.0%}{skipped}"
-        )
+        spare = (f"  lr {self._rate:.2e}", f"  {self._memory_gib():.1f} GiB", f"  waiting {rates['waiting']:.0%}")
+        for kept in range(len(spare), -1, -1):
+            rate, memory, waiting = (*spare[:kept], "", "", "")[:3]
+            line = (
+                f"step {self._step}{of}  loss {means['loss']:.4f}{metrics}{rate}  {speed:.0f} images/s  "
+                f"{time_span(left)} left{memory}{waiting}{skipped}"
+            )
+            if width is None or len(line) < width:
+                break
+        return line
 
     def announce(self, folder: Path, decisions: dict[str, str], notes: Sequence[str]) -> None:
         """Print the run folder, the notes about the data, and the decisions."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -278,7 +279,8 @@ def build_model(resolved: Resolved) -> nn.Module:
     classes = None if run.keep_head else resolved.config.classes
     size, channels = resolved.config.image_size, resolved.config.channels
     loaded = load(resolved.start, classes=classes, image_size=size, patch=run.vit.patch, channels=channels)
-    resolved.decisions["weights"] = str(loaded.load_report)
+    named = Path(resolved.start)  # as the user wrote it, not the place in the cache or in this package
+    resolved.decisions["weights"] = str(replace(loaded.load_report, path=named))
     if loaded.config == resolved.config:
         return loaded
     model = build(resolved.config)  # the same tensors, other dropout, and perhaps a classifier of the user's own

@@ -35,7 +35,8 @@ class ProgressLine:
         now = time.monotonic()
         if self.shown and (now >= self._next or done == total):
             self._next = now + 0.1
-            print(f"\r{self.what} {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
+            line = f"{self.what} {done:,} of {total:,}"
+            print("\r" + " " * len(line) + "\r" if done == total else f"\r{line}", end="", file=sys.stderr, flush=True)
 
 
 class Unwrapped(str):

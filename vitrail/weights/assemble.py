@@ -263,9 +263,13 @@ class LoadReport:
         parts = [f"loaded {len(self.loaded)} tensors from {self.path} ({self.format})"]
         parts += [f"of which {self.base}"] * bool(self.base)
         parts += [f"resampled {name} ({how})" for name, how in self.resampled.items()]
-        parts += [f"reset to zero: {', '.join(self.reset)}"] * bool(self.reset)
+        new = [name for name in self.reset if name in self.unused]
+        reset = [name for name in self.reset if name not in new]
+        unused = {name: why for name, why in self.unused.items() if name not in new}
+        parts += [f"replaced by zeros, for other classes: {', '.join(new)}"] * bool(new)
+        parts += [f"reset to zero: {', '.join(reset)}"] * bool(reset)
         parts += [f"not in the file, zero: {_grouped(self.missing)}"] * bool(self.missing)
-        parts += [f"left out: {_grouped(self.unused)}"] * bool(self.unused)
+        parts += [f"left out: {_grouped(unused)}"] * bool(unused)
         parts += [f"assumed: {text}" for text in self.assumptions]
         return "; ".join(parts)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
-from vitrail.evaluation.metric import headline, in_words, on_images
+from vitrail.evaluation.metric import headline, in_words, on_images, wilson
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -33,6 +33,9 @@ OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second"
 """Names of the tensors that AdamW, SGD, LAMB and Muon store for each parameter."""
 BASE_FACTS = ("source", "path", "sha256")
 """What a checkpoint says about the base model it needs; run.json says how to find it again."""
+GAP = 0.05
+"""By how much the interval of the accuracy on the test images must lie below that on the validation images before the
+two are said to be different kinds of images. The validation images also choose the step, which gains little."""
 
 
 @dataclass
@@ -114,6 +117,20 @@ class Result:
         return floor.shortfall(self.test or self.best, self.floors)
 
     @property
+    def gap(self) -> str:
+        """A sentence if much less of the test images is right than of the validation images, else ""."""
+        found = [numbers for numbers in (self.test, self.best) if numbers and {"top1", "count"} <= numbers.keys()]
+        if len(found) < 2:
+            return ""
+        test, chosen = ((one["top1"], round(one["count"])) for one in found)
+        if wilson(round(test[0] * test[1]), test[1])[1] > wilson(round(chosen[0] * chosen[1]), chosen[1])[0] - GAP:
+            return ""
+        return (
+            f"The test images differ from the training images: of {chosen[1]:,} validation images {chosen[0]:.2%} are "
+            f"right. `vitrail evaluate {self.folder}` shows which classes of the test images fail."
+        )
+
+    @property
     def summary(self) -> str:
         """The message, and what could not be written, with the first reason."""
         if not self.lost:
@@ -132,7 +149,9 @@ class Result:
     ) -> Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best, reached = status.best, ""
-        if name := headline(best):
+        if test and headline(test):
+            pass  # that of the test images has a line of its own
+        elif name := headline(best):
             reached = f", validation {in_words(name, best[name])}{on_images(name, best)}"
         elif "loss" in best:
             reached = f", validation loss {best['loss']:.4f}{on_images('loss', best)}"

@@ -102,7 +102,8 @@ def show(result: Report | Stats | dict[str, PackResult]) -> Any:
         *first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
         *first_lines([f"the same image: {group}" for group in groups]),
     ]
-    return page(*_stats_parts(result.stats), lines or ([] if said else "no problems found"))
+    none = f"no problems found; `vitrail data dedup {result.stats.path}` looks for copies that were scaled or edited"
+    return page(*_stats_parts(result.stats), lines or ([] if said else none))
 
 
 def _stats_parts(stats: Stats) -> list[Any]:
@@ -116,7 +117,7 @@ def _stats_parts(stats: Stats) -> list[Any]:
         f"{name} {low} to {high}, median {middle}"
         for name, (low, middle, high) in (("height", stats.heights), ("width", stats.widths))
     ]
-    kinds = ", ".join(f"{count} {name}" for name, count in [*stats.formats.items(), *stats.modes.items()])
+    kinds = ", ".join(f"{count:,} {name}" for name, count in [*stats.formats.items(), *stats.modes.items()])
     return [
         f"{stats.path}: {stats.kind}, {stats.count:,} images of {len(stats.class_names)} classes",
         table(("split", "images", "classes", "fewest", "most", "no label", "MiB"), rows),

@@ -242,6 +242,7 @@ def show(result: Result | Preview) -> str:
     if result.test and not result.verdict and (name := headline(result.test)):
         measured = f"{in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
         lines.append(f"{measured}, which had no part in training or in choosing the model")
+    lines += [result.gap] if result.gap else []
     report = result.folder / "report.html"
     lines += [f"report: {report}"] if report.is_file() else []
     if result.shortfall:
