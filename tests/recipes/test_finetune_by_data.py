@@ -17,7 +17,7 @@ from vitrail.costs.published import published
 from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
-from vitrail.recipes.by_data import Facts, in_time
+from vitrail.recipes.by_data import Facts, evaluated_in_time, in_time
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run, Schedule
@@ -240,6 +240,18 @@ def test_a_short_time_gives_more_steps_of_smaller_images(count: int, seen: int) 
     assert (run == base) == (changes == [])
     if run.image_size < base.image_size:
         assert seen < 2 * count
+
+
+@given(st.integers(1, 10**7), st.integers(0, 10**6))
+def test_evaluations_leave_the_time_to_training(seen: int, validation: int) -> None:
+    base = recipe("finetune-by-data")
+    run, why = evaluated_in_time(base, seen, validation)
+    assert isinstance(run.evaluate_every, Percent)
+    count = round(100 / run.evaluate_every.value)
+    assert 2 <= count <= 10 and (run == base) == (count == 10 or why == "")
+    assert count == 2 or count * validation / 3 <= 0.2 * seen * 1.0001
+    assert count == 10 or (count + 1) * validation / 3 > 0.2 * seen * 0.9999  # no fewer than fit
+    assert evaluated_in_time(base, seen, validation, ["evaluate_every"]) == (base, "")
 
 
 def test_enough_time_changes_nothing() -> None:

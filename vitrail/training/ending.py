@@ -8,6 +8,7 @@ this process gets at the moment, because other programs may keep the machine bus
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ import torch
 
 from vitrail.device import core_share
 from vitrail.training.setup import Setup
-from vitrail.training.validation.floor import MOST
+from vitrail.training.validation.floor import MOST, SHARE
 
 SAVING = 0.6
 """Seconds of a core that writing, reading and signing a small network takes after the last step."""
@@ -52,6 +53,8 @@ class Ending:
     """Whether a report is written."""
     floor: int = 0
     """Number of images of the linear classifier that the network is compared with."""
+    longest_floor: float = math.inf
+    """Most seconds that this classifier takes: it learns from fewer images, or not at all, where they are too short."""
     _evaluated: float | None = None
     """Seconds per image of the newest evaluation."""
     _share: float = field(default_factory=core_share)
@@ -80,9 +83,10 @@ class Ending:
         """Return the seconds from the last step to the end; `image` is those of a training image."""
         evaluated = self._evaluated or FORWARD * image
         images = (1 + self.calibrated) * self.validation + self.test
-        alone = SAVING + FLOOR * self.floor + (REPORTING + LEAVING) * self.reported
+        alone = SAVING + (REPORTING + LEAVING) * self.reported
         pictured = min(PICTURED, self.validation) * image * self.reported
-        return images * evaluated + pictured + alone / self._share
+        floor = min(FLOOR * self.floor / self._share, self.longest_floor)
+        return images * evaluated + pictured + floor + alone / self._share
 
 
 def ending_of(setup: Setup, reported: bool) -> Ending:
@@ -92,4 +96,5 @@ def ending_of(setup: Setup, reported: bool) -> Ending:
     tested = len(splits.test) if splits.test is not None and validation.tests(splits) else 0
     single = run.supervised and isinstance(splits.train.labels, np.ndarray) and validation.card.scale is None
     floor = single * (min(len(splits.train), MOST) + (tested or count))
-    return Ending(count, tested, calibrated=run.calibrate and run.supervised, reported=reported, floor=floor)
+    longest = math.inf if run.time_limit is None else SHARE * 60 * run.time_limit
+    return Ending(count, tested, run.calibrate and run.supervised, reported, floor, longest)

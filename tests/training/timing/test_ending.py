@@ -28,6 +28,9 @@ def test_the_end_by_hand() -> None:
     assert found.seconds(0.03) == pytest.approx(600 * 0.05 + 24 * 0.03 + alone)
     small = Ending(validation=0, test=0, calibrated=False, reported=False, _share=1.0)
     assert small.seconds(0.03) == pytest.approx(ending.SAVING)
+    for images, seconds in ((500, 500 * ending.FLOOR), (5000, 3.0)):  # more than 3 s, a twentieth of a minute, are cut
+        floor = Ending(0, 0, calibrated=False, reported=False, floor=images, longest_floor=3.0, _share=1.0)
+        assert floor.seconds(0.03) == pytest.approx(ending.SAVING + seconds)
 
 
 def test_the_share_of_a_core_follows_what_the_steps_get(monkeypatch: pytest.MonkeyPatch) -> None:

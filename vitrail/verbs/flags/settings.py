@@ -16,7 +16,17 @@ from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
 from vitrail.model.variants import ResNetConfig, variant
-from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized, whole_patches
+from vitrail.recipes.by_data import (
+    Facts,
+    choose,
+    evaluated_in_time,
+    facts_of,
+    fitted,
+    has_absolute_warmup,
+    in_time,
+    sized,
+    whole_patches,
+)
 from vitrail.recipes.by_network import warn_of_rate
 from vitrail.recipes.finetune_by_data import (
     ENLARGED_COST,
@@ -283,7 +293,10 @@ def training_run(given: RunArguments) -> tuple[Run, str]:
     changes: list[str] = []
     if (seen := _in_time(run, given.data.of(run))) is not None:
         sized_here = {"image_size"} if "preprocess.image_size" in given.asked else set()
+        full = run.image_size
         run, changes = in_time(run, facts.images, seen, given.asked.keys() | sized_here)
+        run, change = _evaluated(given, run, round(seen * ((full or 1) / (run.image_size or 1)) ** 2))
+        changes += [change] if change else []
     for change in changes:
         if change.startswith("image_size"):  # it can cost much accuracy, so --quiet does not hide it
             log.warning("warning: %s", change)
@@ -323,8 +336,18 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     if run.duration is None and timed is not None:
         passes = timed / facts.images / (ENLARGED_COST if run.image_size == decided.run.image_size is not None else 1)
         length = [f"  duration: that of the time limit, about {passes:.2g} passes over the images"]
+    if timed is not None:
+        run, change = _evaluated(given, run, min(timed, seen or timed))
+        length += [f"  {change}"] if change else []
     why = given.in_words(f"recipe {FINETUNE_BY_DATA.name} for {about}")
     return run, "\n".join([why, *length, *_reasons(decided, run)])
+
+
+def _evaluated(given: RunArguments, run: Run, seen: int) -> tuple[Run, str]:
+    """Return `run` with as many evaluations as its time limit allows, and the change in words."""
+    validation = given.data.of(run).validation
+    run, why = evaluated_in_time(run, seen, 0 if validation is None else len(validation), given.asked)
+    return run, f"evaluate_every: {why}" if why else ""
 
 
 def _reasons(decided: Decided, run: Run) -> list[str]:
