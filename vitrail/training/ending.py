@@ -8,7 +8,6 @@ this process gets at the moment, because other programs may keep the machine bus
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ import torch
 
 from vitrail.device import core_share
 from vitrail.training.setup import Setup
-from vitrail.training.validation.floor import MOST, SHARE
+from vitrail.training.validation.floor import FEWEST, MOST, SHARE, SHORTEST
 
 SAVING = 0.6
 """Seconds of a core that writing, reading and signing a small network takes after the last step."""
@@ -53,8 +52,6 @@ class Ending:
     """Whether a report is written."""
     floor: int = 0
     """Number of images of the linear classifier that the network is compared with."""
-    longest_floor: float = math.inf
-    """Most seconds that this classifier takes: it learns from fewer images, or not at all, where they are too short."""
     _evaluated: float | None = None
     """Seconds per image of the newest evaluation."""
     _share: float = field(default_factory=core_share)
@@ -79,14 +76,22 @@ class Ending:
         self._share = (self._share + max(share, SMALLEST)) / 2
         self._since = now
 
-    def seconds(self, image: float) -> float:
-        """Return the seconds from the last step to the end; `image` is those of a training image."""
+    def seconds(self, image: float, training: float) -> float:
+        """Return the seconds from the last step to the end; `image` is those of a training image.
+
+        training: Seconds of the whole training, of which the linear classifier takes its share at most.
+        """
         evaluated = self._evaluated or FORWARD * image
         images = (1 + self.calibrated) * self.validation + self.test
         alone = SAVING + (REPORTING + LEAVING) * self.reported
         pictured = min(PICTURED, self.validation) * image * self.reported
-        floor = min(FLOOR * self.floor / self._share, self.longest_floor)
-        return images * evaluated + pictured + floor + alone / self._share
+        return images * evaluated + pictured + self._floor(training) + alone / self._share
+
+    def _floor(self, training: float) -> float:
+        """Return the seconds of the linear classifier, which is left out if there is time for too few images."""
+        allowed, measured = SHARE * training, self.test or self.validation
+        fewest = min(self.floor, FEWEST + measured) * FLOOR / self._share
+        return 0.0 if training < SHORTEST or allowed < fewest else min(allowed, self.floor * FLOOR / self._share)
 
 
 def ending_of(setup: Setup, reported: bool) -> Ending:
@@ -96,5 +101,4 @@ def ending_of(setup: Setup, reported: bool) -> Ending:
     tested = len(splits.test) if splits.test is not None and validation.tests(splits) else 0
     single = run.supervised and isinstance(splits.train.labels, np.ndarray) and validation.card.scale is None
     floor = single * (min(len(splits.train), MOST) + (tested or count))
-    longest = math.inf if run.time_limit is None else SHARE * 60 * run.time_limit
-    return Ending(count, tested, run.calibrate and run.supervised, reported, floor, longest)
+    return Ending(count, tested, run.calibrate and run.supervised, reported, floor)

@@ -140,9 +140,9 @@ class RunRecorder:
         status, run = self._setup.state.status, self._setup.run
         self._ending.step(self._setup.loader.wait_seconds)
         image = status.elapsed / max(status.step, 1) / (run.batch_size or 1)
-        self._end = self._ending.seconds(image)
-        start = self._started - self._command_began
-        return max(60 * (run.time_limit or 0.0) - start - self._end, SHORTEST)
+        left = 60 * (run.time_limit or 0.0) - (self._started - self._command_began)
+        self._end = self._ending.seconds(image, left - self._end)
+        return max(left - self._end, SHORTEST)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:

@@ -179,8 +179,8 @@ def seen_in_time(run: Run, splits: Splits, seconds: float) -> int:
     finally:
         torch.set_num_threads(most)
     image = min(each.values())
-    end = ending_of(setup, reported=True).seconds(image)
-    left = max(60 * run.time_limit - (time.monotonic() - began) - rehearsal.start - end, 0.0)
+    left = 60 * run.time_limit - (time.monotonic() - began) - rehearsal.start
+    left = max(left - ending_of(setup, reported=True).seconds(image, left), 0.0)
     speeds = ", ".join(f"{1 / value:.3g} images/s with {count} of {most} threads" for count, value in each.items())
     slower = "" if len(each) == len(counts) else ", and several are not tried: others keep the cores busy"
     log.info(

@@ -23,14 +23,18 @@ def test_the_end_by_hand() -> None:
     found = Ending(validation=100, test=400, calibrated=True, reported=True, _share=0.5)
     alone = (ending.SAVING + ending.REPORTING + ending.LEAVING) / 0.5
     # 600 images evaluated at a third of a training image's 0.03 s, and 24 pictures
-    assert found.seconds(0.03) == pytest.approx(600 * 0.01 + 24 * 0.03 + alone)
+    assert found.seconds(0.03, 100) == pytest.approx(600 * 0.01 + 24 * 0.03 + alone)
     found.evaluation(5.0)  # 0.05 s an image
-    assert found.seconds(0.03) == pytest.approx(600 * 0.05 + 24 * 0.03 + alone)
+    assert found.seconds(0.03, 100) == pytest.approx(600 * 0.05 + 24 * 0.03 + alone)
     small = Ending(validation=0, test=0, calibrated=False, reported=False, _share=1.0)
-    assert small.seconds(0.03) == pytest.approx(ending.SAVING)
-    for images, seconds in ((500, 500 * ending.FLOOR), (5000, 3.0)):  # more than 3 s, a twentieth of a minute, are cut
-        floor = Ending(0, 0, calibrated=False, reported=False, floor=images, longest_floor=3.0, _share=1.0)
-        assert floor.seconds(0.03) == pytest.approx(ending.SAVING + seconds)
+    assert small.seconds(0.03, 100) == pytest.approx(ending.SAVING)
+
+
+def test_the_linear_classifier_takes_its_share_of_the_training() -> None:
+    found = Ending(0, 400, calibrated=False, reported=False, floor=3400, _share=0.5)
+    without = ending.SAVING / 0.5 + 400 * 0.01
+    for training, floor in ((400, 3400 * ending.FLOOR / 0.5), (200, 10.0), (71, 0.0), (9, 0.0)):  # 71 s: 900 images
+        assert found.seconds(0.03, training) == pytest.approx(without + floor)
 
 
 def test_the_share_of_a_core_follows_what_the_steps_get(monkeypatch: pytest.MonkeyPatch) -> None:
