@@ -76,6 +76,11 @@ class Report:
         """Unreadable images as a share of all that are listed."""
         return len(self.bad) / max(1, self.stats.count)
 
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command: 1 if no image can be read."""
+        return int(bool(self.bad) and len(self.bad) == self.stats.count)
+
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield the table of everything wrong: (split, id, reason, detail), header first."""
         yield ("split", "id", "reason", "detail")

@@ -12,7 +12,7 @@ from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 
 if TYPE_CHECKING:
-    from vitrail.data.check import Report
+    from vitrail.data.check import BadImage, Copy, Report
     from vitrail.data.loading.pack import PackResult
     from vitrail.data.stats import Stats
 
@@ -95,15 +95,20 @@ def show(result: Report | Stats | dict[str, PackResult]) -> Any:
 
     if not isinstance(result, Report):
         return page(*_stats_parts(result))
-    groups = [" = ".join(f"{copy.split}/{copy.id}" for copy in group) for group in result.duplicates]
+    groups = [" = ".join(_path(copy) for copy in group) for group in result.duplicates]
     said = set(result.stats.findings.warnings)
     lines = [
         *(line for line in result.warnings if line not in said),
-        *first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
+        *first_lines([f"bad: {_path(bad)}: {bad.detail}" for bad in result.bad]),
         *first_lines([f"the same image: {group}" for group in groups]),
     ]
     none = f"no problems found; `vitrail data dedup {result.stats.path}` looks for copies that were scaled or edited"
     return page(*_stats_parts(result.stats), lines or ([] if said else none))
+
+
+def _path(image: BadImage | Copy) -> str:
+    """Return the place of an image in the data."""
+    return f"{image.split}/{image.id}" if image.split else image.id
 
 
 def _stats_parts(stats: Stats) -> list[Any]:
