@@ -32,7 +32,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -265,15 +265,38 @@ def over_seeds(values: list[float]) -> str:
     return record.with_deviation(**found)
 
 
+def finished(log: Path, sets: list[str]) -> list[Cell]:
+    """Return the rows of a log for these sets; of several versions of vitrail the one that was measured last."""
+    rows: dict[tuple[Any, ...], Cell] = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        if line and (row := json.loads(line))["key"]["set"] in sets:
+            key = row["key"]
+            rows[tuple(value for name, value in key.items() if name != "version")] = {**key, **row["result"]}
+    return sorted(rows.values(), key=lambda row: (row["busy"], row["threads"], sets.index(row["set"]), row["seed"]))
+
+
+def conditions(row: Cell) -> str:
+    """Return how the machine was used: "1 thread", "2 threads, busy"."""
+    return f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}{', busy' if row['busy'] else ''}"
+
+
+def _both(rows: list[Cell]) -> str:
+    """Return mean and deviation over seeds of top-1 and balanced accuracy, "" without rows."""
+    return " / ".join(over_seeds([row[key] for row in rows]) for key in ("top1", "balanced")) if rows else ""
+
+
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table: mean and standard deviation over seeds of both accuracies, a line for each set and side."""
+    """Return the table: mean and standard deviation over seeds of both accuracies, a line for each set and way."""
     rows = document["rows"]
-    lines: list[tuple[str, ...]] = [("set", "side", "top-1, %", "balanced, %", "seconds", "seeds")]
-    for name, side in dict.fromkeys((row["set"], row["side"]) for row in rows):
-        some = [row for row in rows if (row["set"], row["side"]) == (name, side)]
-        both = (over_seeds([row[key] for row in some]) for key in ("top1", "balanced"))
-        seconds = f"{np.mean([row['seconds'] for row in some]):.0f}"
-        lines.append((f"{name}, {some[0]['images']} {some[0]['where']} images", side, *both, seconds, str(len(some))))
+    sides = [
+        side for side in (*BASELINES, *(f"vitrail {verb}" for verb in VERBS)) if any(r["side"] == side for r in rows)
+    ]
+    lines: list[tuple[str, ...]] = [("top-1 / balanced accuracy, %", "seeds", *sides)]
+    for name, how in dict.fromkeys((row["set"], conditions(row)) for row in rows):
+        some = [row for row in rows if (row["set"], conditions(row)) == (name, how)]
+        cells = [_both([row for row in some if row["side"] == side]) for side in sides]
+        seeds = str(len({row["seed"] for row in some}))
+        lines.append((f"{name}, {some[0]['images']} {some[0]['where']} images, {how}", seeds, *cells))
     return lines
 
 
@@ -300,18 +323,16 @@ def main() -> None:
         options.minutes, options.seeds, options.log = 0.1, 1, Path(tempfile.mkdtemp()) / "log.jsonl"
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of all children
     sides = [f"vitrail {verb}" for verb in options.verbs] + options.baselines
-    cells, rows = Cells(options.log, options.stop_after), []
+    cells = Cells(options.log, options.stop_after)
     for seed in range(options.seeds):
         for data in options.data:
             for side in sides:
                 key = {"set": name_of(data), "data": open_data(data, seed=seed).fingerprint, "side": side, "seed": seed}
                 key |= {"minutes": options.minutes, "threads": options.threads, "busy": options.busy}
                 key |= {} if side in BASELINES else {"version": version()}
-                found = cells.get(lambda side=side, data=data, seed=seed: run(side, data, seed, options), **key)  # type: ignore[misc]
-                if found:
-                    rows.append({**key, **found})
-    rows.sort(key=lambda row: ([name_of(data) for data in options.data].index(row["set"]), sides.index(row["side"])))
-    record.print_lines(f"{options.minutes:g} minutes, {options.threads} threads", summary({"rows": rows}))
+                cells.get(partial(run, side, data, seed, options), **key)
+    rows = finished(options.log, [name_of(data) for data in options.data])
+    record.print_lines(f"{options.minutes:g} minutes", summary({"rows": rows}))
     if cells.missing:
         print(f"{cells.missing} runs are missing: the same command continues with them", file=sys.stderr)
     record.save("first_run", options, missing=cells.missing, rows=rows)

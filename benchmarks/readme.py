@@ -16,12 +16,15 @@ from benchmarks import (
     audit,
     dedup,
     finetune_default,
+    first_run,
+    framing,
     int8,
     label_budget,
     long_tail,
     memory,
     multi_label,
     record,
+    shipped,
     transfer,
 )
 from benchmarks.learn import SIDES
@@ -326,6 +329,38 @@ def fitting(results: Path = record.RESULTS) -> str:
     return "\n\n".join([*tables, _origin("memory", document)])
 
 
+TITLES = {
+    "clothing": "clothing, 10 classes",
+    "brain": "brain scans, 4",
+    "pets": "pets, 3",
+    "tiles": "magnetic tiles, 6",
+    "solar": "solar cells, 4",
+    "flowers12": "flowers, 12",
+    "trashnet": "litter, 6",
+    "rooms4": "rooms, 4",
+    "flowers5": "flowers, 5",
+    "monkeys10": "monkeys, 10",
+    "satellite7": "satellite images, 7",
+}
+"""Set of a first run -> its name and number of classes in the table."""
+
+
+def first_runs(results: Path = record.RESULTS) -> str:
+    """Return what the shipped weights reach in three minutes beside simple baselines, and what their features know."""
+    document = json.loads((results / "first_run.json").read_text())
+    header, *lines = first_run.summary(document)
+    named = [("set, classes", *header[1:])]
+    for name, *cells in lines:
+        set_name, rest = name.split(", ", 1)
+        named.append((f"{TITLES[set_name]}; {rest}", *cells))
+    other = json.loads((results / "shipped.json").read_text())
+    tables = [markdown(named), f"`{document['command']}`; {_origin('first_run', document)}"]
+    tables += [markdown(shipped.table(other, document)), _origin("shipped", other)]
+    ways = json.loads((results / "framing.json").read_text())
+    tables += [markdown(framing.table(ways)), _origin("framing", ways)]
+    return "\n\n".join(tables)
+
+
 def _origin(name: str, document: dict[str, Any]) -> str:
     """Return the command, the machine and the date of a measurement."""
     machine = document["machine"]
@@ -340,6 +375,7 @@ SECTIONS = {
     "docs/numbers/benchmarks.md": ("benchmarks", section),
     "README.md": ("shortlist", shortlist),
     "docs/cookbook/resources.md": ("memory", fitting),
+    "docs/cookbook/tiny.md": ("first runs", first_runs),
 }
 """Document -> the name of its section, and the function that writes it."""
 

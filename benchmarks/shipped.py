@@ -2,7 +2,7 @@
 
     python -m benchmarks.shipped --tiny-imagenet clones/tiny-imagenet-200 --data sets/clothing sets/pets ...
 
-Tiny ImageNet is measured without training, on its own validation images and among its 200 classes, which the network
+Tiny ImageNet is measured without training, on its own validation images and among its classes, which the network
 knows. CIFAR-100 and each set of --data are measured by `vitrail probe linear vitrail/NAME DIR`, on the test images, or
 where there are none on the images that training holds out. What fine-tuning reaches is in results/first_run.json. The
 speed is that of `vitrail bench vitrail/NAME`. The log holds all finished parts, and the same command continues.
@@ -24,7 +24,7 @@ from PIL import Image
 import vitrail
 from benchmarks import record
 from benchmarks.cells import Cell, Cells
-from benchmarks.first_run import name_of
+from benchmarks.first_run import name_of, over_seeds
 from benchmarks.learn import vitrail_verb
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.sources.open import open_data
@@ -78,6 +78,29 @@ def facts(network: str, file: Path) -> dict[str, Any]:
     }
 
 
+def table(document: dict[str, Any], first_runs: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of the networks: a line for each accuracy, with that of three minutes of fine-tuning beside it.
+
+    first_runs: The document of `benchmarks.first_run`.
+    """
+    lines: list[tuple[str, ...]] = [
+        ("network and set", "images", "without training or by a linear probe, top-1 in %", "fine-tuned")
+    ]
+    for row in document["rows"]:
+        size = f"{row['parameters'] / 1e6:.2f} M parameters, {row['megabytes']} MB"
+        speed = f"{row['seconds_an_image']} s an image, {row['images_per_second']:,.0f} images/s"
+        lines.append((f"**{row['network']}**: {size}, {speed}", "", "", ""))
+        for name, found in row["accuracy"].items():
+            tuned = [
+                one["top1"]
+                for one in first_runs["rows"]
+                if one["set"] == name and one["side"].startswith("vitrail") and one["threads"] == 1 and not one["busy"]
+            ]
+            after = over_seeds(tuned) if tuned else ""
+            lines.append((name, f"{found['images']:,}", f"{found['top1']:.1f}", after))
+    return lines
+
+
 def main() -> None:
     """Measure what the log lacks, print the table and write results/shipped.json."""
     parser = record.arguments(__doc__)
@@ -89,10 +112,7 @@ def main() -> None:
     cells, rows = Cells(None if options.quick else options.log), []
     for network in [f"vitrail/{folder.name}" for folder in sorted(SHIPPED.iterdir()) if folder.is_dir()]:
         rows.append({"network": network, **measured(network, options, cells)})
-    for row in rows:
-        title = f"{row['network']}: {row['parameters']:,} parameters, {row['megabytes']} MB"
-        lines = [(name, f"{one['images']:,}", f"{one['top1']:.2f}") for name, one in row["accuracy"].items()]
-        record.print_lines(f"{title}, {row['seconds_an_image']} s an image", [("set", "images", "top-1, %"), *lines])
+    record.print_lines("shipped networks", table({"rows": rows}, {"rows": []}))
     record.save("shipped", options, rows=rows)
 
 
@@ -104,10 +124,10 @@ def measured(network: str, options: argparse.Namespace, cells: Cells) -> dict[st
     if options.tiny_imagenet:
         limit = BATCH if options.quick else None
         untrained = partial(tiny_imagenet, network, options.tiny_imagenet, limit)
-        accuracy["Tiny ImageNet, no training"] = cells.get(untrained, what="Tiny ImageNet", **key)
+        accuracy["Tiny ImageNet, without training"] = cells.get(untrained, what="Tiny ImageNet", **key)
     for data in [] if options.quick else [str(record.DATA / "cifar100"), *options.data]:
         name, mark = name_of(data), open_data(data).fingerprint
-        accuracy[f"{name}, probe"] = cells.get(partial(probe, network, data), what="probe", data=mark, **key)
+        accuracy[name] = cells.get(partial(probe, network, data), what="probe", data=mark, **key)
     return {**facts(network, file), "accuracy": accuracy}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +66,16 @@ def test_all_sides_see_the_same_images(tested: bool, tmp_path: Path, monkeypatch
     assert first_run.baseline("most frequent class", str(tmp_path), 1, 1)["top1"] == 50
 
 
-def test_the_table_has_a_line_for_each_set_and_side() -> None:
-    row = {"set": "a", "side": "x", "images": 9, "where": "test", "balanced": 50.0, "seconds": 3.0}
-    lines = first_run.summary({"rows": [{**row, "top1": top1} for top1 in (60.0, 62.0)]})
-    assert lines[1:] == [("a, 9 test images", "x", "61.0 ± 1.4", "50.0 ± 0.0", "3", "2")]
+def test_the_table_has_a_line_for_each_set_and_machine(tmp_path: Path) -> None:
+    def row(side: str, seed: int, top1: float, **key: Any) -> str:
+        key = {"set": "a", "side": side, "seed": seed, "threads": 1, "busy": False, **key}
+        return json.dumps({"key": key, "result": {"top1": top1, "balanced": 50.0, "images": 9, "where": "test"}})
+
+    lines = [row("vitrail finetune", 0, 10.0, version="old"), row("vitrail finetune", 0, 60.0, version="new"), ""]
+    lines += [row("vitrail finetune", 1, 62.0, version="new"), row("most frequent class", 0, 30.0)]
+    lines += [row("vitrail finetune", 0, 59.0, threads=2, busy=True), row("vitrail finetune", 0, 1.0, set="other")]
+    (tmp_path / "log").write_text("\n".join(lines))
+    found = first_run.summary({"rows": first_run.finished(tmp_path / "log", ["a"])})
+    assert found[0][2:] == ("most frequent class", "vitrail finetune")
+    assert found[1] == ("a, 9 test images, 1 thread", "2", "30.0 / 50.0", "61.0 ± 1.4 / 50.0 ± 0.0")
+    assert found[2:] == [("a, 9 test images, 2 threads, busy", "1", "", "59.0 / 50.0")]
