@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitrail import cli
 from vitrail.data.check import check
 from vitrail.data.stats import stats
 from vitrail.errors import DataError
@@ -170,3 +171,17 @@ def test_cifar100_shares_ten_images_between_its_splits(shared_data: Path) -> Non
     report = check(shared_data / "cifar100", workers=2)
     assert not report.bad
     assert sum(sum(copy.split == "test" for copy in group) for group in report.leaks) == 10
+
+
+@pytest.mark.parametrize(("broken", "code"), [(1, 0), (2, 1)])
+def test_data_without_a_readable_image_are_a_failure(
+    broken: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        if number < broken:
+            (tmp_path / name / "x.png").write_bytes(b"no image")
+        else:
+            Image.new("RGB", (8, 8)).save(tmp_path / name / "x.png")
+    assert cli.main(["data", "check", str(tmp_path)]) == code
+    assert "bad: a/x.png: not an image" in capsys.readouterr().out
