@@ -354,7 +354,7 @@ def first_runs(results: Path = record.RESULTS) -> str:
         set_name, rest = name.split(", ", 1)
         named.append((f"{TITLES[set_name]}; {rest}", *cells))
     other = json.loads((results / "shipped.json").read_text())
-    tables = [markdown(named), f"`{document['command']}`; {_origin('first_run', document)}"]
+    tables = [markdown(named), _origin("first_run", document)]
     tables += [markdown(shipped.table(other, document)), _origin("shipped", other)]
     ways = json.loads((results / "framing.json").read_text())
     tables += [markdown(framing.table(ways)), _origin("framing", ways)]
