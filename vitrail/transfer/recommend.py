@@ -36,7 +36,7 @@ LEAST_SHARE = 0.5
 """Smallest share of its steps with which training from scratch is recommended under a time limit; a judgement."""
 LEAST_TUNED = 0.05
 """The same for methods that tune a network. They begin as a linear probe, keep its weights where tuning does not
-improve them, and gain most of what they gain in the first passes: two to three of 23 passes over 3,068 photographs of
+improve them, and gain most of what they gain in the first passes: two to six of 23 passes over 3,068 photographs of
 clothing took the test images from 81 to 85 % (`python -m benchmarks.shipped`, `python -m benchmarks.first_run`)."""
 
 
