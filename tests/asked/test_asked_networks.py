@@ -13,12 +13,14 @@ import torch
 
 import vitrail
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.settings import Preparation
-from vitrail.errors import UsageError
+from vitrail.data.settings import Preparation, Preprocess
+from vitrail.errors import CheckpointError, UsageError
 from vitrail.model.build import build, create
 from vitrail.model.variants import OWN, variant
 from vitrail.recipes.registry import recipe
 from vitrail.reports.page import write_report
+from vitrail.training.checkpoints.resume import resumed_run
+from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given
 from vitrail.training.resolve import Resolved, resolve
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
@@ -228,6 +230,18 @@ def test_a_resumed_run_stays_in_its_folder(name: str, trained: Path, small_image
         resumed(RunArguments(settings={name: "another"}), trained)
     found = resumed(RunArguments(settings={"keep": 5}), trained)
     assert found is not None and found[0].keep == 5 and found[0].vit.depth == 1
+
+
+def test_a_resumed_run_keeps_its_network_and_its_preparation(trained: Path, tmp_path: Path) -> None:
+    before = Run(weights=str(trained), preprocess=Preprocess((16, 16), resize="pad"))
+    (tmp_path / "config.yaml").write_text(to_yaml(before))
+    folder = RunFolder(tmp_path)
+    assert resumed_run(before, folder, Given())[0] == before
+    assert resumed_run(replace(before, preprocess=None), folder, Given())[0].preprocess == before.preprocess
+    with pytest.raises(CheckpointError, match=r"other settings.*\n  model: None there, 'B/16' here"):
+        resumed_run(replace(before, model="B/16"), folder, Given())
+    with pytest.raises(CheckpointError, match=r"preprocess.resize: 'pad' there, 'squash' here"):
+        resumed_run(replace(before, preprocess=Preprocess((16, 16), resize="squash")), folder, Given())
 
 
 @pytest.mark.parametrize("recipe_name", ["paper/vit-b16-imagenet", "digits"])

@@ -126,6 +126,12 @@ def test_few_passes_from_scratch(passes: float, weights: str | None, expected: b
     assert ("saw each image only 8 times" in text and "--duration '16 epochs'" in text) == expected
 
 
+def test_a_loss_that_rises_asks_for_no_longer_training() -> None:
+    run = Run(data=Data("photos"), duration=Epochs(8))
+    text = said(record(losses=[2.0, 1.0, 1.05, 1.3, 1.5], run=run, result={**FINISHED, "epochs": 8}))
+    assert "a longer training does not" in text and "Train twice as long" not in text
+
+
 def test_a_loss_that_rises_asks_for_more_images() -> None:
     assert "More images help" in said(record(losses=[2.0, 1.0, 1.05, 1.3, 1.5]))
     assert "More images help" not in said(record(losses=[2.0, 1.5, 1.2, 1.0, 1.05]))

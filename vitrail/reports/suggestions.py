@@ -154,10 +154,12 @@ def _overfitting(seen: _Seen) -> Suggestion | None:
 def _longer(seen: _Seen) -> Suggestion | None:
     """Accuracy was still rising, or a network from scratch has seen each image only a few times."""
     run, passes = seen.run, seen.record.result.get("epochs") or math.inf
+    if _overfitting(seen):
+        return None
     if rise := _rise(seen):
         reason = f"Accuracy was still rising at the end: from {rise[0]:.1%} to {rise[1]:.1%} in the last quarter."
     elif not run.weights and passes < FEW_PASSES:
-        reason = f"The network was trained from scratch and saw each image only {passes:.0f} times."
+        reason = f"The network was trained from scratch and saw each image only {passes:.2g} times."
     elif seen.record.shortfall:
         reason = _not_enough(seen).rstrip()
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -321,8 +322,12 @@ class Loader:
             return image, label, index, copy
         if self._evaluation:
             return None
+        reasons = dict(part.bad[-ATTEMPTS:])
+        kinds = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons.values()).most_common())
+        all_bad = len(reasons) == len(self.source)
+        what = f"none of the {len(reasons):,} images" if all_bad else f"none of {ATTEMPTS} consecutive images"
         raise DataError(
-            f"{ATTEMPTS} consecutive images cannot be read; the last is {self._name(index)}: {last.reason} ({last}). "
+            f"{what} can be read ({kinds}); the last is {self._name(index)}: {last.reason} ({last}). "
             "`vitrail data check` lists all bad images"
         )
 

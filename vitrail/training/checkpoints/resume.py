@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.config import from_yaml
-from vitrail.errors import WeightsError
+from vitrail.config import from_yaml, plain
+from vitrail.errors import CheckpointError, WeightsError
+from vitrail.training.checkpoints.state import differing
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given
 from vitrail.training.run import LORA, Run
@@ -18,12 +19,34 @@ def resumed_run(run: Run, folder: RunFolder, given: Given) -> tuple[Run, str | N
     """Return the run to continue in `folder`, and the weights it is built from (`starting_weights`).
 
     Raises WeightsError if only a part of the network is trained and its base model cannot be found, UsageError if the
-    run needs objects that were not `given`.
+    run needs objects that were not `given`, CheckpointError if it has another network or prepares images otherwise.
     """
     given.check_resume(folder)
     recorded = from_yaml(folder.path / "config.yaml", Run(), imports=True)
     run = relocated(inherit(run, recorded), recorded, folder)
+    _check_kept(run, recorded, folder)
     return run, starting_weights(run, recorded, folder)
+
+
+def _check_kept(run: Run, recorded: Run, folder: RunFolder) -> None:
+    """Raise CheckpointError for settings that a checkpoint does not compare, and that a resumed run cannot change.
+
+    The network of a run from weights is theirs, whatever name is given. Images that are prepared otherwise would be
+    measured otherwise than the best model, whose card says how.
+    """
+    kept = {"preprocess": recorded.preprocess is not None, "model": run.weights is not None and run.model is not None}
+    differences = [
+        line
+        for name, compared in kept.items()
+        if compared
+        for line in differing(plain(getattr(recorded, name)), plain(getattr(run, name)), name)
+    ]
+    if differences:
+        raise CheckpointError(
+            f"the run in {folder.path} has other settings, which a resumed run keeps:\n  "
+            + "\n  ".join(differences)
+            + "\nRemove them, or start a new run from its weights (--from)."
+        )
 
 
 def inherit(run: Run, recorded: Run) -> Run:

@@ -3,7 +3,7 @@
 Both are measured on the images of a run's headline. The features are histograms of oriented gradients (Dalal and Triggs
 2005) of the whole image, squashed to 64 pixels. The classifier is regularised least squares to one output per class; a
 tenth of its training images chooses the strength. It sees at most `MOST` training images, evenly spaced, and is not
-computed if it would take more than `SHARE` of the time of the run.
+computed if it would take more than `SHARE` of the time of the run and more than `SECONDS`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST = 4000
 """Maximum number of training images of the linear classifier."""
 FEWEST = 500
 """Number of training images below which the time is too short, if there are more."""
-SHARE = 0.05
-"""Share of the seconds of a run that the linear classifier may take."""
+SHARE, SECONDS = 0.05, 2.0
+"""Share of the seconds of a run that the linear classifier may take, and how many it may always take."""
 SHORTEST = 10.0
 """Seconds of a run from which a linear classifier is computed."""
 SIDE, CELL, BINS = 64, 8, 9
@@ -129,6 +129,11 @@ def _answers(features: Tensor, weight: Tensor) -> np.ndarray:
     return torch.addmm(weight[-1], features, weight[:-1]).argmax(1).numpy()
 
 
+def allowed(seconds: float) -> float:
+    """Return the seconds that the linear classifier may take after a run of `seconds`."""
+    return max(SHARE * seconds, SECONDS)
+
+
 def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
     """Return how many training images can be used, besides the `measured` images, within `seconds`."""
     start = time.monotonic()
@@ -219,9 +224,9 @@ def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = 
     found = {FREQUENT: scores(truth[known] == np.bincount(truth[known]).argmax(), truth[known])}
     if seconds < SHORTEST:
         return Floors(found, f"the run took less than {SHORTEST:.0f} s")
-    count = min(len(rows), MOST, _affordable(train, rows, len(known), pixels, SHARE * seconds))
+    count = min(len(rows), MOST, _affordable(train, rows, len(known), pixels, allowed(seconds)))
     if count < min(len(rows), FEWEST):
-        return Floors(found, f"it would take more than {SHARE:.0%} of the time of the run")
+        return Floors(found, f"it would take more than {allowed(seconds):.0f} s")
     weight, right, answers = _linear(train, rows[evenly_spaced(len(rows), count)], pixels), [], []
     for index, features in _chunks(measured, known, pixels):
         answers.append(truth[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,7 +103,8 @@ def show(result: Report | Stats | dict[str, PackResult]) -> Any:
         *first_lines([f"bad: {_path(bad)}: {bad.detail}" for bad in result.bad]),
         *first_lines([f"the same image: {group}" for group in groups]),
     ]
-    none = f"no problems found; `vitrail data dedup {result.stats.path}` looks for copies that were scaled or edited"
+    dedup = shlex.join(["vitrail", "data", "dedup", result.stats.path])
+    none = f"no problems found; `{dedup}` looks for copies that were scaled or edited"
     return page(*_stats_parts(result.stats), lines or ([] if said else none))
 
 

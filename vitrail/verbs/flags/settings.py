@@ -210,7 +210,9 @@ class RunArguments:
         if model != base.model or lost:
             theirs = f", not {base.model}, the recipe's own" if base.model not in (None, model) else ""
             without = f"; the recipe's vit settings are not used: {', '.join(lost)}" if lost else ""
-            self.notes["model"] = f"exactly {model}, as asked{theirs}{without}"
+            asked = ", ".join(f"{name} {value}" for name, value in run.vit.changes().items() if name not in own)
+            network = f"{model} with {asked}" if asked else f"exactly {model}"
+            self.notes["model"] = f"{network}, as asked{theirs}{without}"
         return replace(run, vit=replace(run.vit, **dict.fromkeys(own)))
 
     def _records_weights(self, place: int) -> bool:

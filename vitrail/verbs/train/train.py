@@ -242,6 +242,8 @@ def show(result: Result | Preview) -> str:
     if result.test and not result.verdict and (name := headline(result.test)):
         measured = f"{in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
         lines.append(f"{measured}, which had no part in training or in choosing the model")
+    if result.steps and result.best.get("step") == 0:  # only a linear probe is measured before the first step
+        lines.append("No step of the training was better than the linear probe that it began with, which is kept.")
     lines += [result.gap] if result.gap else []
     report = result.folder / "report.html"
     lines += [f"report: {report}"] if report.is_file() else []
