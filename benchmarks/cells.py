@@ -27,8 +27,9 @@ class Cells:
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self.done: dict[str, Cell] = {}
         for line in log.read_text().splitlines() if log and log.exists() else ():
-            row = json.loads(line)
-            self.done[_name(row["key"])] = row["result"]
+            if line:
+                row = json.loads(line)
+                self.done[_name(row["key"])] = row["result"]
 
     def find(self, **key: Any) -> Cell | None:
         """Return the result of a finished cell; None for any other."""

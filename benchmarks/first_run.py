@@ -268,10 +268,9 @@ def over_seeds(values: list[float]) -> str:
 def finished(log: Path, sets: list[str]) -> list[Cell]:
     """Return the rows of a log for these sets; of several versions of vitrail the one that was measured last."""
     rows: dict[tuple[Any, ...], Cell] = {}
-    for line in log.read_text().splitlines() if log.exists() else ():
-        if line and (row := json.loads(line))["key"]["set"] in sets:
-            key = row["key"]
-            rows[tuple(value for name, value in key.items() if name != "version")] = {**key, **row["result"]}
+    for name, result in Cells(log).done.items():
+        if (key := json.loads(name))["set"] in sets:
+            rows[tuple(value for setting, value in key.items() if setting != "version")] = {**key, **result}
     return sorted(rows.values(), key=lambda row: (row["busy"], row["threads"], sets.index(row["set"]), row["seed"]))
 
 
@@ -288,9 +287,8 @@ def _both(rows: list[Cell]) -> str:
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: mean and standard deviation over seeds of both accuracies, a line for each set and way."""
     rows = document["rows"]
-    sides = [
-        side for side in (*BASELINES, *(f"vitrail {verb}" for verb in VERBS)) if any(r["side"] == side for r in rows)
-    ]
+    measured = {row["side"] for row in rows}
+    sides = [*(side for side in BASELINES if side in measured), *sorted(measured - BASELINES.keys())]
     lines: list[tuple[str, ...]] = [("top-1 / balanced accuracy, %", "seeds", *sides)]
     for name, how in dict.fromkeys((row["set"], conditions(row)) for row in rows):
         some = [row for row in rows if (row["set"], conditions(row)) == (name, how)]

@@ -58,8 +58,14 @@ def on_images(name: str, numbers: Mapping[str, float], what: str = "images") -> 
     text = f" on {count:,} {what}"
     if name != "top1" or count >= FEW:
         return text
-    low, high = wilson(round(numbers[name] * count), count)
+    low, high = interval(numbers)
     return f"{text} (95 % confidence: {low:.1%} to {high:.1%})"
+
+
+def interval(numbers: Mapping[str, float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the accuracy `top1` on `count` images."""
+    count = round(numbers["count"])
+    return wilson(round(numbers["top1"] * count), count)
 
 
 def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:

@@ -190,8 +190,12 @@ def recommend(
 
 
 def _in_time(option: Option, seconds: float | None) -> bool:
-    least = LEAST_SHARE if option.name == "from scratch" else LEAST_TUNED
-    return seconds is None or (option.seconds <= seconds and option.share >= least)
+    return seconds is None or (option.seconds <= seconds and _does_enough(option))
+
+
+def _does_enough(option: Option) -> bool:
+    """Return whether the time leaves enough of the steps of a method."""
+    return option.share >= (LEAST_SHARE if option.name == "from scratch" else LEAST_TUNED)
 
 
 def _obstacle(method: Method, wanted: Option | None, chosen: Option, seconds: float | None, memory: float) -> str:
@@ -203,7 +207,7 @@ def _obstacle(method: Method, wanted: Option | None, chosen: Option, seconds: fl
         return "It "
     if wanted.memory_bytes > memory:
         obstacle = f"needs {binary_size(wanted.memory_bytes)} of memory, but {binary_size(memory)} are free"
-    elif not _in_time(replace(wanted, seconds=0), seconds):
+    elif not _does_enough(wanted):
         obstacle = f"could do only {wanted.share:.0%} of its steps in {limit}"
     else:
         obstacle = f"takes {span(wanted.seconds)}, more than the available {limit}"

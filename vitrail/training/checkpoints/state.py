@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
-from vitrail.evaluation.metric import headline, in_words, on_images, wilson
+from vitrail.evaluation.metric import headline, in_words, interval, on_images
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -119,15 +119,13 @@ class Result:
     @property
     def gap(self) -> str:
         """A sentence if much less of the test images is right than of the validation images, else ""."""
-        found = [numbers for numbers in (self.test, self.best) if numbers and {"top1", "count"} <= numbers.keys()]
-        if len(found) < 2:
-            return ""
-        test, chosen = ((one["top1"], round(one["count"])) for one in found)
-        if wilson(round(test[0] * test[1]), test[1])[1] > wilson(round(chosen[0] * chosen[1]), chosen[1])[0] - GAP:
+        test, best = self.test or {}, self.best
+        if not {"top1", "count"} <= test.keys() & best.keys() or interval(test)[1] > interval(best)[0] - GAP:
             return ""
         return (
-            f"The test images differ from the training images: of {chosen[1]:,} validation images {chosen[0]:.2%} are "
-            f"right. `vitrail evaluate {self.folder}` shows which classes of the test images fail."
+            f"The test images differ from the training images: of {best['count']:,.0f} validation images "
+            f"{best['top1']:.2%} are right. `vitrail evaluate {self.folder}` shows which classes of the test images "
+            "fail."
         )
 
     @property
@@ -149,11 +147,10 @@ class Result:
     ) -> Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best, reached = status.best, ""
-        if test and headline(test):
-            pass  # that of the test images has a line of its own
-        elif name := headline(best):
+        shown = {} if test and headline(test) else best  # the number of the test images has a line of its own
+        if name := headline(shown):
             reached = f", validation {in_words(name, best[name])}{on_images(name, best)}"
-        elif "loss" in best:
+        elif "loss" in shown:
             reached = f", validation loss {best['loss']:.4f}{on_images('loss', best)}"
         if status.skipped:
             reached += f"; {status.skipped} updates were skipped because they were not finite"
