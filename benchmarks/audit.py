@@ -5,10 +5,9 @@
     python -m benchmarks.audit --network runs/scratch-small-1
 
 The images are the 10,000 test images of CIFAR-100 and the 720 training images of flowers12. Each flipped label is
-another class, at random. Features are those of a network of random weights after one step, and of one that was trained
-for a few minutes on CIFAR-100's training images, whose labels are not flipped and which are not examined; with
-`--network`, also those of a network that `benchmarks.learn` has kept. flowers12 has flowers that no network here was
-trained on.
+another class, at random. Features are those of a network of random weights after one step, of one that was trained
+for a few minutes on CIFAR-100's training images, whose labels are not flipped and which are not examined, and of
+vitrail/tiny; with `--network`, also those of a network that `benchmarks.learn` has kept.
 
 recall: share of the flipped labels among all suspects. precision: share of the suspects that are flipped. first: share
 of the flipped labels among as many first suspects as there are flipped labels.
@@ -100,6 +99,7 @@ def main() -> None:
         networks = {}
         for network, steps in (("random weights, one step", 1), (f"trained for {options.steps} steps", options.steps)):
             networks[network] = trained(steps, Path(scratch))
+        networks["vitrail/tiny"] = "vitrail/tiny"
         if options.network is not None:
             networks["of benchmarks.learn"] = str(options.network)
         for network, model in networks.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -34,6 +35,11 @@ SERVER_KEEPS = 32 * 2**20
 
 ONE_RUN = ("train", "finetune")
 """Verbs whose processes under torchrun are one run. Only the first process prints."""
+
+SETTING = re.compile(r"(?<![\w./'\"-])[a-z]+(?:\.[a-z_]+)+\b(?!\.?[\w/(-])")
+"""What may be the name of a setting in Python and in YAML, such as data.label_column."""
+LINE_OF_FILE = re.compile(r".*\.ya?ml:\d+: ")
+"""Begin of an error in a config file, which names settings as the file does."""
 
 SMALLER = "Choose a smaller batch, image size or network, or close other programs."
 
@@ -81,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         settle_output()
         if isinstance(error, VitrailError | KeyboardInterrupt):
-            print(f"vitrail: {printable(str(error)) or 'interrupted'}", file=sys.stderr)
+            print(f"vitrail: {printable(_with_flags(str(error))) or 'interrupted'}", file=sys.stderr)
             return error.exit_code if isinstance(error, VitrailError) else 130
         if error.filename is None:  # not about a file
             raise
@@ -92,6 +98,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"vitrail: out of memory ({in_words(error)}). {SMALLER}", file=sys.stderr)
         return 1
+
+
+def _with_flags(text: str) -> str:
+    """Return an error in which settings have the names of their flags: data.label_column is --data.label-column."""
+    if not SETTING.search(text) or LINE_OF_FILE.match(text):
+        return text
+    from vitrail.verbs.flags.fields import flag_of
+    from vitrail.verbs.flags.parse import each_flag
+
+    known = {name for name, _ in each_flag(VERBS["train"].load()[1])}
+    return SETTING.sub(lambda found: flag_of(found[0]) if found[0] in known else found[0], text)
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,11 @@ def test_the_features_are_those_of_another_implementation() -> None:
     assert np.abs(ours.numpy() - theirs[order]).max() < 5e-3
 
 
-def test_the_classifier_is_ridge_regression() -> None:
+@pytest.mark.parametrize("width", [50, 300])
+def test_the_classifier_is_ridge_regression(width: int) -> None:
     rng = np.random.default_rng(0)
-    width = floor._LeastSquares(3).products.shape[0]
     x, y = rng.normal(2, 3, (200, width)).astype(np.float32), rng.integers(0, 3, 200)
-    squares = floor._LeastSquares(3)
-    for part in np.array_split(np.arange(200), 3):
-        squares.add(torch.from_numpy(x[part]), y[part])
-    weight = squares.solved(0.1).double().numpy()
+    weight = floor._LeastSquares(torch.from_numpy(x), y, 3).solved(0.1).double().numpy()
     scaled = (x - x.mean(0)) / x.std(0)
     expected = Ridge(alpha=0.1 * 200).fit(scaled, np.eye(3)[y]).predict(scaled)
     assert np.allclose(x @ weight[:-1] + weight[-1], expected, atol=1e-3)
@@ -58,8 +55,6 @@ def test_digits_have_a_high_floor() -> None:
 
 
 def test_there_is_no_linear_classifier_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, skipped = floors(*digits(), seconds=9)
-    assert list(found) == [FREQUENT] and skipped == "the run took less than 10 s"
     monkeypatch.setattr(floor, "SECONDS", 1e-5)
     monkeypatch.setattr(floor, "SHARE", 1e-5)
     found, skipped = floors(*digits(), seconds=10)
@@ -96,8 +91,8 @@ def test_within_the_error_of_the_floor_a_network_is_as_good() -> None:
 def test_a_run_above_its_floors() -> None:
     lines = show(result(0.75, 0.7, CLOTHING)).split("\n")
     assert "top-1 75.00% on 372 validation images" in lines[0] and "not learned" not in "".join(lines)
-    short = result(0.75, 0.7, {FREQUENT: {"top1": 0.196}}, no_floor="the run took less than 10 s")
-    assert short.verdict.endswith("19.60% (without a linear classifier: the run took less than 10 s)")
+    short = result(0.75, 0.7, {FREQUENT: {"top1": 0.196}}, no_floor="it would take more than 2 s")
+    assert short.verdict.endswith("19.60% (without a linear classifier: it would take more than 2 s)")
     assert result(0.75, 0.7, {}).verdict == ""
 
 

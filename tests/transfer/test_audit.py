@@ -6,7 +6,7 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
 from vitrail.errors import DataError, UsageError
-from vitrail.transfer.audit import folds_of, out_of_fold, outliers, suspects
+from vitrail.transfer.audit import ABLE, folds_of, out_of_fold, outliers, surest, suspects
 
 
 def clusters(per_class: int, classes: int = 4, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -65,6 +65,15 @@ def test_a_weak_probe_lists_nothing_if_all_labels_are_right() -> None:
     labels = (true.cumsum(axis=1) > random.random((4000, 1))).argmax(axis=1)
     assert (true.argmax(axis=1) == labels).mean() < 0.6
     assert len(suspects(true, labels).rows) < 10
+
+
+def test_a_probe_that_is_often_wrong_where_it_is_sure_lists_nothing() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 5, 4000)
+    probabilities = softmax(3 * random.normal(size=(4000, 5)) + np.eye(5)[labels], axis=1)  # sure of its own noise
+    assert surest(probabilities, labels) < ABLE and not len(suspects(probabilities, labels).rows)
+    rows = np.argsort(-probabilities.max(axis=1))[:800]
+    assert surest(probabilities, labels) == pytest.approx((probabilities.argmax(axis=1) == labels)[rows].mean())
 
 
 def test_flipped_labels_are_found() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.check import OnProgress
+from vitrail.data.image_names import bad_kinds
 from vitrail.data.images.geometry import Op, resize
 from vitrail.data.item import Listed
 from vitrail.data.labels.sets import Label
@@ -67,8 +68,7 @@ class Pictures:
             if self._progress is not None:
                 self._progress(batch[-1][0] + 1 if len(batch) == self.batch_size else count, count)
         if nothing:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.bad.items())[:3])
-            raise DataError(f"there is no image to look into: {reasons or 'none was given'}")
+            raise DataError(f"there is no image to look into: {bad_kinds(self.bad.items()) or 'none was given'}")
 
     def tensors(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
         """Return the same batches as inputs of the network, [batch, channels, height, width]."""

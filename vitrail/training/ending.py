@@ -16,7 +16,7 @@ import torch
 
 from vitrail.device import core_share
 from vitrail.training.setup import Setup
-from vitrail.training.validation.floor import FEWEST, MOST, SHORTEST, allowed
+from vitrail.training.validation.floor import FEWEST, MOST, allowed
 
 SAVING = 0.6
 """Seconds of a core that writing, reading and signing a small network takes after the last step."""
@@ -91,7 +91,7 @@ class Ending:
         """Return the seconds of the linear classifier, which is left out if there is time for too few images."""
         most, measured = allowed(training), self.test or self.validation
         fewest = min(self.floor, FEWEST + measured) * FLOOR / self._share
-        return 0.0 if training < SHORTEST or most < fewest else min(most, self.floor * FLOOR / self._share)
+        return 0.0 if most < fewest else min(most, self.floor * FLOOR / self._share)
 
 
 def ending_of(setup: Setup, reported: bool) -> Ending:

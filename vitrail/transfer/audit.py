@@ -5,7 +5,8 @@ no image is judged by a classifier that has seen its label. A weak probe often d
 the labels are explained by three causes: the probe's probabilities at some temperature; for a share of hard images, its
 probabilities at a higher temperature; and a share of labels that are wrong at random. The mixture with the largest
 likelihood says how probably each label is wrong, and an image is a suspect if that is at least one in three. The
-estimate is for chance: a class that people confuse with another one looks like hard images.
+estimate is for chance: a class that people confuse with another one looks like hard images. A probe that is often wrong
+where it is sure cannot tell its own errors from wrong labels, and there are no suspects.
 
 Outliers: images whose mean similarity to their nearest neighbours lies far below that of the others, by Tukey's rule.
 """
@@ -32,6 +33,11 @@ FAR = 3.0
 """Number of interquartile ranges below the first quartile at which an image is an outlier (Tukey 1977)."""
 LEAST = 1 / 3
 """Probability of being wrong from which a label is listed."""
+SUREST = 5
+"""Number of images for each one that counts as one of the surest."""
+ABLE = 0.7
+"""Share of the labels of the surest images that a probe must predict. With 5 % of the labels flipped, three networks
+and eleven sets of images, 33 to 92 % of ten or more suspects were flipped above it, and 9 to 35 % below it."""
 TEMPERATURES = tuple(2 ** (place / 4) for place in range(-4, 5))
 HARDER = (2, 4)
 """Temperature of hard images, as a multiple of that of the others."""
@@ -95,9 +101,19 @@ def out_of_fold(
     return found[np.log(own.clip(1e-12)).mean(axis=1).argmax()]
 
 
+def surest(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the share of the labels that a probe with probabilities [N, K] predicts where it is surest."""
+    order = np.argsort(-probabilities.max(axis=1), kind="stable")[: max(1, len(labels) // SUREST)]
+    return float((probabilities[order].argmax(axis=1) == labels[order]).mean())
+
+
 def suspects(probabilities: np.ndarray, labels: np.ndarray) -> Suspects:
-    """Return the images whose label is probably wrong, by probabilities [N, K] of a probe that has not seen them."""
-    wrong = _wrong(probabilities, labels)
+    """Return the images whose label is probably wrong, by probabilities [N, K] of a probe that has not seen them.
+
+    There are none if the probe predicts less than `ABLE` of the labels where it is surest.
+    """
+    able = surest(probabilities, labels) >= ABLE
+    wrong = _wrong(probabilities, labels) if able else np.zeros(len(labels))
     others = np.where(np.arange(probabilities.shape[1]) == labels[:, None], -1, probabilities)
     rows = np.flatnonzero(wrong >= LEAST)
     rows = rows[np.lexsort((-others[rows].max(axis=1), -wrong[rows]))]

@@ -82,6 +82,7 @@ def test_certain_is_a_correlation_with_few_pairs_below_it() -> None:
     neighbours = np.linspace(0.8, 0.975, 200)  # as slices of a scan are
     assert certainty(np.append(copies, neighbours)) == 0.98
     assert certainty(np.append(copies[:3], neighbours)) == 0.99
+    assert certainty(np.array([0.971, 0.966])) > 0.971  # two slices of a few: nothing tells them from copies
     exposures = np.linspace(0.9, 0.9999, 2000)  # one tile in several photographs: more and more pairs up to 1
     assert certainty(exposures) == np.inf
 

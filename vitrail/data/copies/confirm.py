@@ -34,8 +34,6 @@ solar cells no pair reaches the first; nine tenths of the copies do (`python -m 
 DOUBT = 0.25
 """Maximum number of pairs just below the correlation of copies, as a share of the copies. As look-alikes become fewer
 towards a correlation of 1, far less than this share of the copies are look-alikes."""
-FEW = 3
-"""Number of pairs just below the correlation of copies that never raises it: so few say nothing about the images."""
 PAIRS = 1 << 12
 """Number of pairs compared at a time; the thumbnails of at most twice as many images are in memory, 16 KiB each."""
 SAMPLE = 256
@@ -82,7 +80,7 @@ def certainty(correlations: np.ndarray) -> float:
     """
     for least in CERTAIN:
         below = np.count_nonzero((correlations >= 2 * least - 1) & (correlations < least))
-        if below <= max(DOUBT * np.count_nonzero(correlations >= least), FEW):
+        if below <= DOUBT * np.count_nonzero(correlations >= least):
             return least
     return np.inf
 

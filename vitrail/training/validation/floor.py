@@ -2,8 +2,8 @@
 
 Both are measured on the images of a run's headline. The features are histograms of oriented gradients (Dalal and Triggs
 2005) of the whole image, squashed to 64 pixels. The classifier is regularised least squares to one output per class; a
-tenth of its training images chooses the strength. It sees at most `MOST` training images, evenly spaced, and is not
-computed if it would take more than `SHARE` of the time of the run and more than `SECONDS`.
+tenth of its training images chooses the strength. It sees at most `MOST` training images, drawn at random, as many as
+the seconds that are `allowed` suffice for, and is not computed if these are too few.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.decode import decode
 from vitrail.data.imbalance import IMBALANCED, imbalance
-from vitrail.data.item import Listed, evenly_spaced
+from vitrail.data.item import Listed
 from vitrail.errors import VitrailError
 
 FREQUENT, LINEAR = "the most frequent class", "a linear classifier"
@@ -33,10 +33,9 @@ MOST = 4000
 """Maximum number of training images of the linear classifier."""
 FEWEST = 500
 """Number of training images below which the time is too short, if there are more."""
-SHARE, SECONDS = 0.05, 2.0
-"""Share of the seconds of a run that the linear classifier may take, and how many it may always take."""
-SHORTEST = 10.0
-"""Seconds of a run from which a linear classifier is computed."""
+SHARE, SECONDS, LARGEST = 0.05, 2.0, 0.2
+"""Share of the seconds of a run that the linear classifier may take, how many it may take if they are more, and the
+largest share that these may be."""
 SIDE, CELL, BINS = 64, 8, 9
 """Side of the squashed image and of a cell in pixels, and number of orientations."""
 CHUNK = 256
@@ -46,7 +45,7 @@ HELD_OUT = 10
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the regularisation, in units of the variance of the features."""
 _SOLVING = 30
-"""Time of solving, in units of the time that the products of a chunk take."""
+"""Time of solving, in units of the time that the products of a chunk take. Each image is multiplied twice."""
 
 
 def gradients(images: Tensor) -> Tensor:
@@ -96,32 +95,26 @@ def _chunks(source: Listed, rows: np.ndarray, pixels: Pixels) -> Iterator[tuple[
 
 
 class _LeastSquares:
-    """Regularised least squares from sums over images, so that only one chunk of features is in memory."""
+    """Regularised least squares of classes from standardised features; of few images, by their products."""
 
-    def __init__(self, classes: int) -> None:
-        width = BINS * 4 * (SIDE // CELL - 1) ** 2
-        self.products = torch.zeros(width, width, dtype=torch.float64)
-        self.by_class = torch.zeros(width, classes, dtype=torch.float64)
-        self.sums, self.counts = torch.zeros(width, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
-
-    def add(self, features: Tensor, labels: np.ndarray) -> None:
-        """Add images [B, width] with their classes."""
-        marks = F.one_hot(torch.from_numpy(labels), len(self.counts)).float()
-        self.products += features.T @ features
-        self.by_class += features.T @ marks
-        self.sums += features.double().sum(0)
-        self.counts += marks.sum(0)
+    def __init__(self, features: Tensor, labels: np.ndarray, classes: int) -> None:
+        """Take in images [N, width] with their classes."""
+        marks = F.one_hot(torch.from_numpy(labels), classes).float()
+        self.deviation, self.mean = torch.std_mean(features, 0, correction=0)
+        self.deviation.clamp_(min=1e-5)
+        self.share = marks.mean(0)
+        self.rows, self.marks = (features - self.mean) / self.deviation, marks - self.share
+        self.dual = len(features) < features.shape[1]
+        self.products = (self.rows @ self.rows.T if self.dual else self.rows.T @ self.rows).double()
 
     def solved(self, strength: float) -> Tensor:
-        """Return weights [width + 1, classes] for standardised features; the last row is the bias."""
-        count = self.counts.sum()
-        mean, share = self.sums / count, self.counts / count
-        covariance = self.products / count - mean[:, None] * mean
-        deviation = covariance.diagonal().clamp(min=1e-10).sqrt()
-        target = (self.by_class / count - mean[:, None] * share) / deviation[:, None]
-        scaled = covariance / deviation / deviation[:, None] + strength * torch.eye(len(mean), dtype=torch.float64)
-        weight = torch.cholesky_solve(target, torch.linalg.cholesky(scaled)) / deviation[:, None]
-        return torch.cat([weight, (share - mean @ weight)[None]]).float()
+        """Return weights [width + 1, classes] for the features as they were; the last row is the bias."""
+        scaled = self.products.clone()
+        scaled.diagonal().add_(strength * len(self.rows))
+        wanted = (self.marks if self.dual else self.rows.T @ self.marks).double()
+        found = torch.cholesky_solve(wanted, torch.linalg.cholesky(scaled)).float()
+        weight = (self.rows.T @ found if self.dual else found) / self.deviation[:, None]
+        return torch.cat([weight, (self.share - self.mean @ weight)[None]])
 
 
 def _answers(features: Tensor, weight: Tensor) -> np.ndarray:
@@ -131,33 +124,30 @@ def _answers(features: Tensor, weight: Tensor) -> np.ndarray:
 
 def allowed(seconds: float) -> float:
     """Return the seconds that the linear classifier may take after a run of `seconds`."""
-    return max(SHARE * seconds, SECONDS)
+    return max(SHARE * seconds, min(SECONDS, LARGEST * seconds))
 
 
 def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
     """Return how many training images can be used, besides the `measured` images, within `seconds`."""
     start = time.monotonic()
-    for index, features in _chunks(train, rows[evenly_spaced(len(rows), CHUNK)], pixels):
-        image = (time.monotonic() - start) / CHUNK
+    for index, features in _chunks(train, rows[:CHUNK], pixels):
+        image = (time.monotonic() - start) / len(index)
         start = time.monotonic()
-        _LeastSquares(len(train.class_names)).add(features, np.asarray(train.labels)[index])
-        product = time.monotonic() - start
-        return int((seconds - measured * image - _SOLVING * product) / (image + product / CHUNK))
+        _ = features.T @ features
+        product = (time.monotonic() - start) / len(index)
+        solving = _SOLVING * CHUNK * product * min(len(rows) / features.shape[1], 1) ** 3
+        return int((seconds - measured * image - solving) / (image + 2 * product))
     return 0
 
 
 def _linear(train: Listed, rows: np.ndarray, pixels: Pixels) -> Tensor:
     """Return the weights of a linear classifier that learns from the training images `rows`."""
-    labels, squares, held, held_labels = np.asarray(train.labels), _LeastSquares(len(train.class_names)), [], []
-    for index, features in _chunks(train, rows, pixels):
-        out = np.arange(len(index)) % HELD_OUT == 0
-        squares.add(features[~out], labels[index[~out]])
-        held.append(features[out])
-        held_labels.append(labels[index[out]])
-    chosen, answers = torch.cat(held), np.concatenate(held_labels)
-    best = max(STRENGTHS, key=lambda strength: (_answers(chosen, squares.solved(strength)) == answers).mean())
-    squares.add(chosen, answers)
-    return squares.solved(best)
+    read, parts = zip(*_chunks(train, rows, pixels), strict=True)
+    labels, features, classes = np.asarray(train.labels)[np.concatenate(read)], torch.cat(parts), len(train.class_names)
+    out = np.arange(len(labels)) % HELD_OUT == 0
+    squares = _LeastSquares(features[~out], labels[~out], classes)
+    best = max(STRENGTHS, key=lambda one: (_answers(features[out], squares.solved(one)) == labels[out]).mean())
+    return _LeastSquares(features, labels, classes).solved(best)
 
 
 def unbeaten(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, float]]) -> str | None:
@@ -222,12 +212,11 @@ def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = 
         return {"top1": float(right.mean())} | ({"balanced_accuracy": float(balanced)} if skewed else {})
 
     found = {FREQUENT: scores(truth[known] == np.bincount(truth[known]).argmax(), truth[known])}
-    if seconds < SHORTEST:
-        return Floors(found, f"the run took less than {SHORTEST:.0f} s")
+    rows = np.random.default_rng(0).permutation(rows)
     count = min(len(rows), MOST, _affordable(train, rows, len(known), pixels, allowed(seconds)))
     if count < min(len(rows), FEWEST):
-        return Floors(found, f"it would take more than {allowed(seconds):.0f} s")
-    weight, right, answers = _linear(train, rows[evenly_spaced(len(rows), count)], pixels), [], []
+        return Floors(found, f"it would take more than {allowed(seconds):.2g} s")
+    weight, right, answers = _linear(train, np.sort(rows[:count]), pixels), [], []
     for index, features in _chunks(measured, known, pixels):
         answers.append(truth[index])
         right.append(_answers(features, weight) == answers[-1])

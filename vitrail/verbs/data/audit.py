@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vitrail")
 Reason = Literal["label", "copy", "outlier"]
-WEAK = 0.5
-"""Accuracy of the probe below which a warning says that it misses many wrong labels."""
 COLUMNS = ("split", "id", "reason", "score", "label", "suggested", "like")
 
 
@@ -73,7 +71,7 @@ class Audit:
 def audit(
     path: str | Path,
     *,
-    weights: str | Path | None = None,
+    weights: str | Path = "vitrail/tiny",
     split: str | None = None,
     folds: Annotated[int, Range(2, 100)] = 5,
     seed: Seed = 0,
@@ -97,7 +95,7 @@ def audit(
     Args:
         path: The images, in any form that `vitrail train` takes.
         weights: A run, weights or a name on the hub, whose features are used. Best is a network that was not trained on
-            these labels.
+            these labels (default: vitrail/tiny, a small network that vitrail ships).
         split: Split to examine (default: the training split).
         folds: Number of parts of the images; each is judged by a probe trained on the others.
         seed: Seed of the folds.
@@ -105,8 +103,6 @@ def audit(
         sheet: Draw the first 60 in this PNG file, each beside an image of the suggested class.
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
-    if weights is None:
-        raise UsageError(f"no network is given, whose features are compared: vitrail data audit {path} --from MODEL")
     from vitrail.data.copies.dedup import splits_to_clean
     from vitrail.data.roles import named_split
     from vitrail.data.sources.open import find_and_warn
@@ -118,12 +114,6 @@ def audit(
     features = Embedder(weights, compute)(images)
     features.labelled("examined")  # before the images are read again
     accuracy, labels = _labels(features, folds, seed, compute)
-    if accuracy < WEAK:
-        log.warning(
-            "the probe predicts only %.0f %% of the labels, so it misses many wrong ones. Use a network with better "
-            "features",
-            100 * accuracy,
-        )
     copies = _copies(str(path), name, images, compute.threads(alone=True))
     pairs = [*labels, *copies, *_outliers(features, compute)]
     doubts = [
@@ -147,12 +137,18 @@ Found = tuple[Reason, int, int, float, str]
 def _labels(features: Features, folds: int, seed: int, compute: Compute) -> tuple[float, list[Found]]:
     """Return the accuracy of the probe, and images whose label is probably wrong."""
     from vitrail.evaluation.features import unit_rows
-    from vitrail.transfer.audit import out_of_fold, suspects
+    from vitrail.transfer.audit import ABLE, out_of_fold, surest, suspects
 
     rows, labels = features.labelled("examined")
     index = features.index[features.labels >= 0]
     names = features.class_names
     probabilities = out_of_fold(rows, labels, len(names), folds=folds, seed=seed, device=compute.place())
+    if (sure := surest(probabilities, labels)) < ABLE:
+        log.warning(
+            "no label is listed: of the fifth of the images that the probe is surest of, it predicts only %.0f %% of "
+            "the labels, so it cannot tell its errors from wrong labels. Use a network with better features (--from)",
+            100 * sure,
+        )
     found, unit = suspects(probabilities, labels), unit_rows(rows)
     doubts: list[Found] = []
     for row, suggested, wrong in zip(found.rows.tolist(), found.suggested.tolist(), found.wrong, strict=True):

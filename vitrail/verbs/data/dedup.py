@@ -194,12 +194,13 @@ def show(result: Duplicates) -> Any:
         theirs = "the same, earlier" if ours == theirs else theirs
         rows.append((ours, theirs, *(f"{count:,}" for count in (one.exact, one.near, one.others, one.alike))))
     copies, alike = ([pair for pair in result.pairs if pair[-1] == copy] for copy in (1, 0))
-    note = "similar pairs that may be different pictures, or have different labels; their images remain"
+    note = "of look-alikes, which may be different pictures, or have different labels; their images remain"
     return page(
         table(("images of", "also in", "exact", "near", "copied there", "look-alikes"), rows),
         first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
+        [f"{_pairs(result.found - result.alike)} of copies:"] if copies else [],
         first_lines([_line(pair) for pair in copies], result.found - result.alike),
-        [f"{result.alike:,} {note}:"] if alike else [],
+        [f"{_pairs(result.alike)} {note}:"] if alike else [],
         first_lines([_line(pair) for pair in alike], result.alike),
         f"{result.remaining:,} of {result.images:,} images remain without the copies",
         [f"written to {file}" for file in result.written],
@@ -210,6 +211,10 @@ def _split(data: str, split: str) -> str:
     """Return the short name of a split: the last part of the path of its data set, and its own name."""
     name = Path(data).name or data
     return f"{name}, {split}" if split else name
+
+
+def _pairs(count: int) -> str:
+    return f"{count:,} pair{'s' * (count != 1)}"
 
 
 def _line(pair: tuple[object, ...]) -> str:
