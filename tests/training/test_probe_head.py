@@ -21,7 +21,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import Regression
 from vitrail.training.loop import fit
-from vitrail.training.probe_head import SMOOTHING, _scale, start_as_probe
+from vitrail.training.probe_head import ROUND, SMOOTHING, _scale, start_as_probe
 from vitrail.training.run import Optim, Run
 from vitrail.training.setup import set_up
 from vitrail.verbs.flags.settings import OpenedData
@@ -98,6 +98,14 @@ def test_the_statistics_of_batchnorm_are_kept_with_a_probe_alone(tmp_path: Path,
         kept = [torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, before, strict=True)]
     assert kept and set(kept) == {probe_head}
     assert all(norm.weight.requires_grad for norm in norms)
+
+
+def test_without_time_a_part_of_the_images_is_read(base: Path, tmp_path: Path) -> None:
+    run = run_of(base, tmp_path)
+    with set_up(run, OpenedData().of(run)) as setup:
+        assert f"of {ROUND} training images" in start_as_probe(setup, 0.0)
+        assert setup.objective.model.head.weight.any()
+        assert "of 1,295 training images" in start_as_probe(setup, 60.0)
 
 
 def test_a_certain_probe_is_made_less_certain() -> None:

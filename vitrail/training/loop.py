@@ -117,7 +117,7 @@ def fit(
         status = state.status
         recorder.track()
         if run.probe_head and not status.step:
-            progress.say(start_as_probe(setup))
+            progress.say(start_as_probe(setup, recorder.left() / 2))
         recorder.start_clock()
         threads = ThreadCount.of(run, setup.resolved.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad

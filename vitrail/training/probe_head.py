@@ -8,6 +8,7 @@ that the fine-tuned network has to beat: the run evaluates it before its first s
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing
 from typing import Any
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.data.item import Listed, View, evenly_spaced
+from vitrail.data.item import Listed, View
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
@@ -32,13 +33,18 @@ MOST = 5_000
 """Maximum number of images that the probe learns from. A few thousand decide on a classifier of some hundred features
 per class, and take seconds."""
 
+ROUND = 500
+"""Number of images that are read at a time if there is a time limit, and the smallest number."""
+
 SMOOTHING = 0.2
 """Label smoothing of the loss that decides how certain the classifier is at first. At its optimum the true class has
 about this much less than all of the probability."""
 
 
-def start_as_probe(setup: Setup) -> str:
+def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     """Set the classifier of a run to a linear probe on its training images. Return what was done, in words.
+
+    seconds: After which no more images are read.
 
     Raises UsageError for a network or labels without a linear softmax classifier, and DataError if no image can be held
     out to choose the strength of the penalty.
@@ -59,7 +65,12 @@ def start_as_probe(setup: Setup) -> str:
             "--no-probe-head"
         )
     began = time.monotonic()
-    features, labels = frozen_features(setup, run, View(train, evenly_spaced(len(train), MOST)))
+    rows, parts = np.random.default_rng(run.seed).permutation(len(train))[:MOST], []
+    for part in np.split(rows, range(ROUND, len(rows), ROUND)) if math.isfinite(seconds) else [rows]:
+        parts.append(frozen_features(setup, run, View(train, np.sort(part))))
+        if world.any_(time.monotonic() - began > seconds):
+            break
+    features, labels = map(np.concatenate, zip(*parts, strict=True))
     _, setting, solution, _ = fitted(features, labels, len(setup.splits.class_names), seed=run.seed)
     classifier = solution.classifier
     scale = _scale(classifier.logits(torch.from_numpy(features)), torch.from_numpy(labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,6 +132,11 @@ class RunRecorder:
                 f"warning: of the time limit, {time_span(limit)}, only {time_span(left)} are left for training: the "
                 f"start took {time_span(start)}, and the end will take about {time_span(self._end)}"
             )
+
+    def left(self) -> float:
+        """Return the seconds that are left of the time limit; infinity without one."""
+        limit = self._setup.run.time_limit
+        return math.inf if limit is None else 60 * limit - (time.monotonic() - self._command_began)
 
     def _time_for_training(self) -> float:
         """Return the seconds of training that the time limit leaves: all but the start and the end of the command.

@@ -31,11 +31,10 @@ SCORES = ("top1", "balanced_accuracy")
 """Numbers that are compared."""
 MOST = 4000
 """Maximum number of training images of the linear classifier."""
-FEWEST = 500
+FEWEST = 200
 """Number of training images below which the time is too short, if there are more."""
-SHARE, SECONDS, LARGEST = 0.05, 2.0, 0.2
-"""Share of the seconds of a run that the linear classifier may take, how many it may take if they are more, and the
-largest share that these may be."""
+SHARE, SECONDS = 0.05, 2.0
+"""Share of the seconds of a run that the linear classifier may take, and how many it may always take."""
 SIDE, CELL, BINS = 64, 8, 9
 """Side of the squashed image and of a cell in pixels, and number of orientations."""
 CHUNK = 256
@@ -124,7 +123,7 @@ def _answers(features: Tensor, weight: Tensor) -> np.ndarray:
 
 def allowed(seconds: float) -> float:
     """Return the seconds that the linear classifier may take after a run of `seconds`."""
-    return max(SHARE * seconds, min(SECONDS, LARGEST * seconds))
+    return max(SHARE * seconds, SECONDS)
 
 
 def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
@@ -215,7 +214,7 @@ def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = 
     rows = np.random.default_rng(0).permutation(rows)
     count = min(len(rows), MOST, _affordable(train, rows, len(known), pixels, allowed(seconds)))
     if count < min(len(rows), FEWEST):
-        return Floors(found, f"it would take more than {allowed(seconds):.2g} s")
+        return Floors(found, f"it would take more than {allowed(seconds):.0f} s")
     weight, right, answers = _linear(train, np.sort(rows[:count]), pixels), [], []
     for index, features in _chunks(measured, known, pixels):
         answers.append(truth[index])
