@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
-from inspect import signature
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -208,21 +208,48 @@ def check_values(settings: Any, ranges: Mapping[str, tuple[float, float]], meant
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Return a verb for Python, which raises UsageError for an argument outside of the range of its parameter's type.
 
-    It also takes `quiet`: with True only warnings and errors are printed, as with the flag --quiet.
+    An unknown keyword and a missing argument are UsageErrors, too. It also takes `quiet`: with True only warnings and
+    errors are printed, as with the flag --quiet.
     """
     parameters = signature(function)
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         quiet = keywords.pop("quiet", False)
+        if unknown := keywords.keys() - (known := _keywords(function)):
+            near = did_you_mean(name := min(unknown), known) or f" Valid: {', '.join(parameters.parameters)}"
+            raise UsageError(f"{function.__name__} has no argument {name!r}.{near}")
+        try:
+            arguments = parameters.bind(*args, **keywords).arguments
+        except TypeError as error:
+            raise UsageError(f"{function.__name__}: {error}") from error
         hints = ranged_types(function)
-        for name, value in parameters.bind(*args, **keywords).arguments.items():
+        for name, value in arguments.items():
             if name in hints:
                 check(hints[name], value, name)
         with _only_warnings() if quiet else nullcontext():
             return function(*args, **keywords)
 
     return call
+
+
+@cache
+def _keywords(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names that a function takes as keywords, those of `**settings: Unpack[...]` included."""
+    names: set[str] = set()
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            (unpacked,) = get_args(_parameter_types(function)[name])
+            names |= unpacked.__annotations__.keys()
+        elif parameter.kind is not Parameter.VAR_POSITIONAL:
+            names.add(name)
+    return frozenset(names)
+
+
+def _parameter_types(function: Any) -> dict[str, Any]:
+    """Return the types of the parameters; that of the result may be one that only a type checker imports."""
+    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    return get_type_hints(SimpleNamespace(__annotations__=parameters), function.__globals__, include_extras=True)
 
 
 @contextmanager
@@ -240,11 +267,7 @@ def _only_warnings() -> Iterator[None]:
 @cache
 def ranged_types(owner: Any) -> dict[str, Any]:
     """Return the type of each field of a class or parameter of a function that states a range."""
-    if isinstance(owner, type):
-        hints = get_type_hints(owner, include_extras=True)
-    else:  # the type of the result may be one that only a type checker imports
-        parameters = {name: hint for name, hint in owner.__annotations__.items() if name != "return"}
-        hints = get_type_hints(SimpleNamespace(__annotations__=parameters), owner.__globals__, include_extras=True)
+    hints = get_type_hints(owner, include_extras=True) if isinstance(owner, type) else _parameter_types(owner)
     return {name: hint for name, hint in hints.items() if limits(hint)}
 
 

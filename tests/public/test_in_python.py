@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from inspect import signature
+from types import NoneType
+from typing import Any, Literal, get_origin, get_type_hints
 
 import pytest
 
 import vitrail
+from vitrail.config import arms, sections_of
+from vitrail.data.settings import Data
+from vitrail.durations import Duration
 from vitrail.errors import UsageError
 from vitrail.evaluation.predict import Prediction
 from vitrail.ranges import checked
+from vitrail.training.run import Run
 from vitrail.verbs.data.dedup import Duplicates
+from vitrail.verbs.flags.keywords import DataKeywords, RunKeywords
 from vitrail.verbs.predict import Predictions
 from vitrail.verbs.table import VERBS
 
@@ -32,6 +41,28 @@ def test_quiet_lets_only_warnings_pass_and_ends_with_the_call() -> None:
         level(fail=True, quiet=True)  # type: ignore[call-arg]
     assert log.level == before
     assert isinstance(vitrail.doctor(quiet=True), dict)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", [*VERBS, "load", "save"])
+def test_a_wrong_keyword_is_an_error_with_the_nearest_one(name: str) -> None:
+    function = VERBS[name].load()[1] if name in VERBS else getattr(vitrail, name)
+    own = [one for one in signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    if not own:
+        pytest.skip("it has no keywords of its own")
+    right = own[0].name
+    with pytest.raises(UsageError, match=rf"{function.__name__} has no argument '{right}s'\. Did you mean '{right}'\?"):
+        function(**{f"{right}s": 1})
+
+
+def test_keywords_for_type_checkers_are_the_settings() -> None:
+    plain = {int, float, str, bool, NoneType, Duration}
+    for keywords, settings in ((RunKeywords, Run), (DataKeywords, Data)):
+        written, real = get_type_hints(keywords), get_type_hints(settings)
+        assert written.keys() | {"path"} == {field.name for field in fields(settings)} | {"path"}
+        for name, hint in written.items():
+            wanted = {one for one in arms(real[name]) if one in plain or get_origin(one) is Literal}
+            assert wanted <= {*arms(hint)}, name
+            assert bool(sections_of(real[name])) == (Mapping[str, Any] in arms(hint)), name
 
 
 def test_the_result_of_every_verb_has_a_repr_of_one_line() -> None:

@@ -11,6 +11,7 @@ from vitrail.exports.kinds import find_program
 from vitrail.model.limits import ResizeMode
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
+from vitrail.ranges import checked
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown
 
@@ -41,6 +42,7 @@ def load(
     channels: int | None = None,
     drop_path: float | None = None,
 ) -> ViT | ResNet: ...
+@checked
 def load(
     source: Path | str,
     *,

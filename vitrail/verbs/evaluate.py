@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
@@ -18,6 +18,7 @@ from vitrail.files import read_json_object
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
@@ -93,7 +94,7 @@ def evaluate(
     engine: EngineName = "auto",
     out: str | Path | None = None,
     raw: bool = False,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Evaluation:
     """Measure a trained network: top-1, top-5, balanced accuracy, F1, calibration, each class, and confusions.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from vitrail.exports.kinds import OutputName, ProgramPrecision, To
 from vitrail.ranges import NotNegative, Side, checked
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def export(
     max_drop: NotNegative = 0.5,
     any_size: bool = False,
     overwrite: bool = False,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Exported:
     """Write a network as a program for another runtime. The program reads images and knows its classes.
 

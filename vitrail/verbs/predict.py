@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from vitrail.device import Precision
 from vitrail.disk import writing
@@ -16,6 +16,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import LenientDataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
@@ -89,7 +90,7 @@ def predict(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
-    **reading: Any,
+    **reading: Unpack[LenientDataKeywords],
 ) -> Predictions: ...
 @overload
 def predict(
@@ -109,7 +110,7 @@ def predict(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
-    **reading: Any,
+    **reading: Unpack[LenientDataKeywords],
 ) -> Predictions | BulkProgress: ...
 @checked
 def predict(
@@ -129,7 +130,7 @@ def predict(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
-    **reading: Any,
+    **reading: Unpack[LenientDataKeywords],
 ) -> Predictions | BulkProgress:
     """Name the classes of images, the most likely class first; or the labels, for a network that predicts several.
 

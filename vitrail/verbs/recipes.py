@@ -10,17 +10,20 @@ from vitrail.config import plain, to_yaml
 from vitrail.errors import UsageError
 from vitrail.files import replacing_text
 from vitrail.model.variants import variant
+from vitrail.ranges import checked
 from vitrail.recipes.published import Recipe
 from vitrail.recipes.registry import RECIPES, find
 from vitrail.training.run import Run
 from vitrail.verbs.terminal import page, table
 
 
+@checked
 def list_recipes() -> dict[str, str]:
     """List the recipes with their purpose."""
     return {name: recipe.description.partition("\n")[0] for name, recipe in RECIPES.items()}
 
 
+@checked
 def show_recipe(name: str, *, yaml: bool = False) -> str:
     """Show a recipe: what it does, its command, its cost, the expected result, and all of its settings.
 
@@ -37,6 +40,7 @@ def show_recipe(name: str, *, yaml: bool = False) -> str:
     return f"{name}\n\n{recipe.description}\n\n{to_yaml(_settings(recipe, _named(recipe()))).rstrip()}"
 
 
+@checked
 def copy_recipe(name: str, file: str | Path) -> Path:
     """Write a recipe to a YAML file, to change it and train with --config FILE.
 

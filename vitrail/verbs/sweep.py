@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, overload
 
 import yaml
 
@@ -20,6 +20,7 @@ from vitrail.recipes.paper import REGULARISATION_GRID, REGULARISED
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, FINETUNE, GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
+from vitrail.verbs.flags.keywords import TrialKeywords
 from vitrail.verbs.flags.settings import RunArguments, from_recipe
 from vitrail.verbs.terminal import page, table
 from vitrail.words import duration, one_line
@@ -79,13 +80,13 @@ def sweep(
     devices: list[str] | None = None,
     ray: str | None = None,
     dry_run: Literal[False] = False,
-    **settings: Any,
+    **settings: Unpack[TrialKeywords],
 ) -> SweepResult: ...
 @overload
 def sweep(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> SweepPreview: ...
 @overload
 def sweep(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> SweepResult | SweepPreview: ...
-@checked
+@checked  # type: ignore[misc]  # any setting of a preview
 def sweep(
     path: str | Path | None = None,
     *,
@@ -102,7 +103,7 @@ def sweep(
     devices: list[str] | None = None,
     ray: str | None = None,
     dry_run: bool = False,
-    **settings: Any,
+    **settings: Unpack[TrialKeywords],
 ) -> SweepResult | SweepPreview:
     """Find the learning rate on a part of the training images, then retrain on all of them with several seeds.
 

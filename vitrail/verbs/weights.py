@@ -98,6 +98,7 @@ def convert(
     return Converted(report, save(model, target, format, overwrite=overwrite))
 
 
+@checked
 def info(source: str | Path, *, tensors: bool = False) -> Info:
     """Describe weights: architecture, parameters, preprocessing, classes, origin, and how loading converts them.
 
@@ -113,6 +114,7 @@ def info(source: str | Path, *, tensors: bool = False) -> Info:
     return Info(model.load_report, architecture(model.config), parameters(model), model.card, rows)
 
 
+@checked
 def verify(source: str | Path) -> Verification:
     """Run a fixed image through weights, and compare with the outputs on their card and with their own library.
 
@@ -130,6 +132,7 @@ def verify(source: str | Path) -> Verification:
     return found
 
 
+@checked
 def push(
     source: str | Path,
     repository: str,

@@ -18,6 +18,7 @@ from vitrail.disk import writing
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import beside, check_writable, take_place
 from vitrail.model.own_part import own_parts
+from vitrail.ranges import checked
 from vitrail.weights.archive import SUFFIXES
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
@@ -60,6 +61,7 @@ class Saved:
         return text + "".join(f"; it does not hold {what}" for what in self.left_out)
 
 
+@checked
 def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: bool = False) -> Saved:
     """Write `model` to `path` in one of the formats "vitrail", "google", "big_vision", "timm", "hf", "torchvision",
     "deit", "bit" and "open_clip".

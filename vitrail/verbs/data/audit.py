@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from vitrail.errors import UsageError
 from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
 from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
@@ -83,7 +84,7 @@ def audit(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Audit:
     """Rank labels that are probably wrong, copies with different labels, and outliers. Nothing is changed.
 

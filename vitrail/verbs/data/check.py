@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.files import check_writable
 from vitrail.ranges import Range, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 
@@ -25,7 +26,7 @@ def check(
     out: str | Path | None = None,
     raw: bool = False,
     workers: Threads | None = None,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Report:
     """Decode every image, and list bad images, duplicates, and images that are in more than one split.
 
@@ -44,7 +45,7 @@ def check(
     return report
 
 
-def stats(path: str | Path, **reading: Any) -> Stats:
+def stats(path: str | Path, **reading: Unpack[DataKeywords]) -> Stats:
     """Count the images of every split and class, and look at the sizes of a sample.
 
     Args:
@@ -65,7 +66,7 @@ def pack(
     shard_mb: Annotated[int, Range(1, 10**6)] = 256,
     shuffle: bool = False,
     workers: Threads | None = None,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> dict[str, PackResult]:
     """Write images to shards, which training reads several times faster: `vitrail train FOLDER`.
 

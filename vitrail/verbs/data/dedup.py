@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.data.settings import Data
 from vitrail.device import Precision
@@ -13,6 +13,7 @@ from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Range, Threads, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 from vitrail.words import one_line
@@ -70,7 +71,7 @@ def dedup(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Duplicates:
     """Find training images that are also test images, or duplicates: exact, re-encoded, resized or cropped copies.
 

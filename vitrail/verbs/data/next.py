@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from vitrail.training.run import Run
 from vitrail.transfer.next_images import By, Coverage, choose
 from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import first_lines, page, table, unreadable_json, unreadable_lines
@@ -88,7 +89,7 @@ def next_images(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> NextImages:
     """Choose which unlabelled images to label next. Nothing is changed.
 

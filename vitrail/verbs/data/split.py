@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Seed, check, checked
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.words import one_line
 
@@ -33,7 +34,7 @@ def split(
     *sizes: str | Count | Part,
     seed: Seed = 0,
     raw: bool = False,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> list[Subset]:
     """Write random subsets of the training images, one list per size, to study how much data a network needs.
 

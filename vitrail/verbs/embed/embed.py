@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
@@ -14,6 +14,7 @@ from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
@@ -73,7 +74,7 @@ def embed(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> WrittenFeatures | BulkProgress:
     """Write the features of images, which the network's classifier reads, to an .npz file: one vector per image.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
@@ -13,6 +13,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.network.features import Embedder, open_images
 from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
@@ -69,7 +70,7 @@ def search(
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Matches:
     """Find the images that are most like one or several given images, by the cosine similarity of their features.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
 
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Range, Side, Whole, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def inspect(
     batch_size: Count = 8,
     device: str | None = None,
     raw: bool = False,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Inspection:
     """Look inside a network: figures of what it has learned and where it looks, with the numbers behind them.
 

@@ -7,10 +7,11 @@ import statistics
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vitrail.durations import Minutes, parse_minutes
 from vitrail.ranges import Seconds, Side, checked
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
@@ -33,7 +34,7 @@ def plan(
     time_limit: Minutes | str | None = None,
     image_size: Side | None = None,
     seconds: Seconds = 10.0,
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Recommendation:
     """Time each method of learning on these images for a few seconds, and recommend one.
 

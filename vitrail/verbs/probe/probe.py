@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.ranges import Count, Positive, Range, Seed, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.network.features import Embedder, Prepare, open_train_and_test
 from vitrail.verbs.probe.results import Probe, as_json, show
 from vitrail.verbs.probe.segment import segment
@@ -43,7 +44,7 @@ def fewshot(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Probe:
     """Measure linear few-shot accuracy: least squares in closed form on frozen features (paper, section 4.1).
 
@@ -105,7 +106,7 @@ def knn(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Probe:
     """Measure classification by nearest training images: cosine similarity, with votes weighted by temperature (DINO).
 
@@ -143,7 +144,7 @@ def linear(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
-    **reading: Any,
+    **reading: Unpack[DataKeywords],
 ) -> Probe:
     """Fit a linear classifier to frozen features with several strengths of regularisation, and measure the best.
 

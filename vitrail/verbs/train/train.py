@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from vitrail.config import to_yaml
 from vitrail.device import command_seconds
@@ -15,6 +15,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.training.run import Run
+from vitrail.verbs.flags.keywords import FinetuneKeywords, RunKeywords
 from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
 from vitrail.words import one_line
 
@@ -49,7 +50,7 @@ def train(
     nproc: Count | None = None,
     print_config: Literal[False] = False,
     dry_run: Literal[False] = False,
-    **settings: Any,
+    **settings: Unpack[RunKeywords],
 ) -> Result: ...
 @overload
 def train(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> Preview: ...
@@ -57,7 +58,7 @@ def train(path: str | Path | None = None, *, dry_run: Literal[True], **settings:
 def train(path: str | Path | None = None, *, print_config: Literal[True], **settings: Any) -> Preview: ...
 @overload
 def train(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> Result | Preview: ...
-@checked
+@checked  # type: ignore[misc]  # any setting of a preview
 def train(
     path: str | Path | None = None,
     *,
@@ -69,7 +70,7 @@ def train(
     nproc: Count | None = None,
     print_config: bool = False,
     dry_run: bool = False,
-    **settings: Any,
+    **settings: Unpack[RunKeywords],
 ) -> Result | Preview:
     """Train a Vision Transformer on a folder of images.
 
@@ -133,7 +134,7 @@ def finetune(
     nproc: Count | None = None,
     print_config: Literal[False] = False,
     dry_run: Literal[False] = False,
-    **settings: Any,
+    **settings: Unpack[FinetuneKeywords],
 ) -> Result: ...
 @overload
 def finetune(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> Preview: ...
@@ -141,7 +142,7 @@ def finetune(path: str | Path | None = None, *, dry_run: Literal[True], **settin
 def finetune(path: str | Path | None = None, *, print_config: Literal[True], **settings: Any) -> Preview: ...
 @overload
 def finetune(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> Result | Preview: ...
-@checked
+@checked  # type: ignore[misc]  # any setting of a preview
 def finetune(
     path: str | Path | None = None,
     *,
@@ -154,7 +155,7 @@ def finetune(
     nproc: Count | None = None,
     print_config: bool = False,
     dry_run: bool = False,
-    **settings: Any,
+    **settings: Unpack[FinetuneKeywords],
 ) -> Result | Preview:
     """Fine-tune a pretrained network on a folder of images.
 

@@ -1,0 +1,112 @@
+"""The keywords of verbs with settings, for type checkers and for `vitrail.ranges.checked`. Torch-free.
+
+The command line makes its flags from `Run` and `Data`. Type checkers cannot, so the names stand here once more, and a
+test compares both. Types are those that Python may give: a section may be a mapping of its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from vitrail.data.settings import Augment, Bits, Data, PerImage, Preparation
+from vitrail.device import Precision
+from vitrail.durations import Duration, Minutes
+from vitrail.evaluation.metric import Metric
+from vitrail.objective.settings import Distill, ObjectiveSettings
+from vitrail.ranges import Channels, Count, Part, Positive, Seconds, Seed, Share, Side, Threads
+from vitrail.training.run import Average, Model, Optim, Progressive, Schedule, Track, Tune
+
+
+class TrialKeywords(TypedDict, total=False):
+    """The settings of `Run` that all trials of a sweep share: all but `out` and `weights`."""
+
+    name: str
+    data: Data | Mapping[str, Any]
+    model: str | None
+    vit: Model | Mapping[str, Any]
+    image_size: Side | None
+    keep_head: bool
+    probe_head: bool
+    tune: Tune
+    lora_rank: int | None
+    lora_alpha: Positive | None
+    lora_on: Literal["attention", "mlp", "both"] | None
+    objective: ObjectiveSettings | Mapping[str, Any]
+    teacher: str | Path | None
+    distill: Distill | Mapping[str, Any]
+    augment: Augment | Mapping[str, Any]
+    preprocess: Preparation | Mapping[str, Any] | None
+    optim: Optim | Mapping[str, Any]
+    schedule: Schedule | Mapping[str, Any]
+    average: Average | Mapping[str, Any]
+    progressive: Progressive | Mapping[str, Any]
+    duration: Duration | str | float | None
+    time_limit: Minutes | None
+    batch_size: Count | None
+    accumulate: Count | None
+    concurrent: Count | None
+    evaluate_every: Duration | str | float
+    fewshot: Sequence[int] | None
+    knn: int | None
+    metric: Metric | Mapping[str, Any]
+    calibrate: bool
+    checkpoint_every: Duration | str | float
+    track: Sequence[Track]
+    keep: Count
+    early_stop: Count | None
+    precision: Precision
+    compile: bool
+    activation_checkpointing: bool
+    shard: bool
+    wide_branches: bool
+    workers: Threads | None
+    cache: Literal["auto", "yes", "no"]
+    timeout: Seconds
+    max_nonfinite: Count
+    seed: Seed
+    device: str | None
+
+
+class FinetuneKeywords(TrialKeywords, total=False):
+    """The settings of `Run` but `weights`, which is a parameter."""
+
+    out: str | Path
+
+
+class RunKeywords(FinetuneKeywords, total=False):
+    """The settings of `Run`."""
+
+    weights: str | Path | None
+
+
+class LenientDataKeywords(TypedDict, total=False):
+    """The settings of `Data` but its path, and `strict`, which is a parameter of `vitrail.predict`."""
+
+    train: str
+    validation: str | Literal["none", "subset"] | None
+    holdout: float
+    fold: str | None
+    test: str | Literal["none"] | None
+    image_column: str | None
+    label_column: str | None
+    label_columns: Sequence[str] | str | None
+    label_separator: str | None
+    labels_per_image: PerImage
+    label_from: str | Path | None
+    max_bad: Share
+    include: Sequence[str] | str
+    exclude: Sequence[str | Path] | str
+    subset: Count | Part | None
+    sampler: Literal["uniform", "balanced", "sqrt"]
+    channels: Channels | None
+    bits: Bits | None
+    display: Sequence[Channels] | None
+    together: Count
+
+
+class DataKeywords(LenientDataKeywords, total=False):
+    """The settings of `Data` but its path."""
+
+    strict: bool
