@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ def test_every_engine_computes_the_network(engine: Any, name: str) -> None:
         assert close(engine_predictor(model, CPU, "float32", engine=engine)(images), model(images))
         features = engine_predictor(model, CPU, "float32", engine=engine, features=True)(images)
         assert close(features, model.features(images))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+def test_an_engine_is_opened_anew_where_it_is_unpickled(tmp_path: Path, kind: str) -> None:
+    model = made()
+    save(model, tmp_path / "model")
+    vitrail.export(tmp_path / "model", to=kind, out=tmp_path / "program")
+    engine = vitrail.load(tmp_path / "program", kind=vitrail.Engine)
+    images = some_images(model)
+    other = pickle.loads(pickle.dumps(engine))
+    assert other.path == engine.path and torch.equal(other(images), engine(images))
 
 
 @pytest.mark.slow

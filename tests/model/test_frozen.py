@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -54,6 +57,16 @@ def test_the_same_logits(options: dict) -> None:
     assert rounded.dtype == torch.bfloat16
     assert ((rounded.float() - expected).norm() / expected.norm()).item() < 0.05
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_network_is_pickled_and_copied(dtype: torch.dtype) -> None:
+    frozen = freeze(build(ViTConfig(**TINY)), dtype)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    for other in (pickle.loads(pickle.dumps(frozen)), copy.deepcopy(frozen)):
+        assert any(isinstance(module, Packed) for module in other.modules())
+        with torch.no_grad():
+            assert torch.equal(other.features(images), frozen.features(images))
 
 
 @pytest.mark.parametrize("form", ["bit", "hybrid", "timm"])

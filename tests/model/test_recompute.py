@@ -39,8 +39,7 @@ def test_recomputing_changes_neither_gradients_nor_names(name: str) -> None:
         first.register_forward_hook(lambda module, *_: calls.append(module))
     plain = gradients(model, images)
     calls.clear()
-    for part in parts:
-        part.recompute = True
+    model.set_grad_checkpointing()
     with torch.no_grad():
         model(images)
     once = len(calls)
@@ -49,3 +48,7 @@ def test_recomputing_changes_neither_gradients_nor_names(name: str) -> None:
     assert len(calls) == 3 * once
     assert list(model.state_dict()) == names and recomputed.keys() == plain.keys()
     assert all(torch.equal(recomputed[key], plain[key]) for key in plain)
+    calls.clear()
+    model.set_grad_checkpointing(False)
+    gradients(model, images)
+    assert len(calls) == once

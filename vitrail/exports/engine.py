@@ -64,6 +64,10 @@ class Engine(nn.Module):
             self._width = self.card.config.classes
         check_here(path, self._run, kind, self.card)
 
+    def __reduce__(self) -> tuple[type[Engine], tuple[Path]]:
+        """Pickle the path: the program is opened anew where it is unpickled."""
+        return Engine, (self.path,)
+
     @property
     def config(self) -> ViTConfig | ResNetConfig:
         """The architecture of the network that was exported."""

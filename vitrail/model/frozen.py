@@ -46,6 +46,13 @@ class Packed(nn.Module):
         self.weight = onednn_pack(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with the weight in the common layout: oneDNN's own can be neither pickled nor copied."""
+        return {**self.__dict__, "weight": self.weight.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "weight": onednn_pack(state["weight"])})
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         return onednn_linear(x, self.weight, self.bias)

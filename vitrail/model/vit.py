@@ -72,6 +72,11 @@ class ViT(nn.Module):
         self.normalise = Normalise(config.mean, config.std)
         init_weights(self)
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute each block again in the backward pass instead of storing its activations, or store them again."""
+        for block in self.blocks:
+            block.recompute = enable  # type: ignore[assignment]
+
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
         return self.classify(self.features(images))

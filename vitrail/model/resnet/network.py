@@ -120,6 +120,10 @@ class ResNet(nn.Module):
             [(maps, each.flatten(2).mT[:, :0]) for maps, each in zip(shaped, found, strict=True)] if prefix else shaped
         )
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute the network again in the backward pass instead of storing its activations, or store them again."""
+        self.recompute = enable
+
     @recomputable
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
