@@ -190,12 +190,13 @@ def test_torchs_own_optimiser_through_the_door_gives_the_same_bits(tmp_path: Pat
                 return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=self.fused)
         """,
     )
-    ours = weights(train(tmp_path / "ours"))
-    theirs = weights(train(tmp_path / "theirs", "--optim", "plain:Torch"))
+    rate = ("--optim.lr", "2e-3", "--optim.weight-decay", "0.05")
+    ours = weights(train(tmp_path / "ours", "--optim.name", "adamw", *rate))
+    theirs = weights(train(tmp_path / "theirs", "--optim", "plain:Torch", *rate))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
-    loop = weights(train(tmp_path / "loop", "--optim", "plain:Torch", "--optim.no-fused"))
+    loop = weights(train(tmp_path / "loop", "--optim", "plain:Torch", "--optim.no-fused", *rate))
     for name, tensor in ours.items():
         torch.testing.assert_close(loop[name], tensor, rtol=1e-4, atol=5e-5)
 

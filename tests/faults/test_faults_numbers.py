@@ -41,7 +41,7 @@ REFUSED = {
     f"{TRAIN} --time-limit nan": "time_limit is nan; it must be greater than 0",
     f"{TRAIN} --data.holdout nan": "data.holdout is nan; it must be at least 0 and below 1",
     f"{TRAIN} --data.holdout -0.5": "data.holdout is -0.5; it must be at least 0 and below 1",
-    f"{TRAIN} --data.max-bad 7": "data.max_bad is 7.0; it must be from 0 to 1",
+    f"{TRAIN} --data.max-bad 7": "--data.max-bad is 7.0; it must be from 0 to 1",
     f"{TRAIN} --fewshot 1000000": "fewshot is (1000000,); it must be from 1 to 100,000",
     f"{TRAIN} --checkpoint-every 0_steps": "checkpoint_every is 0 steps; it must be greater than 0",
     f"{TRAIN} --duration 1e30_steps": "duration is 1e+30 steps; it must be greater than 0 and at most 1e+12",

@@ -46,7 +46,7 @@ def digits() -> Run:
         model="digits/4",
         image_size=16,  # twice the digits' size, so that crops can shift and stretch them by fractions of a pixel
         objective=Supervised(smoothing=0.1),
-        augment=Augment(scale=(0.75, 1.0), flip=False, mixup=0.2),  # a mirrored digit is another digit or none
+        augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is another digit or none
         optim=Optim(name="muon", lr=8e-3, weight_decay=0.05),
         schedule=Schedule(warmup=Percent(10)),
         duration=Epochs(80),
