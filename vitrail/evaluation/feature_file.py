@@ -8,6 +8,7 @@ whose features these are.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,6 +127,35 @@ def load_named_features(path: str | Path, blank: np.ndarray, network: str = "") 
             path, by[1], alike, anew,
         )  # fmt: skip
     return names, np.concatenate(rows)
+
+
+def load_shard_features(folder: Path, width: int, network: str) -> tuple[list[str], np.ndarray]:
+    """Return the names of all images and their features, float32 [N, width], of a folder that bulk `embed` wrote.
+
+    network: The hash of the weights of the network that they must be from. Raises DataError if the folder holds
+    something else, is not complete, or is another network's.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from vitrail.evaluation.bulk import COMPLETE, JOB
+
+    anew = f"vitrail embed MODEL DATA --out {folder} writes them"
+    try:
+        about = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        names, rows = list[str](), list[np.ndarray]()
+        for file in sorted(folder.glob("*.parquet")):
+            table = pq.read_table(file, columns=["id", "features"])
+            table.validate(full=True)
+            names += table["id"].to_pylist()
+            rows += [part.flatten().to_numpy(zero_copy_only=False) for part in table["features"].chunks]
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{folder} does not hold features of a data set ({error}): {anew}") from error
+    if not (folder / COMPLETE).exists():
+        raise DataError(f"{folder} is not complete. Repeat the command that writes it, which continues")
+    if about.get("weights") != network:
+        raise DataError(f"{folder} holds the features of another network: {anew}, with the same model")
+    return names, np.concatenate([np.empty(0, np.float32), *rows]).reshape(-1, width).astype(np.float32, copy=False)
 
 
 def _split(npz: Npz, split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -214,6 +214,16 @@ def test_parquet_of_paths(tmp_path: Path) -> None:
     assert "row 2" in found.findings.dropped[0].reason
 
 
+def test_a_single_parquet_without_a_split_can_be_trained_on(tmp_path: Path) -> None:
+    labels = [0, 1, 0, 1, 1, 0, 0, 1, 0, 1]
+    path = write_parquet(tmp_path / "pets.parquet", BYTES, labels, ["cat", "dog"])
+    splits = open_data(Data(path=str(path), holdout=0.2))
+    assert (len(splits.train), len(splits.validation), splits.test) == (8, 2, None)
+    assert splits.train.id(0).startswith("pets[")
+    write_parquet(tmp_path / "test.parquet", BYTES, labels, ["cat", "dog"])
+    assert sorted(find(str(tmp_path)).splits) == sorted([tmp_path.name, "test"])
+
+
 def test_parquet_rows_that_point_to_files(tmp_path: Path) -> None:
     write(tmp_path, "")
     images = pa.array([{"bytes": None, "path": "img/1.jpg"}, {"bytes": None, "path": None}])

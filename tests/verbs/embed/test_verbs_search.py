@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,30 @@ def test_images_are_ranked_by_cosine_similarity(
     assert again["matches"] == result["matches"]
     with open(tmp_path / "found.csv", newline="", encoding="utf-8") as file:
         assert [row["image"] for row in csv.DictReader(file)] == [match["image"] for match in result["matches"]]
+
+
+@pytest.mark.slow
+def test_the_shards_of_a_data_set_are_searched(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, file in enumerate(sorted(photos.glob("=*.png"))):
+        (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, tmp_path / "data" / "ab"[number % 2])
+    like = ("--like", photos / "=0.png", "--top", 4)
+    for out in ("shards", "f.npz"):
+        vitrail.embed(model, tmp_path / "data", out=tmp_path / out, device="cpu", precision="float32")
+    shards, single = (found(capsys, model, "--features", tmp_path / out, *like) for out in ("shards", "f.npz"))
+    ranked, expected = ([(Path(m["image"]).name, m["similarity"]) for m in one["matches"]] for one in (shards, single))
+    assert shards["images"] == 12 and ranked == expected
+    other = tmp_path / "other"
+    save_model(other, ViT(CONFIG), Card(CONFIG, ["a", "b"], Preprocess((16, 16), resize="squash")))
+    with pytest.raises(DataError, match="features of another network"):
+        vitrail.search(other, features=tmp_path / "shards", like=(photos / "=0.png",))
+    (tmp_path / "shards" / "complete.json").unlink()
+    with pytest.raises(DataError, match="not complete"):
+        vitrail.search(model, features=tmp_path / "shards", like=(photos / "=0.png",))
+    with pytest.raises(DataError, match="does not hold features"):
+        vitrail.search(model, features=photos, like=(photos / "=0.png",))
 
 
 def test_a_data_set_with_splits_is_searched_whole(

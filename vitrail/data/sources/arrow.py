@@ -91,21 +91,22 @@ def read_parquet(path: Path, files: list[Path], columns: Columns) -> DataSet:
     UsageError."""
     findings = Findings("parquet")
     opened: dict[str, _Opened] = {}
-    for name, group in group_by_split(files).items():
+    groups = group_by_split(files)
+    for name, group in groups.items():
         with _readable(group[0]):
-            opened[name or path.stem] = _open_group(group, columns)
-    return _labelled(opened, columns, findings)
+            opened[name or path.stem * (len(groups) > 1)] = _open_group(group, columns)
+    return _labelled(opened, columns, findings, path.stem)
 
 
-def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings) -> DataSet:
-    """Return the splits with their labels, which are read alike in all of them."""
+def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings, title: str = "") -> DataSet:
+    """Return the splits with their labels, which are read alike in all of them. `title` begins ids without a split."""
     read = read_labels([one.labels for one in opened.values()], columns, findings)
     found = DataSet({}, findings)
     for (name, one), (labels, class_names) in zip(opened.items(), read, strict=True):
         if one.paths is None:
             found.splits[name] = _files(one, labels, class_names, findings)
         else:
-            found.splits[name] = ArrowSource(name, one.images, one.paths, labels, class_names, one.root)
+            found.splits[name] = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root)
     return found
 
 

@@ -76,14 +76,15 @@ def search(
 
     With several images in --like, those are found that are like all of them: features are compared with the mean of
     theirs. The given images themselves are left out. To search the same images often, write their features once with
-    `vitrail embed MODEL PHOTOS --out FEATURES.npz` and give them with --features.
+    `vitrail embed MODEL PHOTOS --out FEATURES.npz` (or a folder) and give them with --features.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         paths: The images to search: files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one
             data set.
         like: Image to compare with. May be repeated.
-        features: An .npz file that `vitrail embed` wrote with the same model, in place of the images to search.
+        features: An .npz file or a folder that `vitrail embed` wrote with the same model, in place of the images to
+            search.
         top: Number of images to find.
         out: Write the images to this .csv file, or draw the first 20 in this .png, .pdf or .svg file.
     """
@@ -147,8 +148,10 @@ def _embed(
 
 def _read(file: str | Path, embedder: Embedder) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return what `_embed` returns, from a file of features. Raises DataError if they are another network's."""
-    from vitrail.evaluation.feature_file import load_named_features
+    from vitrail.evaluation.feature_file import load_named_features, load_shard_features
 
+    if Path(file).is_dir():
+        return *load_shard_features(Path(file), embedder.width, embedder.identity[0]), []
     return *load_named_features(file, embedder.blank_features, embedder.identity[0]), []
 
 
