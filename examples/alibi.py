@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from vitrail import OwnPart
-from vitrail.model.posemb import Positions
+from vitrail import OwnPart, Positions
 from vitrail.ranges import Positive
 
 

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import vitrail
-from vitrail.objective.self_supervised import SelfSupervised
 
 
-class TellRotations(SelfSupervised):
+class TellRotations(vitrail.SelfSupervised):
     """Tell by how many quarter turns an image was rotated (Gidaris, Singh and Komodakis 2018)."""
 
     def __init__(self, model):

@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.model.build import reset_head as reset_head
     from vitrail.model.frozen import freeze as freeze
     from vitrail.model.own_part import OwnPart as OwnPart
+    from vitrail.model.posemb import AtLayer as AtLayer
+    from vitrail.model.posemb import Positions as Positions
     from vitrail.model.record import attention_maps as attention_maps
     from vitrail.model.record import tap_attention as tap_attention
     from vitrail.model.resnet.network import ResNet as ResNet
@@ -61,6 +63,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.model.variants import variant as variant
     from vitrail.model.vit import ViT as ViT
     from vitrail.objective.base import Objective as Objective
+    from vitrail.objective.self_supervised import SelfSupervised as SelfSupervised
     from vitrail.objective.settings import DINO as DINO
     from vitrail.objective.settings import MAE as MAE
     from vitrail.objective.settings import BEiT as BEiT
@@ -121,12 +124,14 @@ _MODULES = {
     "vitrail.model.build": "create reset_head",
     "vitrail.model.frozen": "freeze",
     "vitrail.model.own_part": "OwnPart",
+    "vitrail.model.posemb": "AtLayer Positions",
     "vitrail.model.record": "attention_maps tap_attention",
     "vitrail.model.rewrites.regroup": "regroup",
     "vitrail.model.resnet.network": "ResNet",
     "vitrail.model.variants": "ResNetConfig ViTConfig variant",
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",
+    "vitrail.objective.self_supervised": "SelfSupervised",
     "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Supervised Tokenizer",
     "vitrail.recipes.registry": "recipe",
     "vitrail.training.checkpoints.state": "Result",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import vitrail
+from vitrail import results
 
 PLACE = "reference/api.md"
 TITLES = {
@@ -26,13 +27,19 @@ Everything below is imported as `vitrail.NAME`. A name's module is imported when
 """
 
 
+RESULTS = """\
+What the functions above return. `from vitrail.results import Predictions` imports such a class, for annotations.
+"""
+
+
 def page() -> str:
     """Return the page. Every name of `vitrail.__all__` stands on it, under the title of its package."""
     lines = [ABOUT]
     for title, packages in TITLES.items():
         names = [name for name in vitrail.__all__ if under(name) in packages.split()]
         lines += [f"## {title}", "", *(f"::: vitrail.{name}\n" for name in sorted(names, key=str.lower))]
-    return "\n".join([*lines, "## In scikit-learn's shape", "", "::: vitrail.sklearn.ViTClassifier"])
+    lines += ["## In scikit-learn's shape", "", "::: vitrail.sklearn.ViTClassifier", "", "## Results", "", RESULTS, ""]
+    return "\n".join([*lines, *(f"::: vitrail.results.{name}\n" for name in results.__all__)])
 
 
 def under(name: str) -> str:

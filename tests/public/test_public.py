@@ -14,10 +14,13 @@ import public_face
 import pytest
 
 import vitrail
-from vitrail import cli
+from vitrail import cli, results
 from vitrail.verbs.flags.parse import flag_texts
+from vitrail.verbs.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILT_IN = {"None", "Any", "Path", "Iterator", "Mapping", "Tensor", "Module", "Network", "StudyName", "T"}
+"""Types of Python and torch, and names of unions."""
 
 NAMES = """
 BEiT DINO MAE Regression Tokenizer
@@ -26,7 +29,8 @@ Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError Usag
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
 regroup report save search serve study sweep to_yaml train variant vtab
-Card Engine Metric Objective ObjectiveSettings OwnPart Preview ResNet Result ViT freeze reset_head
+AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result SelfSupervised ViT freeze
+reset_head
 attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
 position_tiles principal_filters relevance rollout tap_attention
 """
@@ -160,6 +164,15 @@ def test_parameters_defaults_and_results_are_what_was_promised() -> None:
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     value = getattr(vitrail, name)
     assert isinstance(value, str) or inspect.getdoc(value)
+
+
+def test_what_functions_return_is_public_and_documented() -> None:
+    functions = [verb.load()[1] for verb in VERBS.values()]
+    functions += [value for name in vitrail.__all__ if inspect.isfunction(value := getattr(vitrail, name))]
+    returned = {word for one in functions for word in re.findall(r"\w+", str(one.__annotations__["return"]))}
+    classes = {word for word in returned - BUILT_IN if word[0].isupper()}
+    assert classes <= {*vitrail.__all__, *results.__all__}
+    assert all(inspect.isclass(getattr(results, name)) and getattr(results, name).__doc__ for name in results.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

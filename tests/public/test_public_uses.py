@@ -38,6 +38,15 @@ config = vitrail.variant('B/16', classes=10)
 # create
 model = vitrail.create('Ti/16', classes=3, depth=1)
 model(images).shape == (2, 3)
+# Positions
+model = vitrail.create('Ti/16', classes=3, depth=1)
+isinstance(model.positions, vitrail.Positions) and model.positions.added(None, (14, 14)).shape[1] == 197
+# AtLayer
+model = vitrail.create('Ti/16', classes=3, depth=1)
+vitrail.AtLayer(model.positions, 0, torch.arange(196), (14, 14)).rotation() is None
+# SelfSupervised
+model = vitrail.create('Ti/16', classes=0, depth=1)
+vitrail.SelfSupervised.of.__doc__ is not None and issubclass(vitrail.SelfSupervised, vitrail.Objective)
 # Card
 card = vitrail.Card(vitrail.variant('Ti/16', classes=2), ['cat', 'dog'])
 card.class_names[1] == 'dog'

@@ -26,7 +26,7 @@ LAYER = {
     "recipes": 5,
     **dict.fromkeys(("studies", "server", "reports"), 6),
     "verbs": 7,
-    **dict.fromkeys(("cli", "sklearn"), 8),
+    **dict.fromkeys(("cli", "sklearn", "results"), 8),
     # the public face and `python -m vitrail`: they may reach everything, nothing reaches them
     **dict.fromkeys(("__init__", "__main__"), 9),
 }
