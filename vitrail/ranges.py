@@ -216,9 +216,15 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         quiet = keywords.pop("quiet", False)
-        if unknown := keywords.keys() - (known := _keywords(function)):
-            near = did_you_mean(name := min(unknown), known) or f" Valid: {', '.join(parameters.parameters)}"
-            raise UsageError(f"{function.__name__} has no argument {name!r}.{near}")
+        known = _keywords(function)
+        if unknown := sorted(keywords.keys() - known):
+            own = f" Valid: {', '.join(parameters.parameters)}"
+            raise UsageError(
+                "; ".join(
+                    f"{function.__name__} has no argument {name!r}.{did_you_mean(name, known) or own}"
+                    for name in unknown
+                )
+            )
         try:
             arguments = parameters.bind(*args, **keywords).arguments
         except TypeError as error:

@@ -158,7 +158,7 @@ def test_memory_does_not_grow_with_the_number_of_files(folder: Path) -> None:
     from vitrail.evaluation import predict
 
     prepare = partial(predict._prepared, eval_transform(PREPROCESS))
-    prepared = predict._prepared_files(endless(), prepare, 2 * 8, 2)
+    prepared = predict._each_prepared(endless(), prepare, str, 2 * 8, 2)
     stream = predict._rows(prepared, partial(predict._best, by_colour, NAMES, 1), 8)
     assert next(stream).classes == ["red"]
     assert drawn <= 3 * 8

@@ -113,9 +113,11 @@ def test_the_size_of_the_input_is_said_once() -> None:
 
 
 def test_all_that_is_wrong_with_keywords_at_once() -> None:
+    with pytest.raises(UsageError, match=r"no argument 'epoch'.*'epochs'.*no argument 'sede'.*'seed'"):
+        vitrail.train("x", recipe="digits", optim={"lrr": 1}, sede=3, epoch=3)
     with pytest.raises(UsageError) as error:
-        vitrail.train("x", recipe="digits", optim={"lrr": 1}, sede=3, batch_size="many")
-    for part in ("optim.lrr", "'lr'", "sede", "'seed'", "batch_size", "a whole number"):
+        vitrail.train("x", recipe="digits", optim={"lrr": 1}, batch_size="many")
+    for part in ("optim.lrr", "'lr'", "batch_size", "a whole number"):
         assert part in str(error.value)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ import torch
 from vitrail.data.image_names import KINDS, images_among, is_junk, other_files
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
@@ -43,6 +44,7 @@ from vitrail.files import replacing_text
 from vitrail.words import listing
 
 FileKind = Literal["csv", "jsonl"]
+T = TypeVar("T")
 
 
 class Prediction(NamedTuple):
@@ -154,7 +156,7 @@ def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
 
 def predict_files(
     model: Any,
-    paths: Iterable[str | Path],
+    paths: Iterable[str | Path] | Listed,
     *,
     top: int = 5,
     batch_size: int = 32,
@@ -166,7 +168,7 @@ def predict_files(
     reject: float | None = None,
     tiles: Tiling | None = None,
 ) -> Iterator[Row]:
-    """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
+    """Yield a row for each file of `paths` (see `find_images`), or each image of a source, in order, batch by batch.
 
     A network that predicts numbers gives these, in the units of its data.
 
@@ -187,13 +189,24 @@ def predict_files(
     answer: Ranking = partial(_best, outputs, names, top, thresholds=card.thresholds)
     if card.scale is not None:
         answer = partial(_numbers, outputs, names, card.scale)
+    if isinstance(paths, Listed):
+        read = partial(_prepared_item, eval_transform(card.preprocess), paths)
+        prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
+        return _answered(prepared, answer, batch_size, precision, reject)
     given = list(paths)
     files, named = find_images(given), {Path(path).expanduser() for path in given}
     if tiles is None:
         prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
-        prepared = _prepared_files(islice(files, skip, None), prepare, 2 * batch_size, workers)
+        prepared = _each_prepared(islice(files, skip, None), prepare, as_text, 2 * batch_size, workers)
     else:
         prepared = _prepared_tiles(files, tiles, tile_transform(card.preprocess), 2 * batch_size, workers, named, skip)
+    return _answered(prepared, answer, batch_size, precision, reject)
+
+
+def _answered(
+    prepared: Generator[PreparedFile], answer: Ranking, batch_size: int, precision: Precision, reject: float | None
+) -> Iterator[Row]:
+    """Return the rows of prepared images."""
     rows = _rows(prepared, answer, batch_size, not_finite("output for this image", precision))
     return rows if reject is None else (_rejecting(row, reject) for row in rows)
 
@@ -235,11 +248,21 @@ def _rows(
                     yield best._replace(path=as_text(path), box=box)
 
 
-def _prepared_files(
-    files: Iterator[Path], prepare: Callable[[Path], PreparedFile], ahead: int, workers: int
+def _each_prepared(
+    images: Iterator[T], prepare: Callable[[T], PreparedFile], name: Callable[[T], str], ahead: int, workers: int
 ) -> Generator[PreparedFile]:
     with threads(workers) as pool:
-        yield from ordered(pool, prepare, files, ahead=ahead, hung=lambda path: stuck(as_text(path)))
+        yield from ordered(pool, prepare, images, ahead=ahead, hung=lambda image: stuck(name(image)))
+
+
+def _prepared_item(transform: Op, source: Listed, index: int) -> PreparedFile:
+    """Read and prepare an image of a source."""
+    path = Path(source.id(index))
+    try:
+        image = transform.pixels.read(source[index].image)
+        return PreparedFile(path, transform(image, np.random.default_rng(0)))
+    except DecodeError as error:
+        return PreparedFile(path, _unreadable(path, error))
 
 
 def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> PreparedFile:

@@ -16,11 +16,12 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import LenientDataKeywords
+from vitrail.verbs.flags.keywords import LenientDataKeywords, Pictures
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
 from vitrail.verbs.network.classifier import explained_rejection, load_runnable
+from vitrail.verbs.network.features import paths_or_images
 from vitrail.verbs.network.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
 from vitrail.words import listing, one_line
 
@@ -76,7 +77,7 @@ class Predictions:
 @overload
 def predict(
     model: str | Path,
-    *images: str | Path,
+    *images: Pictures,
     top: Count = 5,
     reject: Share | None = None,
     calibrate: bool = True,
@@ -95,7 +96,7 @@ def predict(
 @overload
 def predict(
     model: str | Path,
-    *images: str | Path,
+    *images: Pictures,
     top: Count = 5,
     reject: Share | None = None,
     calibrate: bool = True,
@@ -115,7 +116,7 @@ def predict(
 @checked
 def predict(
     model: str | Path,
-    *images: str | Path,
+    *images: Pictures,
     top: Count = 5,
     reject: Share | None = None,
     calibrate: bool = True,
@@ -153,7 +154,8 @@ def predict(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
-        images: Files, folders and patterns such as 'photos/**/*.jpg', any number of them; /dev/stdin for a pipe.
+        images: Files, folders and patterns such as 'photos/**/*.jpg', any number of them; /dev/stdin for a pipe. In
+            Python also pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many in one array, and lists.
         top: Number of classes to name for each image.
         strict: Exit with 1 if a file could not be read, and not only if none could. The results for all other files are
             still written.
@@ -175,17 +177,19 @@ def predict(
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
+    paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
+    from vitrail.data.sources.indexed import GivenImages
     from vitrail.data.tiles.grid import tiling
     from vitrail.evaluation.predict import errors_file, find_images, predict_files
     from vitrail.weights.load import weights_fingerprint
 
     images_of_data_set = out is not None and is_bulk(out) and tiles is None
-    data = read_settings(reading, images[0], used=READ if images_of_data_set else ("include", "exclude"))
+    data = read_settings(reading, next(iter(paths), None), used=READ if images_of_data_set else ("include", "exclude"))
     if not images_of_data_set and reading:
-        images = tuple(find_images(images, data.columns.selection))
+        paths = tuple(find_images(paths, data.columns.selection))
     folder = None
     if tiles is not None and out is not None and is_bulk(out):
-        folder = check_folder(out, images)
+        folder = check_folder(out, paths)
         out = folder / TABLE
     if out is not None and not is_bulk(out):
         for file in (Path(out), errors_file(Path(out))):
@@ -201,10 +205,11 @@ def predict(
             about["reject"] = reject
         if network.card.temperature != 1:
             about["temperature"] = network.card.temperature
-        job = open_job("predict", model, images, out, data, **about)
+        job = open_job("predict", model, paths, out, data, **about)
         return run(job, class_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
-    rows = partial(predict_files, network, images, predict=predictions_of, precision=compute.precision, top=top)
+    subject = GivenImages(held, bands=network.card.preprocess.bands is not None) if held else paths
+    rows = partial(predict_files, network, subject, predict=predictions_of, precision=compute.precision, top=top)
     rows = partial(rows, batch_size=batch_size, workers=compute.threads(), reject=reject, tiles=cut)
     if out is None:
         return _collected(rows(), cut is not None, raw, rejection, strict)
@@ -216,8 +221,8 @@ def predict(
         network.card.temperature,
         *([tiles, overlap] if cut else []),
     ]
-    maps = TileMaps(images, cut, network.card.preprocess) if folder and cut else None
-    written = _write(Path(out), key, files_of_rows(images, cut, network.card.preprocess), rows, raw, maps)
+    maps = TileMaps(paths, cut, network.card.preprocess) if folder and cut else None
+    written = _write(Path(out), key, files_of_rows(paths, cut, network.card.preprocess), rows, raw, maps)
     drawn = maps.draw(folder) if maps and folder else []
     code = _exit_code(written, strict)
     return Predictions([], written.unreadable, str(written), str(out), rejection=rejection, exit_code=code, maps=drawn)

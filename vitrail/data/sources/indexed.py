@@ -9,14 +9,17 @@ them, otherwise from every item once. Class names are in `classes` or `class_nam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from vitrail.data.images.decode import pixels_of
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed
 from vitrail.data.labels.sets import label_at, named
+from vitrail.data.sources.folder import read_file
 from vitrail.errors import DataError
 from vitrail.words import shown
 
@@ -78,6 +81,44 @@ class IndexedSource:
     def id(self, index: int) -> str:
         """See `Listed.id`: the split and the number, counted from 0."""
         return f"{self._name}[{int(index)}]"
+
+
+class GivenImages:
+    """Images that a caller in Python holds, without labels: those of the module, and paths of files.
+
+    The id of a path is the path, that of another image its place among all: images[3]. A network of `bands` takes
+    arrays as they are.
+    """
+
+    def __init__(self, images: Sequence[Any], *, bands: bool = False) -> None:
+        self._images, self._bands = images, bands
+        self.class_names: list[str] = []
+        self.labels = np.full(len(images), UNKNOWN, dtype=np.int64)
+        self.sizes = np.zeros(len(images), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Item:
+        image, name = self._images[index], self.id(index)
+        if isinstance(image, str | Path):
+            return Item(read_file(image), UNKNOWN, name)
+        as_it_is = self._bands and isinstance(image, np.ndarray)
+        return Item(image if as_it_is else _image(image, name), UNKNOWN, name)
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`."""
+        image = self._images[index]
+        return str(image) if isinstance(image, str | Path) else f"images[{index}]"
+
+
+def one_by_one(images: Iterable[Any]) -> Iterator[Any]:
+    """Yield each image of lists, of arrays [N, H, W, C] and of tensors [N, C, H, W]; paths as they are."""
+    for image in images:
+        if isinstance(image, list | tuple) or (hasattr(image, "ndim") and image.ndim == 4):
+            yield from one_by_one(image)
+        else:
+            yield image
 
 
 def _labels(name: str, items: Any) -> Sequence[Any]:
@@ -169,7 +210,7 @@ def _image(image: Any, id: str) -> bytes | np.ndarray:
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
-        return np.array(image.convert("RGB"))
+        return pixels_of(image)
     pixels = image if isinstance(image, np.ndarray) else getattr(image, "numpy", lambda: None)()
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
         kind = f"{image.dtype} of shape {tuple(image.shape)}" if hasattr(image, "dtype") else shown(image)

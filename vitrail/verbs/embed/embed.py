@@ -14,11 +14,11 @@ from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import DataKeywords
+from vitrail.verbs.flags.keywords import DataKeywords, Pictures
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
-from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images
+from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.network.tiles import check_tiles
 from vitrail.verbs.terminal import unreadable_json, unreadable_lines
 from vitrail.words import one_line
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitrail.data.item import Listed
     from vitrail.data.settings import Data
     from vitrail.data.tiles.grid import Tiling
+    from vitrail.evaluation.features import Features
     from vitrail.evaluation.growing_arrays import GrowingArrays
     from vitrail.verbs.network.features import Tokens
 
@@ -56,7 +57,7 @@ class WrittenFeatures:
 @checked
 def embed(
     model: str | Path,
-    *paths: str | Path,
+    *paths: Pictures,
     out: str | Path | None = None,
     merge: str | Path | None = None,
     split: str | None = None,
@@ -75,8 +76,10 @@ def embed(
     precision: Precision = "auto",
     engine: EngineName = "auto",
     **reading: Unpack[DataKeywords],
-) -> WrittenFeatures | BulkProgress:
+) -> WrittenFeatures | BulkProgress | Features:
     """Write the features of images, which the network's classifier reads, to an .npz file: one vector per image.
+
+    In Python the features of images in memory are returned, `vitrail.results.Features`, and no file is written.
 
     For a data set with splits, the file holds train_features, train_labels, train_ids, test_features, test_labels,
     test_ids and class_names, as `vitrail probe --features` reads them. For files, folders and patterns it holds
@@ -99,7 +102,8 @@ def embed(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
             `vitrail export --output features` wrote for ONNX Runtime or OpenVINO.
-        paths: Image files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one data set.
+        paths: Image files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one data set. In
+            Python also pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many in one array, and lists.
         out: The .npz file to write, or a folder.
         merge: With a folder as --out: write all features to this .parquet file, too, once they are complete.
         split: Split of the data set that becomes test (default: test, else validation).
@@ -116,7 +120,12 @@ def embed(
     """
     check_tiles(tiles, overlap, merge=merge, split=split, prepare=prepare == "protocol")
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
-    if not paths or out is None:
+    others: dict[str, Any] = dict(out=out, tiles=tiles, split=split, merge=merge, tokens=tokens or None)
+    files, held = paths_or_images(paths, **others, **reading)
+    if held:
+        embedder = Embedder(model, compute, prepare)
+        return embedder(embedder.source(held))
+    if not files or out is None:
         raise UsageError(
             f"embed needs images and a file to write: vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out "
             "FEATURES.npz"
@@ -131,10 +140,10 @@ def embed(
     if format != "npy" and tiles is None and is_bulk(out):
         if split is not None:
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
-        data = read_settings(reading, paths[0])
-        return _write_shards(model, paths, out, merge, compute, prepare, data, asked)
-    target = _target(Path(out), paths, format, merge)
-    sources = open_images(model, paths, split, reading) if tiles is None else {}
+        data = read_settings(reading, files[0])
+        return _write_shards(model, files, out, merge, compute, prepare, data, asked)
+    target = _target(Path(out), files, format, merge)
+    sources = open_images(model, files, split, reading) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)
     columns = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
@@ -143,9 +152,9 @@ def embed(
 
         if reading:
             data = read_settings(reading, used=("include", "exclude"))
-            paths = tuple(find_images(paths, data.columns.selection))
+            files = tuple(find_images(files, data.columns.selection))
         cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
-        return _write_tiles(embedder, paths, cut, target, format, columns)
+        return _write_tiles(embedder, files, cut, target, format, columns)
     if columns is None:
         return _write_features(embedder, sources, target)
     return _write_tokens(columns, embedder, sources, target, format)

@@ -13,8 +13,8 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import DataKeywords
-from vitrail.verbs.network.features import Embedder, open_images
+from vitrail.verbs.flags.keywords import DataKeywords, Picture, Pictures
+from vitrail.verbs.network.features import Embedder, open_images, paths_or_images
 from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from vitrail.data.sources.folder import Files
+    from vitrail.data.item import Listed
 
 PICTURES = (".png", ".pdf", ".svg")
 DRAWN = 20
@@ -58,8 +58,8 @@ class Matches:
 @checked
 def search(
     model: str | Path,
-    *paths: str | Path,
-    like: tuple[str | Path, ...] = (),
+    *paths: Pictures,
+    like: tuple[Picture, ...] = (),
     features: str | Path | None = None,
     top: Count = 10,
     out: str | Path | None = None,
@@ -81,7 +81,7 @@ def search(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         paths: The images to search: files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one
-            data set.
+            data set. In Python also images in memory, as `vitrail.predict` takes them.
         like: Image to compare with. May be repeated.
         features: An .npz file or a folder that `vitrail embed` wrote with the same model, in place of the images to
             search.
@@ -89,8 +89,10 @@ def search(
         out: Write the images to this .csv file, or draw the first 20 in this .png, .pdf or .svg file.
     """
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
-    like = (like,) if isinstance(like, str | Path) else tuple(like)
-    if not like:
+    files, held = paths_or_images(paths, out=out, **reading)
+    like_files, like_held = paths_or_images([like], out=out)
+    wanted = [*like_files, *like_held]
+    if not wanted:
         raise UsageError(f"no image to compare with: vitrail search {model} PHOTOS --like IMAGE")
     if bool(paths) == (features is not None):
         raise UsageError(
@@ -101,44 +103,43 @@ def search(
         if Path(out).suffix.lower() not in (".csv", *PICTURES):
             raise UsageError(f"{out}: the name must end in .csv, {', '.join(PICTURES)}")
         check_writable(Path(out), UsageError)
-    given = _given(like)
+    _check_readable(like_files)
     embedder = Embedder(model, compute)
+    given = embedder.source(wanted)
     asked = embedder(given)
     if features is not None:
         names, rows, unreadable = _read(features, embedder)
     else:
-        names, rows, unreadable = _embed(embedder, model, paths, reading)
-    found = _nearest(asked.features, rows, names, like, top)
+        sources = {"": embedder.source(held)} if held else open_images(model, files, None, reading)
+        names, rows, unreadable = _embed(embedder, sources)
+    found = _nearest(asked.features, rows, names, like_files, top)
+    like_names = [given.id(number) for number in range(len(given))]
     if out is not None:
-        _write(Path(out), list(map(str, like)), found, embedder, raw)
-    return Matches(list(map(str, like)), len(names), found, unreadable, None if out is None else str(out))
+        _write(Path(out), like_names, found, embedder, raw)
+    return Matches(like_names, len(names), found, unreadable, None if out is None else str(out))
 
 
-def _given(like: tuple[str | Path, ...]) -> Files:
-    """Return the images to compare with. Raises DataError with the file if one cannot be read."""
+def _check_readable(like: tuple[str | Path, ...]) -> None:
+    """Raise DataError with the file if an image to compare with cannot be read."""
     from vitrail.data.images.decode import decode
-    from vitrail.data.sources.folder import Files
+    from vitrail.data.sources.folder import read_file
 
-    files = Files(like)
-    for number, path in enumerate(like):
+    for path in like:
         try:
-            decode(files[number].image)  # type: ignore[arg-type]
+            decode(read_file(path))
         except DecodeError as error:
             what = f"the image to compare with, {path}, cannot be read: {error.reason}"
             raise DataError(f"{what} ({error})") from error
-    return files
 
 
-def _embed(
-    embedder: Embedder, model: str | Path, paths: tuple[str | Path, ...], reading: Mapping[str, Any]
-) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+def _embed(embedder: Embedder, sources: Mapping[str, Listed]) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return the names of the readable images, their features [N, width], and the unreadable images."""
     import numpy as np
 
     names: list[str] = []
     rows: list[np.ndarray] = []
     unreadable: list[tuple[str, str]] = []
-    for source in open_images(model, paths, None, reading).values():
+    for source in sources.values():
         part = embedder(source)
         names += [source.id(int(number)) for number in part.index]
         rows.append(part.features)

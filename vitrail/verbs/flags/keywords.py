@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vitrail.data.settings import Augment, Bits, Data, PerImage, Preparation
 from vitrail.device import Precision
@@ -17,6 +17,18 @@ from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import Distill, ObjectiveSettings
 from vitrail.ranges import Channels, Count, Part, Positive, Seconds, Seed, Share, Side, Threads
 from vitrail.training.run import Average, Model, Optim, Progressive, Schedule, Track, Tune
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    Picture = str | Path | Image.Image | np.ndarray | torch.Tensor
+    Pictures = Picture | Sequence[Picture | Sequence[Any]]
+    """Images in Python: paths, pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many of them in one
+    with a further dimension in front, and lists of these."""
+else:  # on the command line all are paths
+    Picture = Pictures = str | Path
 
 
 class TrialKeywords(TypedDict, total=False):

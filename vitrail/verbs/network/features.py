@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import Listed
     from vitrail.data.loading.loader import Loader
+    from vitrail.data.sources.indexed import GivenImages
     from vitrail.data.tiles.grid import TileBox, Tiling
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
@@ -91,6 +93,21 @@ def open_train_and_test(
         raise UsageError(f"{model} was trained without test or validation images. Give DATA after it")
     remaining, held_out = hold_out(train, Data().holdout, seed)
     return TrainAndTestImages(View(train, remaining), View(train, held_out), f"{settings.path}, a tenth held out")
+
+
+def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str | Path, ...], list[Any]]:
+    """Return paths, or if there are others among the images, all of them, one by one. Lists are taken apart.
+
+    Raises UsageError if one of `for_files`, settings of files, is set for images that Python holds.
+    """
+    from vitrail.data.sources.indexed import one_by_one
+
+    each = list(one_by_one(images))
+    if all(isinstance(one, str | Path) for one in each):
+        return tuple(each), []
+    if unfit := [name for name, value in for_files.items() if value is not None]:
+        raise UsageError(f"{unfit[0]} is a setting of files, and there are images that are no paths. Remove it")
+    return (), each
 
 
 def open_images(
@@ -156,6 +173,12 @@ class Embedder:
         self.transform = FewShotImages(self.size) if prepare == "protocol" else eval_transform(preprocess)
         self._compute = compute
         self._model = model
+
+    def source(self, held: list[Any]) -> GivenImages:
+        """Return images that Python holds, and paths, as a source."""
+        from vitrail.data.sources.indexed import GivenImages
+
+        return GivenImages(held, bands=self.network.card.preprocess.bands is not None)
 
     @cached_property
     def identity(self) -> tuple[str, str]:

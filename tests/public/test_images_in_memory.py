@@ -1,0 +1,97 @@
+"""`predict`, `embed` and `search` take images that Python holds, and answer as for files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.data.settings import Preprocess
+from vitrail.errors import DataError, UsageError
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=2)
+HOW: dict[str, Any] = dict(device="cpu", precision="float32")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory") / "model"
+    torch.manual_seed(0)
+    network = ViT(CONFIG)
+    torch.nn.init.normal_(network.head.weight)
+    save_model(folder, network, Card(CONFIG, ["a", "b"], Preprocess((16, 16), resize="squash")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Photos with and without an alpha channel, one of them turned by its EXIF tag."""
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    found = []
+    for number, mode in enumerate(("RGB", "RGBA", "L", "RGB")):
+        picture = Image.fromarray(rng.integers(0, 256, (20, 24, 4), dtype=np.uint8), "RGBA").convert(mode)
+        exif = Image.Exif()
+        exif[0x0112] = 6 if number == 3 else 1
+        found.append(folder / f"{number}.png")
+        picture.save(found[-1], exif=exif)
+    return found
+
+
+def shares(found: Any) -> list[dict[str, float]]:
+    return [dict(zip(row.classes, row.probabilities, strict=True)) for row in found.rows]
+
+
+def test_pictures_are_predicted_as_their_files(model: Path, files: list[Path]) -> None:
+    expected = shares(vitrail.predict(model, *files, **HOW))
+    assert shares(vitrail.predict(model, files, **HOW)) == expected
+    found = vitrail.predict(model, [Image.open(file) for file in files], **HOW)
+    assert shares(found) == expected and [row.path for row in found.rows] == [f"images[{i}]" for i in range(4)]
+    mixed = vitrail.predict(model, files[0], Image.open(files[1]), **HOW)
+    assert shares(mixed) == expected[:2] and [row.path for row in mixed.rows] == [str(files[0]), "images[1]"]
+
+
+def test_arrays_and_tensors_alone_and_many_in_one(model: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 20, 24, 3), dtype=np.uint8)
+    expected = shares(vitrail.predict(model, *map(Image.fromarray, pixels), **HOW))
+    tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    for images in (list(pixels), pixels, [pixels[:2], pixels[2]], list(tensors), tensors):
+        assert shares(vitrail.predict(model, images, **HOW)) == expected
+
+
+def test_features_are_returned_and_searched(model: Path, files: list[Path], tmp_path: Path) -> None:
+    vitrail.embed(model, files, out=tmp_path / "f.npz", **HOW)
+    pictures = [Image.open(file) for file in files]
+    found = vitrail.embed(model, pictures, **HOW)
+    assert np.array_equal(found.features, np.load(tmp_path / "f.npz")["features"])
+    by_file = vitrail.search(model, *files, like=files[0], **HOW)
+    by_picture = vitrail.search(model, files, like=Image.open(files[0]), **HOW)
+    assert by_picture.matches[0].image == str(files[0]) and by_picture.matches[0].similarity == pytest.approx(1)
+    assert [match.image for match in by_picture.matches[1:]] == [match.image for match in by_file.matches]
+    among = vitrail.search(model, pictures, like=(files[0],), **HOW)
+    assert among.matches[0].image == "images[0]" and len(among.matches) == 4
+
+
+def test_what_is_no_image_and_what_is_for_files(model: Path, tmp_path: Path) -> None:
+    pixels = np.zeros((20, 24, 3), np.uint8)
+    for wrong, words in (
+        (pixels / 255, "uint8"),
+        (np.zeros((2, 20, 24), np.uint8), r"\(2, 20, 24\)"),
+        (3, "Valid are"),
+    ):
+        with pytest.raises(DataError, match=words):
+            vitrail.predict(model, [wrong], **HOW)
+    with pytest.raises(UsageError, match="out is a setting of files"):
+        vitrail.predict(model, pixels, out=tmp_path / "x.csv", **HOW)
+    with pytest.raises(UsageError, match="tokens is a setting of files"):
+        vitrail.embed(model, pixels, tokens=True, **HOW)
+    with pytest.raises(UsageError, match="include is a setting of files"):
+        vitrail.predict(model, pixels, include=["*.png"], **HOW)
