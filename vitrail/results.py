@@ -10,6 +10,7 @@ from vitrail.data.check import Report
 from vitrail.data.images.pillow import ModelInput
 from vitrail.data.loading.pack import PackResult
 from vitrail.data.stats import Stats
+from vitrail.evaluation.features import Features
 from vitrail.exports.write import Exported
 from vitrail.inspection.distance import Distances
 from vitrail.inspection.embedding_map import EmbeddingMap
@@ -62,6 +63,7 @@ __all__ = [
     "EngineBench",
     "Evaluation",
     "Exported",
+    "Features",
     "Filters",
     "HeadMaps",
     "Info",

@@ -16,7 +16,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import LenientDataKeywords, Pictures
+from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
@@ -77,7 +77,7 @@ class Predictions:
 @overload
 def predict(
     model: str | Path,
-    *images: Pictures,
+    *images: ImagesLike,
     top: Count = 5,
     reject: Share | None = None,
     calibrate: bool = True,
@@ -96,7 +96,7 @@ def predict(
 @overload
 def predict(
     model: str | Path,
-    *images: Pictures,
+    *images: ImagesLike,
     top: Count = 5,
     reject: Share | None = None,
     calibrate: bool = True,
@@ -116,7 +116,7 @@ def predict(
 @checked
 def predict(
     model: str | Path,
-    *images: Pictures,
+    *images: ImagesLike,
     top: Count = 5,
     reject: Share | None = None,
     calibrate: bool = True,

@@ -14,7 +14,7 @@ from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import DataKeywords, Pictures
+from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
@@ -57,7 +57,7 @@ class WrittenFeatures:
 @checked
 def embed(
     model: str | Path,
-    *paths: Pictures,
+    *paths: ImagesLike,
     out: str | Path | None = None,
     merge: str | Path | None = None,
     split: str | None = None,

@@ -13,7 +13,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import DataKeywords, Picture, Pictures
+from vitrail.verbs.flags.keywords import DataKeywords, ImageLike, ImagesLike
 from vitrail.verbs.network.features import Embedder, open_images, paths_or_images
 from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
@@ -58,8 +58,8 @@ class Matches:
 @checked
 def search(
     model: str | Path,
-    *paths: Pictures,
-    like: tuple[Picture, ...] = (),
+    *paths: ImagesLike,
+    like: tuple[ImageLike, ...] = (),
     features: str | Path | None = None,
     top: Count = 10,
     out: str | Path | None = None,

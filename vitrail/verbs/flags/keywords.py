@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
-    Picture = str | Path | Image.Image | np.ndarray | torch.Tensor
-    Pictures = Picture | Sequence[Picture | Sequence[Any]]
+    ImageLike = str | Path | Image.Image | np.ndarray | torch.Tensor
+    ImagesLike = ImageLike | Sequence[ImageLike | Sequence[Any]]
     """Images in Python: paths, pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many of them in one
     with a further dimension in front, and lists of these."""
 else:  # on the command line all are paths
-    Picture = Pictures = str | Path
+    ImageLike = ImagesLike = str | Path
 
 
 class TrialKeywords(TypedDict, total=False):
