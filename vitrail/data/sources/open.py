@@ -21,6 +21,7 @@ from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import HEIC
 from vitrail.data.images import heic
 from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
+from vitrail.data.labels.alike import alike_classes
 from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
 from vitrail.data.labels.kind import of_one_kind, without_labels
 from vitrail.data.labels.sets import LabelSets, class_counts, known
@@ -245,10 +246,22 @@ def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
     found.findings.warnings += masks_beside(kept.values())
+    found.findings.warnings += _outside(path, found.findings)
+    found.findings.warnings += alike_classes(kept.values())
     for name in found.splits:
         if name not in kept:
             found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
     return of_one_kind(DataSet(kept, found.findings), columns)
+
+
+def _outside(path: str, findings: Findings) -> Iterator[str]:
+    """Yield a warning if images lie outside the folder of the data."""
+    if findings.outside:
+        what = "image lies" if findings.outside == 1 else "images lie"
+        yield (
+            f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
+            f"{findings.first_outside}. They are used. `vitrail data pack` copies them only with --outside"
+        )
 
 
 def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
