@@ -325,3 +325,21 @@ def test_a_split_column_in_one_of_several_tables_loses_no_image(tmp_path: Path) 
     found = find(str(tmp_path))
     assert {name: len(source) for name, source in found.splits.items()} == {"train": 4, "test": 2}
     assert any("'split' of train.csv is not used" in line for line in found.findings.warnings)
+
+
+def test_a_resumed_run_keeps_its_order_of_classes(tmp_path: Path) -> None:
+    root = tree(tmp_path, *(f"{part}/{name}/1.png" for part in ("train", "val", "test") for name in ("0", "1", "10")))
+    splits = open_data(str(root))
+    earlier = splits.in_order(["1", "10", "0"])  # as a run of an earlier version recorded it
+    for before, after in zip(splits_of(splits), splits_of(earlier), strict=True):
+        assert [named_label(after, row) for row in range(3)] == [named_label(before, row) for row in range(3)]
+        assert after.class_names == ["1", "10", "0"]
+    assert splits.in_order(["a", "b"]) is splits  # other classes are an error elsewhere
+
+
+def splits_of(splits):
+    return [splits.train, splits.validation, splits.test]
+
+
+def named_label(source, index: int) -> str:
+    return source.class_names[source[index].label]

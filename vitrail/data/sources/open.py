@@ -9,7 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,18 @@ class Splits:
     held_out: dict[str, Any] = field(default_factory=dict)
     """Origin of the validation images: {"validation": split name} if the data have such a split, else
     {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`."""
+
+    def in_order(self, class_names: list[str]) -> Splits:
+        """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
+
+        Runs of an earlier version have another order of the classes of folders that are numbers.
+        """
+        if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
+            return self
+        train = View(self.train, class_names=class_names)
+        held = (None if part is None else View(part, class_names=class_names) for part in (self.validation, self.test))
+        validation, test = held
+        return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
 
 
 def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
