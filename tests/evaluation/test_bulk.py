@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vitrail import world
+from vitrail.data.item import ids
 from vitrail.data.loading.pack import pack
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import find
@@ -247,3 +248,23 @@ def test_a_process_knows_its_share(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert world.share() == expected
+
+
+def test_ids_of_splits_open_below_the_data_and_are_unique(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("training_set/a/1.png", "training_set/b/1.png", "test_set/x/a/1.png", "test_set/x/b/1.png"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(name.encode())
+
+    def lengths(source, receive) -> list[tuple[str, str]]:
+        receive({"id": pa.array(ids(source, np.arange(len(source)))), "length": pa.array(source.sizes)})
+        return []
+
+    one = Job(tmp_path / "out", find(str(data)).splits, {"verb": "test"}, data)
+    assert one.run(lengths, 0, 1).complete
+    one.merge(tmp_path / "all.parquet")
+    rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    assert len({row["id"] for row in rows}) == 4
+    for row in rows:
+        assert (data / row["id"]).read_bytes() == row["id"].encode() and len(row["id"]) == row["length"]
+        assert row["id"].startswith(f"{row['split']}/")

@@ -52,7 +52,7 @@ def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: P
     table = pq.read_table(tmp_path / "all.parquet")
     model = vitrail.load(network)
     row = 0
-    for source in find(str(digits)).splits.values():
+    for split, source in find(str(digits)).splits.items():
         loader = Loader(source, transform=eval_transform(model.card.preprocess), image_size=SIDE, batch_size=97,
                         shuffle=False, drop_last=False)  # fmt: skip
         for batch in loader.epoch(0):
@@ -65,7 +65,7 @@ def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: P
             named = np.array([names[0] for names in part["classes"].to_pylist()])
             assert (named == np.array([f"class {n}" for n in classes[:, 0].tolist()]))[sure].all()
             assert part["label"].to_pylist() == [source.class_names[n] for n in batch.labels.tolist()]
-            assert part["id"].to_pylist() == [source.id(n) for n in batch.index.tolist()]
+            assert part["id"].to_pylist() == [f"{split}/{source.id(n)}" for n in batch.index.tolist()]
             row += len(classes)
     assert row == len(table)
 

@@ -130,7 +130,7 @@ def test_what_embed_writes_is_what_probe_computes(
     for split, (features, labels) in pixels(network, flowers).items():
         np.testing.assert_allclose(arrays[f"{split}_features"], features, rtol=1e-3, atol=1e-4)
         np.testing.assert_array_equal(arrays[f"{split}_labels"], labels)
-        assert all((flowers / split / name).exists() for name in arrays[f"{split}_ids"])
+        assert all((flowers / name).is_file() and name.startswith(f"{split}/") for name in arrays[f"{split}_ids"])
     model = ["--precision", "float32", "--workers", "0"]
     for verb, more in (
         ("fewshot", ["--shots", 1, 5, "--protocol", "paper-2020"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,12 +18,34 @@ HEIC = (".heic", ".heif", ".hif")
 """Suffixes of images that need the package pillow-heif."""
 ARRAYS = (".npy", ".npz")
 """Suffixes of arrays. They are images only where there are no pictures: else they may be features or masks."""
-_JUNK = frozenset(("thumbs.db", "desktop.ini", "__macosx", "dicomdir"))
+_JUNK = frozenset((
+    "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "$recycle.bin", "recycler", "recycled",
+    "system volume information", "dfsrprivate",  # Windows
+    "__macosx", "icon\r", "network trash folder", "temporary items", "thevolumesettingsfolder",  # macOS
+    "lost+found",  # Linux: at the root of each ext4 disk
+    "@eadir", "#recycle", "#snapshot", "@tmp", "@sharebin", "@sharesnap",  # Synology
+    "@recycle", "@recently-snapshot", "@__thumb",  # QNAP
+    "~snapshot", "__pycache__", "dicomdir",
+))  # fmt: skip
+_CHECKED = re.compile(r"found\.\d{3}")
+"""Name of a folder in which Windows puts parts of files after it has checked a disk."""
 
 
 def is_junk(name: str) -> bool:
-    """Return whether a name is of a hidden or system file: .DS_Store, ._x.jpg, __MACOSX, Thumbs.db, DICOMDIR."""
-    return name.startswith(".") or name.lower() in _JUNK
+    """Return whether a name is of a hidden file, or of what a system leaves: .DS_Store, Thumbs.db, @eaDir, lost+found.
+
+    Systems are Windows, macOS, Linux and network disks (Synology, QNAP, NetApp).
+    """
+    lowered = name.lower()
+    return name.startswith(".") or lowered in _JUNK or _CHECKED.fullmatch(lowered) is not None
+
+
+def in_junk(path: str) -> bool:
+    """Return whether a relative path, with "/", leads through a folder that is hidden or a system's, or to such a file.
+
+    "." and ".." are neither.
+    """
+    return any(is_junk(part) for part in path.split("/") if part not in (".", ".."))
 
 
 def is_image_name(name: str) -> bool:
@@ -81,7 +104,8 @@ def ending_of(name: str) -> str:
 def other_files(folder: Path) -> str:
     """Return the number of files of each kind below a folder without images, and what to do with them."""
     counts: Counter[str] = Counter()
-    for _, _, names in os.walk(folder):
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_junk(name)]
         counts.update(ending_of(name) for name in names if not is_junk(name))
         if counts.total() > _MOST:
             break

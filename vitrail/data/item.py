@@ -6,6 +6,7 @@ source, and `Findings`, which say what was left out and why. `open` chooses and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -26,6 +27,10 @@ ROLES = {
     "test": ("test", "testing"),
 }
 """Purpose of a split -> its usual names."""
+
+
+_EXAMPLES = 3
+"""Number of ignored files of a kind that are named."""
 
 
 class Item(NamedTuple):
@@ -106,13 +111,26 @@ class Findings:
     kind: str
     """folder, labelled files, csv, parquet, hub, shards, packed, arrays, digits, tfds, lists."""
     ignored: dict[str, int] = field(default_factory=dict)
-    """Reason -> number of files that were ignored because they are not images."""
+    """Reason -> number of files, or columns of tables, that were ignored."""
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    """Reason -> the names of the first of them."""
     dropped: list[Rejected] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    outside: int = 0
+    """Number of images outside the folder of the data: through a link, or through their paths in a table."""
+    first_outside: str = ""
+    """Path of the first of them."""
 
-    def ignore(self, reason: str) -> None:
-        """Count one more file that was ignored for this reason."""
+    def lies_outside(self, path: str) -> None:
+        """Count one more image that lies outside the folder of the data."""
+        self.outside += 1
+        self.first_outside = self.first_outside or path
+
+    def ignore(self, reason: str, name: str) -> None:
+        """Count one more file, or column of a table, that was ignored for this reason."""
         self.ignored[reason] = self.ignored.get(reason, 0) + 1
+        if len(first := self.examples.setdefault(reason, [])) < _EXAMPLES:
+            first.append(name)
 
     def drop(self, id: str, reason: str) -> None:
         """List an image (or a file named like one) that was left out."""
@@ -131,7 +149,10 @@ class Findings:
     def lines(self) -> list[str]:
         """Return the findings as lines for a terminal; none if nothing was left out."""
         lines = list(self.warnings)
-        lines += [f"ignored {count} x {reason}" for reason, count in sorted(self.ignored.items())]
+        for reason, count in sorted(self.ignored.items()):
+            first = self.examples.get(reason, [])
+            more = ", ..." if count > len(first) else ""
+            lines.append(f"ignored {count} x {reason}" + (f": {', '.join(first)}{more}" if first else ""))
         lines += [f"left out {item.id}: {item.reason}" for item in self.dropped]
         return lines
 
@@ -297,9 +318,21 @@ def _translate(source: Listed, class_names: list[str]) -> Labels:
     return translated(source.labels, table, len(class_names))
 
 
+def split_word(name: str) -> str:
+    """Return the usual name of a split that a name contains as a word: "training_set" -> "training"; "" if none."""
+    usual = {one for names in ROLES.values() for one in names}
+    return next((word for word in re.split(r"[-_. ]+", name.lower()) if word in usual), "")
+
+
+def is_usual(name: str) -> bool:
+    """Return whether a name is a usual name of a split and nothing more: "Train", not "train_2"."""
+    return bool(name) and split_word(name) == name.lower()
+
+
 def role_of(name: str) -> str | None:
-    """Return "train", "validation" or "test" for a usual name of such a split, else None."""
-    return next((role for role, names in ROLES.items() if name.lower() in names), None)
+    """Return "train", "validation" or "test" for a name that contains a usual name of such a split, else None."""
+    word = split_word(name)
+    return next((role for role, names in ROLES.items() if word in names), None)
 
 
 def split_title(name: str) -> str:

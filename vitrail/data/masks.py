@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.image_names import in_junk
 from vitrail.data.images.decode import class_values, upright_size
 from vitrail.data.item import ROLES, UNKNOWN, Findings, role_of
 from vitrail.data.settings import Data
@@ -135,7 +136,8 @@ def _paired(images: Path, masks: Path, split: str) -> MaskedImages:
             f"{which} in {images} {has}: {listing(missing, 3)}. Expected is a PNG of the same name, such as "
             f"{place / Path(missing[0]).with_suffix('.png')}"
         )
-    if others := {path for path in place.rglob("*.png")} - set(paths):
+    found = {path for path in place.rglob("*.png") if not in_junk(path.relative_to(place).as_posix())}
+    if others := found - set(paths):
         log.warning("%d masks in %s have no image, and are not used: %s", len(others), place, _some(others))
     return MaskedImages(file_source(images, files, []), paths)
 

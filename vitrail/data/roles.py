@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, role_of, split_title
+from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, is_usual, role_of, split_title
 from vitrail.data.labels.kind import without_labels
 from vitrail.data.labels.sets import class_counts, known
 from vitrail.data.settings import Data
@@ -19,17 +19,23 @@ SUBSET = "subset"
 
 
 def of_role(found: DataSet, role: str) -> list[str]:
-    """Return the names of the splits for `role`, the usual name first."""
+    """Return the names of the splits for `role`: the usual names, or else those that contain one ("test_set")."""
     lowered = {name.lower(): name for name in found.splits}
-    return [lowered[name] for name in ROLES[role] if name in lowered]
+    usual = [lowered[name] for name in ROLES[role] if name in lowered]
+    return usual or [name for name in found.splits if role_of(name) == role]
 
 
 def named_split(found: DataSet, wanted: str, path: str) -> str:
     """Return the split called `wanted`, or by another usual name of it. Raises UsageError that lists the splits."""
     if wanted in found.splits:
         return wanted
-    role = role_of(wanted)
+    role = role_of(wanted) if is_usual(wanted) else None
     if role and (names := of_role(found, role)):
+        if len(names) > 1 and not is_usual(names[0]):
+            raise UsageError(
+                f"{path} has {len(names)} splits that {wanted!r} may mean: {listing(names, 5)}. Name one, or several "
+                f"for training: {'+'.join(names[:2])!r} (data.train, data.validation, data.test)"
+            )
         return names[0]
     there = [repr(name) for name in found.splits if name]
     splits = f"its splits are {', '.join(there)}" if there else "it is not split"
@@ -38,7 +44,7 @@ def named_split(found: DataSet, wanted: str, path: str) -> str:
 
 def training_splits(found: DataSet, data: Data) -> list[str]:
     """Return the names of the splits to train on: one, or several for "train+val". Raises UsageError."""
-    if list(found.splits) == [""] and role_of(data.train) == "train":
+    if list(found.splits) == [""] and is_usual(data.train) and role_of(data.train) == "train":
         return [""]
     parts = [data.train] if data.train in found.splits else data.train.split("+")
     names = [named_split(found, part, data.path) for part in parts]

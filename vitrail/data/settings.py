@@ -138,7 +138,13 @@ class Data(Open, section="data"):
             self.labels_per_image,
             self.label_from,
             Selection.of(self.include, self.exclude),
+            self._named_splits(),
         )
+
+    def _named_splits(self) -> tuple[str, ...]:
+        """Return the splits that the settings name, apart from "train", which is the default."""
+        names = [*self.train.split("+"), self.validation, self.test]
+        return tuple(name for name in names if name and name not in ("train", "none", "subset"))
 
 
 class Columns(NamedTuple):
@@ -159,6 +165,8 @@ class Columns(NamedTuple):
     """`Data.label_from`."""
     selection: Selection = Selection()
     """`Data.include` and `Data.exclude`."""
+    splits: tuple[str, ...] = ()
+    """Splits that `Data.train`, `Data.validation` and `Data.test` name: folders of these names are splits."""
 
 
 @dataclass(frozen=True)

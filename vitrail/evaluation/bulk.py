@@ -3,7 +3,7 @@
 ```
 FOLDER/
     job.json                     data, weights and settings; the folder rejects a job with other values
-    00000-train-0000.parquet     one row per image: id, label and the result
+    00000-train-0000.parquet     one row per image: id, split (if there are splits), label and the result
     00000-train-0000.done.json   images, rows, size and sha256 of that file, and the unreadable images
     complete.json                written when all parts are done and hold every image once
 ```
@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitrail.data.item import Listed, View, ids
+from vitrail.data.sources.located import Located
 from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
 from vitrail.files import read_json_object, refuse_other_files, replacing, sha256, write_once
@@ -53,16 +54,23 @@ class ResultPart(NamedTuple):
     name: str
     source: Listed
     indices: np.ndarray
+    split: str | None = None
+    """The split that the images are in; None if the data set has no splits."""
 
 
-def parts(splits: dict[str, Listed]) -> list[ResultPart]:
-    """Return the parts of a data set: its shards, or pieces of `CHUNK` images if it has none."""
+def parts(splits: dict[str, Listed], path: str | Path | None = None) -> list[ResultPart]:
+    """Return the parts of a data set: its shards, or pieces of `CHUNK` images if it has none.
+
+    path: The data set as the user named it, which the ids of images are relative to (default: ids as in the splits).
+    """
     found: list[ResultPart] = []
     for split, source in splits.items():
         shards = getattr(source, "parts", None)
         pieces = _pieces(source, split) if shards is None else shards()
+        shown = source if path is None else Located(source, split if len(splits) > 1 else "", path)
         for name, indices in pieces:
-            found.append(ResultPart(f"{len(found):05d}-{name}", source, indices))
+            part = ResultPart(f"{len(found):05d}-{name}", shown, indices, split if len(splits) > 1 else None)
+            found.append(part)
     return found
 
 
@@ -92,12 +100,18 @@ class State:
 class Job:
     """The parts of one data set with their results in one folder. `about` holds the facts that identify the job.
 
+    path: See `parts`.
+
     Raises UsageError if the folder holds another job or other files, DataError if it cannot be written.
     """
 
-    def __init__(self, folder: Path, splits: dict[str, Listed], about: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, splits: dict[str, Listed], about: dict[str, Any], path: str | Path | None = None
+    ) -> None:
         self.folder = folder
-        self.parts = parts(splits)
+        self.parts = parts(splits, path)
+        if len(splits) > 1:
+            about = {**about, "splits": list(splits)}
         about = {**about, "parts": len(self.parts), "images": sum(len(source) for source in splits.values())}
         written = folder / JOB
         with writing(folder, DataError):
@@ -191,7 +205,7 @@ class Job:
         with writing(file, DataError):
             with replacing(file) as partial:
                 with closing(_Rows(partial)) as rows:
-                    bad = compute(View(part.source, part.indices), rows.add)
+                    bad = compute(View(part.source, part.indices), lambda columns: _add(rows, part.split, columns))
                 written = {"bytes": partial.stat().st_size, "sha256": sha256(partial)}
             facts = {"images": len(part.indices), "rows": rows.count, "bad": bad, **written}
             with replacing(self._path(part, "done.json")) as partial:
@@ -199,6 +213,14 @@ class Job:
 
     def _path(self, part: ResultPart, suffix: str) -> Path:
         return self.folder / f"{part.name}.{suffix}"
+
+
+def _add(rows: _Rows, split: str | None, columns: ResultColumns) -> None:
+    """Add results to a file, with the split of the images behind their ids."""
+    if split is not None:
+        ids = columns["id"]
+        columns = {"id": ids, "split": pa.array([split] * len(ids), pa.string()), **columns}
+    rows.add(columns)
 
 
 class _Rows:

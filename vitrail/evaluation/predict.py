@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 import numpy as np
 import torch
 
-from vitrail.data.image_names import KINDS, images_among, is_junk, other_files
+from vitrail.data.image_names import KINDS, images_among, in_junk, is_junk, other_files
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import Listed
@@ -129,12 +129,18 @@ def find_images(paths: Iterable[str | Path], selection: Selection = ALL) -> Iter
 def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]]) -> Iterator[Path]:
     for path, matches in found:
         for match in map(Path, matches or [path]):
-            if match != path and is_junk(match.name):
+            if match != path and in_junk(match.relative_to(_fixed(path)).as_posix()):
                 continue
             if match.is_dir():
                 yield from _below(match, set())
             elif match == path or any(is_image(str(match)) for is_image in KINDS):
                 yield match
+
+
+def _fixed(pattern: Path) -> Path:
+    """Return the folders of a pattern up to its first part with a wildcard: the user wrote these names."""
+    parts = pattern.parts
+    return Path(*parts[: next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))])
 
 
 def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from vitrail import world
 from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.files import check_writable, json_text, open_regular, read_json_object, replacing
+from vitrail.files import check_writable, json_text, open_regular, read_json, read_json_object, replacing
 from vitrail.run_log import Dropped, fitting, log_lines
 from vitrail.training.run import Run
 from vitrail.training.trackers.tracker import TrackedRun
@@ -115,6 +115,14 @@ class RunFolder:
     def facts(self) -> dict[str, Any]:
         """Return what run.json says, without the entries that have another type than a run writes."""
         return fitting(self.read_json("run.json"))[0]
+
+    def class_names(self) -> list[str]:
+        """Return the class names in the order of the outputs; none if classes.json is missing or cannot be read."""
+        try:
+            value = read_json(self.path / "classes.json", CheckpointError)
+        except CheckpointError:
+            return []
+        return value if isinstance(value, list) and all(isinstance(name, str) for name in value) else []
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` to file `name`; numbers that are not finite become null."""

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitrail.data.cache import cache_folder
+from vitrail.data.item import split_word
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.open import find, open_data
-from vitrail.data.sources.table import encode_labels, split_of
+from vitrail.data.sources.table import encode_labels
 from vitrail.errors import DataError, DecodeError, UsageError
 
 
@@ -158,7 +159,7 @@ def test_absolute_and_upward_paths(tmp_path: Path) -> None:
     ],
 )
 def test_split_names_in_file_names(name: str, split: str) -> None:
-    assert split_of(Path(name)) == split
+    assert split_word(Path(name).stem) == split
 
 
 # parquet

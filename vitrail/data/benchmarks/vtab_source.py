@@ -157,7 +157,7 @@ def _drawn(task: VtabTask, found: DataSet, path: str) -> DataSet:
         f"{len(chosen):,} images are drawn, the same ones each time. They are not those of VTAB-1k, because this copy "
         "does not have its order"
     )
-    return DataSet(splits, Findings(found.findings.kind, dict(found.findings.ignored), [], [warning]))
+    return DataSet(splits, Findings(found.findings.kind, dict(found.findings.ignored), warnings=[warning]))
 
 
 def _differences(task: VtabTask, found: DataSet) -> list[str]:

@@ -67,15 +67,21 @@ class PackResult:
     """Images that were left out because they cannot be decoded."""
 
 
-def pack_data(data: Data | str, folder: str | Path, **choices: Any) -> dict[str, PackResult]:
+def pack_data(data: Data | str, folder: str | Path, *, outside: bool = False, **choices: Any) -> dict[str, PackResult]:
     """Pack every split of the data into `folder/<split>`, or into `folder` if there is only one split.
 
-    `choices` are those of `pack`. Raises DataError if `folder` lies within the data or holds other files.
+    `choices` are those of `pack`. Raises DataError if `folder` lies within the data or holds other files, and unless
+    `outside` if images lie outside the folder of the data, through links or paths: packing would copy them.
     """
     data = data if isinstance(data, Data) else Data(path=data)
     target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
     found = find_and_warn(data)
+    if found.findings.outside and not outside:
+        raise DataError(
+            f"{found.findings.outside:,} images lie outside {data.path}, the first {found.findings.first_outside}, and "
+            "packing copies them. Remove the links or rows, or copy them knowingly with --outside"
+        )
     first = next(iter(found.splits.values()))
     bands = kept(data, layouts(first, data.channels))
     for name in found.splits:  # all of them before the first is written

@@ -26,7 +26,7 @@ from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, label_at, label_names, label_text
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
-from vitrail.data.sources.table import IMAGE_COLUMNS, Rows, find_column, group_by_split
+from vitrail.data.sources.table import IMAGE_COLUMNS, Rows, find_column, group_by_split, unused_columns
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 from vitrail.words import is_name
@@ -94,7 +94,7 @@ def read_parquet(path: Path, files: list[Path], columns: Columns) -> DataSet:
     groups = group_by_split(files)
     for name, group in groups.items():
         with _readable(group[0]):
-            opened[name or path.stem * (len(groups) > 1)] = _open_group(group, columns)
+            opened[name or path.stem * (len(groups) > 1)] = _open_group(group, columns, findings)
     return _labelled(opened, columns, findings, path.stem)
 
 
@@ -110,13 +110,14 @@ def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings, 
     return found
 
 
-def _open_group(files: list[Path], columns: Columns) -> _Opened:
+def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Opened:
     with open_regular(files[0]) as file:
         schema = pq.read_schema(file)
     where = str(files[0])
     image = find_column(schema.names, columns.image, IMAGE_COLUMNS, "image", where)
     kind = schema.field(image).type
     labels = label_columns(schema, image, columns, where, partial(_column, files))
+    unused_columns(schema.names, {image, *labels}, files[0].name, findings)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         tables = []
         for part in files:
@@ -218,16 +219,18 @@ def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
     """Open the splits of a `datasets.DatasetDict`; its Arrow files are memory-mapped. Raises DataError,
     UsageError."""
     opened: dict[str, _Opened] = {}
+    findings = Findings("hub")
     for name, split in splits.items():
         table = split.flatten_indices().data if split._indices is not None else split.data
         image = find_column(split.column_names, columns.image, IMAGE_COLUMNS, "image", name)
         names = label_columns(table.schema, image, columns, name, table.column)
+        unused_columns(split.column_names, {image, *names}, f"split {name!r}", findings)
         feature = split.features[names[0]] if len(names) == 1 else None
         class_names = getattr(getattr(feature, "feature", feature), "names", None)
         images, paths = _bytes_and_paths(table.column(image))
         labels = LabelColumns(name, {label: table.column(label) for label in names}, class_names)
         opened[name] = _Opened(name, images, paths, labels, root)
-    return _labelled(opened, columns, Findings("hub"))
+    return _labelled(opened, columns, findings)
 
 
 def open_saved(path: Path, columns: Columns) -> DataSet:

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title, split_word
 from vitrail.data.labels.found_in.kinds import advice, labels_of
 from vitrail.data.labels.found_in.place import FoundLabel, Images
 from vitrail.data.selection import ALL, Selection
@@ -27,7 +27,6 @@ from vitrail.data.sources.folder import (
     no_images,
     note_others,
 )
-from vitrail.data.sources.table import split_of
 from vitrail.errors import DataError
 from vitrail.words import listing
 
@@ -109,7 +108,7 @@ def _first_fork(path: Path) -> Path:
     """Return the folder below `path` that holds more than the next folder: archives often hold their folder."""
     for _ in range(_DEEPEST):
         folders = folders_in(path)
-        if len(folders) != 1 or has_image(path) or split_of(folders[0]):
+        if len(folders) != 1 or has_image(path) or split_word(folders[0].name):
             return path
         path = folders[0]
     return path
@@ -119,7 +118,7 @@ def _splits(path: Path) -> dict[str, Path]:
     """Return the folders that are splits, by the word in their names ("train_images" is "train"); {} if none trains."""
     found: dict[str, Path] = {}
     for folder in folders_in(path):
-        if (name := split_of(folder)) and layout(folder) != "empty":
+        if (name := split_word(folder.name)) and layout(folder) != "empty":
             found.setdefault(name, folder)
     return found if any(map(_trains, found)) else {}
 
@@ -136,7 +135,7 @@ def _flat(path: Path) -> str | None:
     if not folders and has_image(path):
         count = len(_image_names(path))
         return f"{path} holds {count:,} image{'s' * (count != 1)} and no class folder with images"
-    roles = [split_of(folder) for folder in folders]
+    roles = [split_word(folder.name) for folder in folders]
     if folders and all(roles) and any(map(_trains, roles)) and all(layout(one) == "images" for one in folders):
         return f"{path}: {' and '.join(f'{folder.name}/' for folder in folders)} hold images but no class folders"
     return None

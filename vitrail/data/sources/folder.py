@@ -1,13 +1,14 @@
 """Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once; each is
 read when its image is needed.
 
-A name alone does not make a split: `train` is also a class of CIFAR-100. A folder is a split if it holds class
-folders."""
+A name alone does not make a split: `train` is also a class of CIFAR-100. A folder is a split if its name contains a
+usual name of a split as a word (`training_set`), or if a setting names it, and if it holds class folders."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +19,18 @@ import pyarrow as pa
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
 from vitrail.data.labels.links import FEWEST, Links, links
-from vitrail.data.labels.sets import Labels, Named, label_at, named
+from vitrail.data.labels.sets import Labels, Named, label_at, named, order_classes
 from vitrail.data.selection import ALL, Selection
 from vitrail.data.settings import PerImage
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
+from vitrail.words import listing
 
 MAX_BYTES = 2**30
 """Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
 
+_WRAPPED = 3
+"""Maximum number of folders between the folder of a split and its class folders."""
 _BLOCK = 10_000
 """Number of names that are unpacked at once."""
 
@@ -169,19 +173,22 @@ def has_images(path: Path) -> bool:
     return has_image(path) or any(layout(folder) != "empty" for folder in folders_in(path))
 
 
-def read_folder(path: Path, per_image: PerImage = "one", selection: Selection = ALL) -> DataSet:
+def read_folder(
+    path: Path, per_image: PerImage = "one", selection: Selection = ALL, named: Collection[str] = ()
+) -> DataSet:
     """Open a tree of class folders. Raises DataError, which shows the expected tree, if there is none.
 
-    per_image: See `Data.labels_per_image`."""
+    per_image: See `Data.labels_per_image`. named: Folders that are splits by `Data.train`, `validation` and `test`."""
     findings = Findings("folder")
     folders = folders_in(path)
-    splits = _split_folders(folders)
+    splits = _split_folders(folders, named)
     if splits:
         note_others(path, splits, findings)
-        trees = {folder.name: _listed_classes(folder, findings, selection) for folder in splits}
+        trees = {folder.name: _listed_classes(_inner(folder), findings, selection) for folder in splits}
         return _with_links(trees, findings, per_image)
     if not any(layout(folder) != "empty" for folder in folders):
         raise DataError(no_images(path))
+    findings.warnings += _nested(path, folders)
     return _with_links({"": _listed_classes(path, findings, selection)}, findings, per_image)
 
 
@@ -189,13 +196,15 @@ def note_others(path: Path, splits: list[Path], findings: Findings) -> None:
     """List what lies beside the folders of splits and is not used."""
     for name in entries(path):
         if is_junk(name) or not (path / name).is_dir():
-            findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders")
+            findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders", name)
         elif path / name not in splits:
             findings.warnings.append(f"folder {name!r} is not a split: left out")
 
 
 def read_classes(path: Path, findings: Findings) -> FileSource:
-    """List `path/class/**/image`; classes are the sorted folder names. An empty class folder causes a warning."""
+    """List `path/class/**/image`; classes are the folder names, in the order of `order_classes`.
+
+    An empty class folder causes a warning."""
     return _listed_classes(path, findings).source
 
 
@@ -224,7 +233,7 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
     class_names: list[str] = []
     for name in entries(path):
         if is_junk(name) or not (path / name).is_dir():
-            findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders")
+            findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders", name)
             continue
         files = list(images_in(path / name, name, findings, is_image, selection))
         if not files:
@@ -239,7 +248,9 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
     if not class_names:
         raise DataError(no_images(path, selection))
     columns = np.concatenate(found).view(np.int64)  # numbers of files may use all 64 bits; only equality counts
-    source = FileSource(path, pa.concat_arrays(names), np.concatenate(labels), columns[:, 0].copy(), class_names)
+    ordered = order_classes(set(class_names))
+    place = np.array([ordered.index(name) for name in class_names])  # images stay in the order of their paths
+    source = FileSource(path, pa.concat_arrays(names), place[np.concatenate(labels)], columns[:, 0].copy(), ordered)
     return _Tree(source, columns[:, 1:])
 
 
@@ -269,12 +280,47 @@ def _links_of(tree: _Tree) -> Links | None:
     return links(tree.files, tree.source.labels, len(tree.source.class_names))
 
 
-def _split_folders(folders: list[Path]) -> list[Path]:
-    """The folders that are splits: named like one and holding class folders, not images."""
-    splits = [folder for folder in folders if role_of(folder.name) and layout(folder) == "classes"]
+def _split_folders(folders: list[Path], named: Collection[str] = ()) -> list[Path]:
+    """The folders that are splits: named like one, or in `named`, and holding class folders, not images."""
+    if any(folder.name in named and layout(_inner(folder)) == "classes" for folder in folders):
+        return [
+            folder
+            for folder in folders
+            if (folder.name in named or role_of(folder.name)) and layout(_inner(folder)) == "classes"
+        ]
+    splits = [folder for folder in folders if role_of(folder.name) and layout(_inner(folder)) == "classes"]
     classes_beside = any(layout(folder) == "images" and not role_of(folder.name) for folder in folders)
     # one such folder among class folders is a class with sub-folders; two of them are splits
     return splits if len(splits) > 1 or not classes_beside else []
+
+
+def _inner(split: Path) -> Path:
+    """Return the folder with the classes of a split: the folder itself, or the only one in it (`train/images/cat`)."""
+    for _ in range(_WRAPPED):
+        if layout(split) != "empty" or len(inner := [one for one in folders_in(split) if folders_in(one)]) != 1:
+            return split
+        split = inner[0]
+    return split
+
+
+def _nested(path: Path, folders: list[Path]) -> Iterator[str]:
+    """Yield a warning if class folders hold nothing but several folders with images, which may be the classes."""
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        if not has_image(folder):
+            inner = [child.name for child in folders_in(folder) if has_image(child)]
+            if len(inner) > 1:
+                found[folder.name] = inner
+    if not found:
+        return
+    first = next(iter(found))
+    shown = "; ".join(f"{name!r} holds {listing(inner, 3)}" for name, inner in list(found.items())[:3])
+    more = f", and {len(found) - 3} more such folders" if len(found) > 3 else ""
+    yield (
+        f"class folders hold only folders: {shown}{more}. The images of each are one class, named {first!r} and so on. "
+        f"If the inner folders are the classes, give {path / first}, or move them up one level. If {first!r} is a "
+        f"split, say so: --data.train {shlex.quote(first)} (also --data.validation, --data.test)"
+    )
 
 
 def layout(folder: Path) -> str:
@@ -328,9 +374,10 @@ def images_in(
     selection: Selection = ALL,
 ) -> Iterator[tuple[str, _File]]:
     """Yield (name below the split, its file) of every image in a class folder, in a fixed order."""
-    pending: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
+    root = os.path.realpath(selection.root or (folder.parent if prefix else folder))
+    pending: list[tuple[Path, str, tuple[tuple[int, int], ...], bool]] = [(folder, prefix, (), _leaves(folder, root))]
     while pending:
-        directory, below, above = pending.pop()
+        directory, below, above, away = pending.pop()
         try:
             about = directory.stat()
             here = (about.st_dev, about.st_ino)
@@ -344,17 +391,26 @@ def images_in(
         for entry in found:
             name = f"{below}/{entry.name}" if below else entry.name
             if is_junk(entry.name):
-                findings.ignore("hidden or system file")
+                findings.ignore("hidden or system file", name)
             elif _is_dir(entry) and not is_image(entry.path):
-                pending.append((directory / entry.name, name, (*above, here)))
+                leads = away or (entry.is_symlink() and _leaves(entry.path, root))
+                pending.append((directory / entry.name, name, (*above, here), leads))
             elif not is_image(entry.path):
-                findings.ignore(f"not an image ({ending_of(entry.name)})")
+                findings.ignore(f"not an image ({ending_of(entry.name)})", name)
             elif selection.patterns and (reason := selection.reason(entry.path)):
-                findings.ignore(reason)
+                findings.ignore(reason, name)
             else:
                 file = _file(entry, name, findings)
                 if file is not None:
+                    if away or (entry.is_symlink() and _leaves(entry.path, root)):
+                        findings.lies_outside(entry.path)
                     yield name, file
+
+
+def _leaves(path: str | Path, root: str) -> bool:
+    """Return whether a path leads out of the folder `root`, which is without links itself."""
+    real = os.path.realpath(path)
+    return real != root and not real.startswith(os.path.join(root, ""))
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:

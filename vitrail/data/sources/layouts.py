@@ -178,7 +178,7 @@ def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
         flat.refuse_flat(path)
     if plain is not None:
         return plain
-    found = folder.read_folder(path, columns.per_image, columns.selection)
+    found = folder.read_folder(path, columns.per_image, columns.selection, columns.splits)
     refuse_mask_folders(path, found)
     return found
 

@@ -231,7 +231,7 @@ def _left(split: str, source: Listed, selection: Selection, findings: Findings) 
     rows = []
     for row in range(len(source)):
         if reason := selection.reason("/".join(filter(None, (split, source.id(row))))):
-            findings.ignore(reason)
+            findings.ignore(reason, source.id(row))
         else:
             rows.append(row)
     left = View(source, np.array(rows, dtype=np.int64))

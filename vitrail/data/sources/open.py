@@ -9,7 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import HEIC
 from vitrail.data.images import heic
 from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
+from vitrail.data.labels.alike import alike_classes
 from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
 from vitrail.data.labels.kind import of_one_kind, without_labels
 from vitrail.data.labels.sets import LabelSets, class_counts, known
@@ -79,6 +80,18 @@ class Splits:
     held_out: dict[str, Any] = field(default_factory=dict)
     """Origin of the validation images: {"validation": split name} if the data have such a split, else
     {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`."""
+
+    def in_order(self, class_names: list[str]) -> Splits:
+        """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
+
+        Runs of an earlier version have another order of the classes of folders that are numbers.
+        """
+        if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
+            return self
+        train = View(self.train, class_names=class_names)
+        held = (None if part is None else View(part, class_names=class_names) for part in (self.validation, self.test))
+        validation, test = held
+        return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
 
 
 def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
@@ -245,10 +258,22 @@ def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
     found.findings.warnings += masks_beside(kept.values())
+    found.findings.warnings += _outside(path, found.findings)
+    found.findings.warnings += alike_classes(kept.values())
     for name in found.splits:
         if name not in kept:
             found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
     return of_one_kind(DataSet(kept, found.findings), columns)
+
+
+def _outside(path: str, findings: Findings) -> Iterator[str]:
+    """Yield a warning if images lie outside the folder of the data."""
+    if findings.outside:
+        what = "image lies" if findings.outside == 1 else "images lie"
+        yield (
+            f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
+            f"{findings.first_outside}. They are used. `vitrail data pack` copies them only with --outside"
+        )
 
 
 def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:

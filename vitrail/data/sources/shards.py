@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrail.data.cache import cached_table, read_arrow
-from vitrail.data.image_names import is_image_name, is_junk
+from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
 from vitrail.data.labels.cells import names_in
 from vitrail.data.labels.sets import Labels, label_at, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
-from vitrail.data.sources.folder import MAX_BYTES, refuse_large
+from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
 from vitrail.data.split import row_digest
@@ -50,7 +50,7 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep them all
                 folder, _, base = member.name.rpartition("/")
-                if not member.isreg() or is_junk(base):
+                if not member.isreg() or in_junk(member.name):
                     continue
                 if member.offset_data + member.size > length:
                     cut = True
@@ -266,7 +266,7 @@ def packed_folders(path: Path) -> dict[str, Path]:
     if (path / INDEX).is_file():
         return {"": path}
     # a folder without permission is not an error here
-    return {folder.name: folder for folder in sorted(path.iterdir()) if os.path.isfile(folder / INDEX)}
+    return {folder.name: folder for folder in folders_in(path) if os.path.isfile(folder / INDEX)}
 
 
 def read_packed(folders: Mapping[str, Path]) -> DataSet:

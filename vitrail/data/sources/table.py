@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.item import UNKNOWN, DataSet, Findings, role_of
+from vitrail.data.item import UNKNOWN, DataSet, Findings, is_usual, split_word
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR, order_classes
 from vitrail.data.settings import Columns
@@ -28,6 +28,10 @@ from vitrail.words import listing
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
 SUFFIXES = (".csv", ".tsv")
+_SPLIT_COLUMNS = frozenset(
+    ("split", "splits", "set", "subset", "fold", "partition", "is_valid", "is_val", "is_test", "is_train", "phase")
+)
+"""Names of columns that say in which split an image is, in lower case."""
 P = TypeVar("P", bound=PurePath)
 
 
@@ -53,17 +57,14 @@ def find_column(names: Iterable[str], wanted: str | None, usual: tuple[str, ...]
     )
 
 
-def split_of(path: PurePath) -> str:
-    """Return the split that a file name contains ("train-00000-of-00002" -> "train"), "" if none."""
-    words = path.stem.lower().replace("-", ".").replace("_", ".").split(".")
-    return next((word for word in words if role_of(word)), "")
-
-
 def group_by_split(files: Sequence[P]) -> dict[str, list[P]]:
     """Sort files into splits by name, or by the name of the folder each is in."""
     groups: dict[str, list[P]] = {}
+    folders = {file.parent for file in files}
     for file in files:
-        name = split_of(file) or (file.parent.name if role_of(file.parent.name) else "")
+        parent = file.parent.name
+        # the only folder is the one that the user gave, whose name says less about the files in it
+        name = split_word(file.stem) or (split_word(parent) if len(folders) > 1 or is_usual(parent) else "")
         groups.setdefault(name, []).append(file)
     return groups
 
@@ -98,7 +99,11 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
     found = DataSet({}, findings)
     for (name, table), labels in zip(tables.items(), _labels(list(tables.values()), columns, findings), strict=True):
         rows = Rows(table.file.parent, findings, table.classes)
-        records = zip(table.rows, table.paths, labels, table.splits, strict=True)
+        # of several tables each is a split, whatever a column in it says
+        splits = table.splits if len(files) == 1 else [""] * len(table.rows)
+        if len(files) > 1 and len({*table.splits}) > 1:
+            findings.warnings.append(f"column 'split' of {table.file.name} is not used: each of the tables is a split")
+        records = zip(table.rows, table.paths, labels, splits, strict=True)
         for split, source in rows.read(records, str(table.file)).items():
             found.splits[name if len(files) > 1 else split] = source
     return found
@@ -131,6 +136,8 @@ def read_table(
     image = header.index(find_column(header, columns.image, image_columns, "image", str(file)))
     split = lowered.index("split") if "split" in lowered else None
     label, classes = _label_columns(file, header, rows, columns, {image, split})
+    used = {header[place] for place in (image, split, label) if place is not None} | {*classes}
+    unused_columns(header, used, file.name, findings)
     text = unescape_formula if _is_predictions(header) else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
@@ -154,6 +161,20 @@ def read_table(
         kind = "target" if numbers else "class"
         findings.warnings.append(f"each of the {len(classes)} columns {listing(classes)} is a {kind} ({file.name})")
     return table
+
+
+def unused_columns(names: Iterable[str], used: Iterable[str], where: str, findings: Findings) -> None:
+    """List the columns of a table that are not used, with a warning for those that may say the split of an image."""
+    used = {*used}
+    for name in names:
+        if name in used:
+            continue
+        findings.ignore(f"column of {where} that is not used", name)
+        if name.strip().lower() in _SPLIT_COLUMNS:
+            findings.warnings.append(
+                f"column {name!r} of {where} is not used, and its name says that it divides the images into splits. "
+                "Splits are read from a column 'split' of a .csv file, with values such as train, val and test"
+            )
 
 
 def _joined(cells: list[str]) -> str:
@@ -233,6 +254,8 @@ class Rows:
                 self._findings.drop(name, f"{row}: listed before, in {seen[file]}")
             else:
                 seen[file] = row
+                if os.path.isabs(file) or file.split("/")[0] == "..":
+                    self._findings.lies_outside(name)
                 rows.setdefault(split, []).append((file, label, size))
         if not rows:
             dropped = self._findings.dropped

@@ -65,6 +65,7 @@ def pack(
     quality: Annotated[int, Range(1, 100)] = 90,
     shard_mb: Annotated[int, Range(1, 10**6)] = 256,
     shuffle: bool = False,
+    outside: bool = False,
     workers: Threads | None = None,
     **reading: Unpack[DataKeywords],
 ) -> dict[str, PackResult]:
@@ -79,6 +80,7 @@ def pack(
         quality: JPEG quality from 1 to 100.
         shard_mb: Size of a shard in MiB.
         shuffle: Write the images in random order, as --data.together needs them.
+        outside: Copy also images that lie outside the folder of the data, through links or through paths in a table.
         workers: Number of threads that decode and encode images (default: from the machine).
     """
     threads = Compute(workers=workers).threads(alone=True)
@@ -86,7 +88,7 @@ def pack(
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
     data = read_settings(reading, path, used=(*READ, "channels", "bits"))
-    return pack_data(data, folder, **choices, workers=threads, progress=ProgressLine("packed"))
+    return pack_data(data, folder, outside=outside, **choices, workers=threads, progress=ProgressLine("packed"))
 
 
 def show(result: Report | Stats | dict[str, PackResult]) -> Any:

@@ -81,7 +81,7 @@ def open_job(
     folder = refuse_within(out, str(paths[0]))
     splits = find_and_warn(data).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
-    return Job(folder, splits, about)
+    return Job(folder, splits, about, data.path)
 
 
 def run(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False) -> BulkProgress:

@@ -118,13 +118,15 @@ def open_images(
     `reading` are settings of the data.
     """
     from vitrail.data.sources.folder import Files
+    from vitrail.data.sources.located import Located
     from vitrail.evaluation.predict import find_images
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
     splits = _splits(data) if len(paths) == 1 else None
     if splits is not None and len(splits) > 1:
         images = open_train_and_test(model, paths[0], split, reading=reading)
-        return {"train": images.train, "test": images.test}
+        found = {"train": images.train, "test": images.test}
+        return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
     return {"": Files(find_images(paths, data.columns.selection))} if splits is None else splits
