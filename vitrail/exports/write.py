@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,10 +26,12 @@ from vitrail.files import beside, check_writable, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
+from vitrail.weights.present import present_card
 from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import WEIGHTS, checksum
 from vitrail.words import one_line
 
+log = logging.getLogger("vitrail")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
 MAX_DROP = 0.5
 """Largest loss of top-1 accuracy of an int8 program, in points."""
@@ -92,6 +96,11 @@ def export_model(
     """
     folder = Path(folder).expanduser()
     card = card_of(model)
+    card, gone = present_card(model, card)
+    if gone:
+        log.warning("not in the program's card: %s", gone)
+    model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
+    model.card = card
     check(card, folder, to, output, precision, overwrite)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)

@@ -174,7 +174,7 @@ def _regrouped(model: Any, branches: int) -> Any:
     config = regrouped(model.config, branches)
     other = regroup(model, branches)
     told = f"{model.card.source}, its {config.depth * branches} blocks {config.depth} x {branches}"
-    other.card = replace(model.card, config=config, source=told, metrics={}, provenance={}, reference={})
+    other.card = replace(model.card.unmeasured(), config=config, source=told, provenance={})
     return other
 
 

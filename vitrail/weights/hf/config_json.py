@@ -8,7 +8,7 @@ from typing import Any
 from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.card import Card
+from vitrail.weights.card import USUAL_THRESHOLD, Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.hf.encoder import Encoder
 from vitrail.weights.mapping import number_in, size_in, text_in
@@ -16,7 +16,6 @@ from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
 """`problem_type` in config.json of a network that predicts several labels."""
-USUAL_THRESHOLD = 0.5
 FIELDS = {
     "hidden_size": "width",
     "num_hidden_layers": "depth",
