@@ -62,7 +62,8 @@ class Card:
     """Description of a fixed input and the outputs for it, for `vitrail weights verify`; empty if unknown."""
     thresholds: list[float] = field(default_factory=list)
     """For a network that predicts several labels, or none: the probability (sigmoid) from which each class is
-    predicted. Empty for a network that predicts one class (softmax)."""
+    predicted. Empty for a network that predicts one class (softmax), and never empty for one with a single output,
+    unless it predicts a number."""
     confidence: Confidence | None = None
     """Temperature of the probabilities, and how often they are wrong on validation images; None if it was never
     measured: the temperature is then 1."""
@@ -76,6 +77,9 @@ class Card:
                 f"a card with {len(self.class_names)} class names for a model with {self.config.classes} "
                 "classes. Give one name for each class, or none."
             )
+        if self.config.classes == 1 and self.scale is None and not self.thresholds:
+            # the softmax of one output is 1 for every image; its sigmoid says how probable the class is
+            object.__setattr__(self, "thresholds", [USUAL_THRESHOLD])
         if self.thresholds and len(self.thresholds) != self.config.classes:
             raise WeightsError(
                 f"a card with {len(self.thresholds)} thresholds for a model with {self.config.classes} classes. Give "

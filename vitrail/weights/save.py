@@ -186,10 +186,11 @@ def _left_out(found: Card, card: Card) -> list[str]:
         lost.append(f"the names of {len(card.class_names)} classes")
     if card.several and not found.several:
         lost.append("that several labels are predicted (sigmoid), and their thresholds")
-    elif card.thresholds != found.thresholds:
+    elif card.thresholds and card.thresholds != found.thresholds:
         lost.append(f"the thresholds of {len(card.thresholds)} labels (a reader assumes {found.thresholds[0]:g})")
     if card.scale != found.scale:
-        lost.append("that numbers are predicted, and their mean and deviation")
+        what = "that numbers are predicted, and their" if found.scale is None else "the numbers'"
+        lost.append(f"{what} mean and deviation")
     if card.temperature != found.temperature:
         lost.append(f"the temperature {card.temperature:.4g} of its probabilities")
     if card.licence and found.licence != card.licence:
