@@ -53,3 +53,18 @@ def test_push_writes_a_folder(
     assert sorted(path.name for path in Path("folder").iterdir()) == ["README.md", "card.json", "model.safetensors"]
     assert "wrote folder" in capsys.readouterr().out
     assert vitrail.load("folder").card.licence == "mit"  # type: ignore[union-attr]
+
+
+def test_two_networks_in_one_file_are_named(tmp_path: Path) -> None:
+    state = theirs().state_dict()
+    torch.save({"student": state, "teacher": state, "epoch": 3}, tmp_path / "pair.pth")
+    with pytest.raises(WeightsError, match=r"holds 2 networks, 'student'.*'teacher'.*torch.save\("):
+        vitrail.load(tmp_path / "pair.pth")
+    one = torch.load(tmp_path / "pair.pth", weights_only=True)["student"]  # the way out that the message names
+    torch.save(one, tmp_path / "one.pth")
+    vitrail.load(tmp_path / "one.pth")
+
+
+def test_a_path_beside_the_tensors_is_skipped(tmp_path: Path) -> None:
+    torch.save({"state_dict": theirs().state_dict(), "out": tmp_path, "epoch": 3}, tmp_path / "run.pth")
+    assert "not epoch" in str(vitrail.load(tmp_path / "run.pth").load_report)  # type: ignore[union-attr]
