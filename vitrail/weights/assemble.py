@@ -265,6 +265,8 @@ class LoadReport:
     """Name in the model that the file lacks -> why it is zero, such as "BEiT's keys have no bias"."""
     assumptions: list[str] = field(default_factory=list)
     """Assumptions about what the file does not say."""
+    differences: list[str] = field(default_factory=list)
+    """Those of the assumptions by which images are prepared otherwise than in the library that the file is from."""
 
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors from {self.path} ({self.format})"]

@@ -264,6 +264,7 @@ def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overri
     report.unused = {name: why for name, why in found.unused.items() if name in archive}
     report.missing = dict(found.zeros)
     report.assumptions = [*archive.notes, *found.assumptions]
+    report.differences = found.differences
     needed = expected(found.card.config, archive.path)
     for entry in found.conversions:
         if changes.classes is not None and entry.ours.startswith(HEAD):

@@ -31,6 +31,8 @@ def load_network(source: str | Path, image_size: int | None = None) -> ViT | Res
     network: Any = load(source, image_size=image_size)
     report = network.load_report
     log.log(logging.INFO if report.assumptions else logging.DEBUG, "%s", report)
+    for difference in report.differences:
+        log.warning("%s: images are prepared otherwise than where the weights come from: %s", source, difference)
     return network
 
 

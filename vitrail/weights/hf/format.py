@@ -103,7 +103,8 @@ class HuggingFace:
         others = sorted(archive.names - {name for entry in conversions for name in entry.theirs})
         unused = {name: why for pattern, why in encoder.unused for name in others if re.fullmatch(pattern, name)}
         zeros = dict.fromkeys(absent, "a bias that the file has not") | encoder.absent(config)
-        return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes])
+        differences = processing.notes if archive.processor else []
+        return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes], differences)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the folder `path`. Raises WeightsError if transformers has no such model."""
