@@ -152,3 +152,11 @@ def test_the_hub_and_exports_do_not_publish_old_numbers(tmp_path: Path, caplog: 
     assert about["metrics"] == {} and "confidence" not in about["card"]
     assert caplog.text.count("validation top1 0.7778") == 2
     assert model.card.metrics  # the model at hand is not changed
+
+
+def test_an_export_of_logits_names_the_temperature(tmp_path: Path) -> None:
+    model = trained(tmp_path / "run")
+    logits = export_model(model, tmp_path / "logits", "program")
+    assert "the temperature 2.5" in str(logits) and logits.temperature == 2.5
+    probabilities = export_model(model, tmp_path / "probabilities", "program", output="probabilities")
+    assert "temperature" not in str(probabilities)

@@ -55,6 +55,8 @@ class Exported:
     """That of an int8 program is its float32 program's."""
     quantised: Quantised | None = None
     """What int8 changed."""
+    temperature: float = 1.0
+    """By what the outputs are divided before they become probabilities; 1 if the program does so itself."""
 
     def __str__(self) -> str:
         images, numbers = (", ".join(map(str, shape)) for shape in (self.input_shape, self.output_shape))
@@ -64,6 +66,11 @@ class Exported:
             f"{self.input_type} images [{images}] -> float32 {self.output} [{numbers}]",
             f"parity{' before int8' if self.quantised else ''}: {self.parity}",
         ]
+        if self.temperature != 1:
+            lines.append(
+                f"divide the logits by the temperature {self.temperature:.6g} before they become probabilities. A "
+                "program with the output probabilities does so itself"
+            )
         return "\n".join([*lines, *([str(self.quantised)] if self.quantised else [])])
 
 
@@ -137,9 +144,9 @@ def export_model(
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
     given_to, made = about["input"], about["output"]
-    return Exported(
-        folder, to, precision, output, given_to["type"], given_to["shape"], made["shape"], files, parity, found
-    )
+    shapes = (given_to["shape"], made["shape"])
+    temperature = card.temperature if output == "logits" else 1.0
+    return Exported(folder, to, precision, output, given_to["type"], *shapes, files, parity, found, temperature)
 
 
 def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
