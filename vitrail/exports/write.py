@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,10 +26,12 @@ from vitrail.files import beside, check_writable, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
+from vitrail.weights.present import present_card
 from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import WEIGHTS, checksum
 from vitrail.words import one_line
 
+log = logging.getLogger("vitrail")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
 MAX_DROP = 0.5
 """Largest loss of top-1 accuracy of an int8 program, in points."""
@@ -51,6 +55,8 @@ class Exported:
     """That of an int8 program is its float32 program's."""
     quantised: Quantised | None = None
     """What int8 changed."""
+    temperature: float = 1.0
+    """By what the outputs are divided before they become probabilities; 1 if the program does so itself."""
 
     def __str__(self) -> str:
         images, numbers = (", ".join(map(str, shape)) for shape in (self.input_shape, self.output_shape))
@@ -60,6 +66,11 @@ class Exported:
             f"{self.input_type} images [{images}] -> float32 {self.output} [{numbers}]",
             f"parity{' before int8' if self.quantised else ''}: {self.parity}",
         ]
+        if self.temperature != 1:
+            lines.append(
+                f"divide the logits by the temperature {self.temperature:.6g} before they become probabilities. A "
+                "program with the output probabilities does so itself"
+            )
         return "\n".join([*lines, *([str(self.quantised)] if self.quantised else [])])
 
 
@@ -92,6 +103,11 @@ def export_model(
     """
     folder = Path(folder).expanduser()
     card = card_of(model)
+    card, gone = present_card(model, card)
+    if gone:
+        log.warning("not in the program's card: %s", gone)
+    model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
+    model.card = card
     check(card, folder, to, output, precision, overwrite)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)
@@ -128,9 +144,9 @@ def export_model(
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
     given_to, made = about["input"], about["output"]
-    return Exported(
-        folder, to, precision, output, given_to["type"], given_to["shape"], made["shape"], files, parity, found
-    )
+    shapes = (given_to["shape"], made["shape"])
+    temperature = card.temperature if output == "logits" else 1.0
+    return Exported(folder, to, precision, output, given_to["type"], *shapes, files, parity, found, temperature)
 
 
 def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:

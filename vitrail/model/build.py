@@ -74,7 +74,6 @@ def reset_head(model: Network, classes: int) -> Network:
         raise UsageError(f"a classifier for {classes} classes cannot be built; 0 leaves it out")
     model.reset_head(classes)
     if model.card is not None:
-        model.card = replace(
-            model.card, config=model.config, class_names=[], thresholds=[], confidence=None, reference={}
-        )
+        card = model.card.unmeasured()
+        model.card = replace(card, config=model.config, class_names=[], thresholds=[], scale=None)
     return model

@@ -52,10 +52,12 @@ def export(
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
-    from vitrail.verbs.network.classifier import load_network
+    from vitrail.verbs.network.classifier import load_network, warn_of_untrained
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
     network = load_network(model, image_size)
+    if output != "features":
+        warn_of_untrained(network, model)
     return export_model(
         network,
         folder,

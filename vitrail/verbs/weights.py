@@ -58,7 +58,7 @@ class Info:
 @one_line
 @dataclass(frozen=True)
 class Pushed:
-    """The files uploaded to the hub, and their address; `url` is None for a dry run."""
+    """The files uploaded to the hub, or written into a folder, and their address; `url` is None for a dry run."""
 
     repository: str
     files: dict[str, int]
@@ -146,7 +146,8 @@ def push(
 
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
-        repository: Repository owner/name. It is created if it does not exist.
+        repository: Repository owner/name. It is created if it does not exist. A path that starts with ./ or / is a
+            new folder here, and nothing is uploaded.
         format: Format of the weights: 'hf' loads with AutoModelForImageClassification of transformers, 'timm' with
             timm.create_model('hf-hub:owner/name').
         licence: Licence of the weights, such as apache-2.0 (default: the licence on their card).
@@ -159,14 +160,29 @@ def push(
     from vitrail.weights.hub.publish import push as upload
     from vitrail.weights.load import load
 
-    if repository.count("/") != 1:
-        raise UsageError(f"{repository!r} is not the name of a repository; give owner/name")
+    folder_here = repository.startswith((".", "/", "~"))
+    if not folder_here and repository.count("/") != 1:
+        raise UsageError(
+            f"{repository!r} is not the name of a repository; give owner/name, or ./folder to write what would be "
+            "uploaded into a folder"
+        )
     model: Any = load(source)
+    if folder_here and not dry_run:
+        return _written(model, Path(repository).expanduser(), licence, format)
     with TemporaryDirectory() as folder:
         files = prepare(model, folder, repository, licence, format)
         text = (Path(folder) / README).read_text(encoding="utf-8")
         url = None if dry_run else upload(folder, repository, private=private)
     return Pushed(repository, files, text, url)
+
+
+def _written(model: Any, folder: Path, licence: str | None, format: Literal["vitrail", "hf", "timm"]) -> Pushed:
+    """Write into a folder what would be uploaded. Raises WeightsError if it is not empty."""
+    from vitrail.weights.hub.publish import README, prepare
+
+    files = prepare(model, folder, folder.resolve().name, licence, format)
+    text = (folder / README).read_text(encoding="utf-8")
+    return Pushed(str(folder), files, text, str(folder))
 
 
 def _regrouped(model: Any, branches: int) -> Any:
@@ -177,7 +193,7 @@ def _regrouped(model: Any, branches: int) -> Any:
     config = regrouped(model.config, branches)
     other = regroup(model, branches)
     told = f"{model.card.source}, its {config.depth * branches} blocks {config.depth} x {branches}"
-    other.card = replace(model.card, config=config, source=told, metrics={}, provenance={}, reference={})
+    other.card = replace(model.card.unmeasured(), config=config, source=told, provenance={})
     return other
 
 
@@ -257,7 +273,8 @@ def _verified(result: Verification) -> str:
 def _pushed(result: Pushed) -> str:
     lines = [f"  {name}, {size / 2**20:.2f} MiB" for name, size in result.files.items()]
     if result.url is not None:
-        return "\n".join([f"pushed to {result.url}", *lines])
+        done = "wrote" if result.url == result.repository else "pushed to"
+        return "\n".join([f"{done} {result.url}", *lines])
     return "\n".join([f"would push to {result.repository}", *lines, "", result.readme.rstrip("\n")])
 
 

@@ -85,6 +85,10 @@ class Overrides:
             changed |= with_channels(config, self.channels)
         return replace(config, **changed)
 
+    def outputs_of(self, config: Config) -> Config:
+        """Return the config with the changes that decide what it computes: not how layers are dropped in training."""
+        return replace(self, drop_path=None).apply(config)
+
 
 def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Overrides) -> ViT | ResNet:
     """Return the network of a card with the tensors of `source`, in eval mode, with `card` and `load_report`.
@@ -111,10 +115,13 @@ def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Over
     report.reset = [name for name in shapes if name in new]
     report.missing = {name: why for name, why in report.missing.items() if name in shapes and name not in new}
     changed: dict[str, Any] = {}
-    if new or config != old:  # the network computes something else now, so the reference vector is no longer valid
-        changed = dict(config=config, reference={})
+    if config != old:
+        changed["config"] = config
+    if new or changes.outputs_of(old) != old:  # the network computes something else now
+        changed["reference"] = {}
     if changes.classes is not None:
-        changed |= {"class_names": [], "thresholds": [], "confidence": None}
+        card = card.unmeasured()
+        changed |= {"class_names": [], "thresholds": [], "scale": None}
     if changes.image_size is not None:
         changed["preprocess"] = replace(card.preprocess, image_size=config.image_size)
     if config.channels != old.channels:
@@ -258,6 +265,8 @@ class LoadReport:
     """Name in the model that the file lacks -> why it is zero, such as "BEiT's keys have no bias"."""
     assumptions: list[str] = field(default_factory=list)
     """Assumptions about what the file does not say."""
+    differences: list[str] = field(default_factory=list)
+    """Those of the assumptions by which images are prepared otherwise than in the library that the file is from."""
 
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors from {self.path} ({self.format})"]

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 FORMAT = "vitrail-card"
 VERSION = 1
+ORIGIN = "origin"
+"""Entry of a card's provenance: the naming of the foreign file that the weights were read from."""
+PARENTS = "parents"
+"""Entry of a card's provenance: a list of the weights that these were made from by hand, such as by averaging."""
+USUAL_THRESHOLD = 0.5
+"""Probability from which a label is predicted if no threshold was chosen on validation images."""
 KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 
 
@@ -50,12 +56,14 @@ class Card:
     metrics: dict[str, Any] = field(default_factory=dict)
     """Measured results of these weights, such as {"validation top1": 0.93}."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Origin of the weights: run, step, data fingerprint, versions; under "origin" the naming of a foreign file."""
+    """Origin of the weights: run, step, data fingerprint, versions; under "origin" the naming of a foreign file. Of
+    weights that were changed by hand: under "parents" the weights they were made from."""
     reference: dict[str, Any] = field(default_factory=dict)
     """Description of a fixed input and the outputs for it, for `vitrail weights verify`; empty if unknown."""
     thresholds: list[float] = field(default_factory=list)
     """For a network that predicts several labels, or none: the probability (sigmoid) from which each class is
-    predicted. Empty for a network that predicts one class (softmax)."""
+    predicted. Empty for a network that predicts one class (softmax), and never empty for one with a single output,
+    unless it predicts a number."""
     confidence: Confidence | None = None
     """Temperature of the probabilities, and how often they are wrong on validation images; None if it was never
     measured: the temperature is then 1."""
@@ -69,6 +77,9 @@ class Card:
                 f"a card with {len(self.class_names)} class names for a model with {self.config.classes} "
                 "classes. Give one name for each class, or none."
             )
+        if self.config.classes == 1 and self.scale is None and not self.thresholds:
+            # the softmax of one output is 1 for every image; its sigmoid says how probable the class is
+            object.__setattr__(self, "thresholds", [USUAL_THRESHOLD])
         if self.thresholds and len(self.thresholds) != self.config.classes:
             raise WeightsError(
                 f"a card with {len(self.thresholds)} thresholds for a model with {self.config.classes} classes. Give "
@@ -101,6 +112,18 @@ class Card:
     def temperature(self) -> float:
         """By what logits are divided before they become probabilities."""
         return 1.0 if self.confidence is None else self.confidence.temperature
+
+    def unmeasured(self) -> Card:
+        """Return the card without what was measured on these weights: metrics, temperature, thresholds, provenance.
+
+        A network that predicts several labels gets the usual threshold for each. The provenance becomes a parent
+        (`PARENTS`), unless parents are named already; the naming of a foreign file stays.
+        """
+        kept = {name: self.provenance[name] for name in (ORIGIN, PARENTS) if name in self.provenance}
+        if own := {name: value for name, value in self.provenance.items() if name not in kept}:
+            kept.setdefault(PARENTS, [own])
+        thresholds = [USUAL_THRESHOLD] * len(self.thresholds)
+        return replace(self, metrics={}, provenance=kept, thresholds=thresholds, confidence=None, reference={})
 
     def with_confidence(self, confidence: Confidence | None) -> Card:
         """Return the card with another confidence, or without one; thresholds stay those of equal logits."""

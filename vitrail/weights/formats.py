@@ -53,6 +53,8 @@ class ForeignModel:
     """Name in the model -> why it is zero by the format's definition; the file lacks it."""
     assumptions: list[str] = field(default_factory=list)
     """What the file does not say and is assumed, such as "12 heads assumed: width 768 / 64"."""
+    differences: list[str] = field(default_factory=list)
+    """Those of the assumptions by which images are prepared otherwise than in the library that the file is from."""
     for_config: Callable[[ViTConfig], list[Conversion]] | None = None
     """Returns the conversions for a config with another image size, if the file computes positions for any grid. None:
     positions for another grid are resampled."""

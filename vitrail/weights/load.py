@@ -30,7 +30,7 @@ from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archi
 from vitrail.weights.assemble import HEAD, LoadReport, Overrides, admit, assemble, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, Format, recognise
+from vitrail.weights.formats import NAMES, ForeignModel, Format, format_named, recognise
 from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
@@ -101,7 +101,8 @@ def _model(path: Path, changes: Overrides, within: tuple[Path, ...]) -> ViT | Re
     """Return the model at `path`; `within` are the files that are being completed from it, the nearest last."""
     if is_ours(path):
         return load_model(path, changes, complete=partial(_from_base, within=within))
-    with open_archive(path) as archive:
+    with open_archive(path) as opened:
+        archive = unwrapped(opened)
         origin, found = describe(archive)
         return _load(archive, origin, found, changes)
 
@@ -146,7 +147,7 @@ def read_card(source: Path | str) -> Card:
     if is_ours(path):
         return store.read_card(path)
     with open_archive(path) as archive:
-        return describe(archive)[1].card
+        return describe(unwrapped(archive))[1].card
 
 
 def local(source: Path | str) -> Path:
@@ -169,6 +170,29 @@ def local(source: Path | str) -> Path:
         f"there is nothing at {source}.{names_near(path)} Give a model or run folder, a weight file, "
         "vitrail/tiny, which vitrail ships, or a hub name such as google/vit-base-patch16-224-in21k."
     )
+
+
+WRAPPERS = ("model", "net", "network", "backbone", "encoder", "vit", "timm_model", "module")
+"""Names of attributes in which a class of the user's own holds a network."""
+
+
+def unwrapped(archive: Archive) -> Archive:
+    """Return an archive without the prefix that all its names share, if no format recognises it with the prefix.
+
+    A class that holds a network as `self.model` saves it so. A note for the load report says what was taken off.
+    """
+    taken = ""
+    inner = archive
+    while not any(one.recognises(inner) for one in map(format_named, NAMES)):
+        first = {name.partition(".")[0] for name in inner.names}
+        prefix = first.pop() if len(first) == 1 else ""
+        if prefix not in WRAPPERS:
+            return archive
+        taken += f"{prefix}."
+        inner = inner.without(f"{prefix}.")
+    if taken:
+        inner.notes = [*inner.notes, f"the prefix {taken!r} of all tensors' names was taken off"]
+    return inner
 
 
 def describe(archive: Archive) -> tuple[Format, ForeignModel]:
@@ -240,6 +264,7 @@ def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overri
     report.unused = {name: why for name, why in found.unused.items() if name in archive}
     report.missing = dict(found.zeros)
     report.assumptions = [*archive.notes, *found.assumptions]
+    report.differences = found.differences
     needed = expected(found.card.config, archive.path)
     for entry in found.conversions:
         if changes.classes is not None and entry.ours.startswith(HEAD):

@@ -28,7 +28,8 @@ HEADS = ("head", "head_dist")
 def card_of(model: nn.Module) -> Card:
     """Return the card of a model: the one it was loaded with, or a new one, with the model's current config.
 
-    Class names stay if there is one for each output. Raises UsageError if `model` is not a ViT or ResNet of vitrail.
+    Class names stay if there is one for each output; what was measured with another config does not. Raises
+    UsageError if `model` is not a ViT or ResNet of vitrail.
     """
     if not isinstance(model, ViT | ResNet):
         merge = " Save what its merge_and_unload() returns." if hasattr(model, "merge_and_unload") else ""
@@ -39,8 +40,9 @@ def card_of(model: nn.Module) -> Card:
         return card
     same = card.config.classes == config.classes
     names = card.class_names if len(card.class_names) == config.classes else []
-    card = card if same else replace(card, config=config, class_names=[], thresholds=[], confidence=None, scale=None)
-    return replace(card, config=config, class_names=names, reference={})
+    card = card.unmeasured()
+    card = card if same else replace(card, config=config, class_names=[], thresholds=[], scale=None)
+    return replace(card, config=config, class_names=names)
 
 
 def current_config(model: ViT | ResNet) -> Config:

@@ -24,6 +24,7 @@ from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named
 from vitrail.weights.load import load
+from vitrail.weights.present import present_card, removed_by_config
 from vitrail.weights.rebuild import card_of, rebuilt, replaced_layers
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
 from vitrail.weights.store import save_model
@@ -52,7 +53,8 @@ class Saved:
     error: float = 0.0
     """Largest relative error of features and logits on a fixed image, after the file was loaded again."""
     left_out: list[str] = field(default_factory=list)
-    """What accompanies the weights and this format cannot hold; the network itself is complete."""
+    """What accompanied the weights and is not written: this format cannot hold it, or it was measured on other weights.
+    The network itself is complete."""
 
     def __str__(self) -> str:
         text = f"wrote {self.path} in format {self.format}"
@@ -69,7 +71,9 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
     "vitrail" and "hf" are folders, which are created; for the other formats see their modules in `vitrail.weights`.
     The card is the loaded model's (`model.card`), or a new one, with the model's config and a new reference vector. It
     follows a head that was replaced by a linear layer (`model.head = nn.Linear(768, 5)`) or by `nn.Identity`; class
-    names stay only if there is one for each output.
+    names stay only if there is one for each output. Metrics, temperature, thresholds and the run of origin stay only if
+    the model still has the outputs that they were measured on; weights that were changed by hand name the old run as
+    their parent.
     An existing file, or the files of a folder, are replaced only with `overwrite`, and only by a complete and checked
     model. A model in half precision is written in float32.
 
@@ -87,8 +91,10 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
             f"Save it in format {OURS!r}"
         )
     written = rebuilt(network, card)
+    gone = removed_by_config(network.card, card)  # type: ignore[arg-type]
     for name, tensor in written.state_dict().items():
         check_finite(name, tensor, f"the model is not saved to {path}")
+    card, stale = present_card(written, card, network)
     _check_place(path, format, overwrite)
     with writing(path, WeightsError), beside(path) as temporary:
         if format == OURS:
@@ -97,7 +103,7 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
             format_named(format).write(written, card, temporary)
         error, left_out = _read_back(temporary, network, card, format)
         take_place(temporary, path)
-    return Saved(path, format, error, [*_old_names(network, card), *left_out])
+    return Saved(path, format, error, [*_old_names(network, card), *filter(None, (gone, stale)), *left_out])
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -182,10 +188,11 @@ def _left_out(found: Card, card: Card) -> list[str]:
         lost.append(f"the names of {len(card.class_names)} classes")
     if card.several and not found.several:
         lost.append("that several labels are predicted (sigmoid), and their thresholds")
-    elif card.thresholds != found.thresholds:
+    elif card.thresholds and card.thresholds != found.thresholds:
         lost.append(f"the thresholds of {len(card.thresholds)} labels (a reader assumes {found.thresholds[0]:g})")
     if card.scale != found.scale:
-        lost.append("that numbers are predicted, and their mean and deviation")
+        what = "that numbers are predicted, and their" if found.scale is None else "the numbers'"
+        lost.append(f"{what} mean and deviation")
     if card.temperature != found.temperature:
         lost.append(f"the temperature {card.temperature:.4g} of its probabilities")
     if card.licence and found.licence != card.licence:

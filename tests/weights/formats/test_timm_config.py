@@ -21,6 +21,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.resnet.units import BIT_UNITS
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.verbs.network.classifier import load_network
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import FORMATS, recognise
@@ -384,3 +385,21 @@ def test_published_bits_are_named() -> None:
     for depth, width in ((50, 1), (101, 3), (152, 2)):
         config = ResNetConfig(units=BIT_UNITS[depth], width=64 * width, std_conv="timm")
         assert bit_architecture(config) == f"resnetv2_{depth}x{width}_bit"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [(dict(crop_mode="squash"), True), (dict(interpolation="nearest"), True), (dict(crop_mode="center"), False)],
+)
+def test_images_that_are_prepared_otherwise_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], told: bool
+) -> None:
+    values = config_of()
+    values["pretrained_cfg"] |= changes
+    save_file(peer("plain").state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    load_network(tmp_path)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.message.startswith(f"{tmp_path}: images are prepared otherwise") for record in warned] == [
+        True
+    ] * told

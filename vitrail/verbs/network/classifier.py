@@ -31,6 +31,8 @@ def load_network(source: str | Path, image_size: int | None = None) -> ViT | Res
     network: Any = load(source, image_size=image_size)
     report = network.load_report
     log.log(logging.INFO if report.assumptions else logging.DEBUG, "%s", report)
+    for difference in report.differences:
+        log.warning("%s: images are prepared otherwise than where the weights come from: %s", source, difference)
     return network
 
 
@@ -41,7 +43,23 @@ def load_classifier(source: str | Path, image_size: int | None = None) -> ViT | 
         raise WeightsError(
             f"{source} has no classifier, only features. Train a classifier: vitrail finetune DIR --from {source}"
         )
+    warn_of_untrained(network, source)
     return network
+
+
+def warn_of_untrained(network: ViT | ResNet, source: str | Path) -> None:
+    """Log a warning if all weights of a classifier are zero, as those of a new one are."""
+    for name in ("head", "head_dist"):
+        head = getattr(network, name, None)
+        weights = [] if head is None else [values for values in head.parameters() if values.dim() > 1]
+        if weights and not any(bool(values.any()) for values in weights):
+            log.warning(
+                "%s: all weights of its classifier (%s) are zero: it was never trained, and every image gets the same "
+                "outputs. Train it: vitrail finetune DIR --from %s",
+                source,
+                name,
+                source,
+            )
 
 
 def load_runnable(

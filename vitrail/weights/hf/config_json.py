@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vitrail.data.labels.scale import TargetScale
 from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.card import Card
+from vitrail.weights.card import USUAL_THRESHOLD, Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.hf.encoder import Encoder
 from vitrail.weights.mapping import number_in, size_in, text_in
@@ -16,7 +17,10 @@ from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
 """`problem_type` in config.json of a network that predicts several labels."""
-USUAL_THRESHOLD = 0.5
+NUMBERS = "regression"
+"""`problem_type` in config.json of a network that predicts numbers."""
+PROBLEMS = ("single_label_classification", SEVERAL, NUMBERS)
+"""Valid values of `problem_type` in config.json."""
 FIELDS = {
     "hidden_size": "width",
     "num_hidden_layers": "depth",
@@ -145,9 +149,27 @@ def class_names(archive: Archive, classes: int) -> list[str]:
     return [] if names == placeholders(classes) else names
 
 
-def thresholds(archive: Archive, classes: int) -> list[float]:
-    """Return the thresholds of a network that config.json says predicts several labels: transformers stores none."""
-    return [USUAL_THRESHOLD] * classes if archive.config.get("problem_type") == SEVERAL else []
+def meaning(archive: Archive, classes: int, notes: list[str]) -> dict[str, Any]:
+    """Return what the outputs of a network mean, by `problem_type` of config.json, as values of a card.
+
+    Several labels have the usual threshold, because transformers stores none. Numbers are the outputs as they are. One
+    output without a `problem_type` is one label, as in transformers' pipeline; `notes` gets a line about it. Raises
+    WeightsError for a `problem_type` that transformers does not have, or one that does not fit one output.
+    """
+    problem = archive.config.get("problem_type")
+    if not classes or problem is None:
+        if classes == 1:
+            notes.append("the one output is the logit of a label (sigmoid), because config.json has no problem_type")
+        return {}
+    if problem not in PROBLEMS or (classes == 1 and problem == PROBLEMS[0]):
+        few = " for one output" if problem in PROBLEMS else ""
+        raise WeightsError(
+            f"{archive.path}: problem_type of config.json is {shown(problem)}{few}."
+            f"{did_you_mean(str(problem), PROBLEMS)} Valid: {', '.join(PROBLEMS[1:] if few else PROBLEMS)}"
+        )
+    if problem == NUMBERS:
+        return {"scale": TargetScale((0.0,) * classes, (1.0,) * classes)}
+    return {"thresholds": [USUAL_THRESHOLD] * classes} if problem == SEVERAL else {}
 
 
 def placeholders(classes: int) -> list[str]:
@@ -175,8 +197,10 @@ def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict
     values.pop("torch_dtype", None)  # the older name of dtype
     if card.several:
         values["problem_type"] = SEVERAL
-    elif values.get("problem_type") == SEVERAL:
-        del values["problem_type"]
+    elif card.scale is not None:
+        values["problem_type"] = NUMBERS
+    elif values.get("problem_type") != PROBLEMS[0]:
+        values.pop("problem_type", None)
     if config.classes or encoder.has_head(config):
         names = card.class_names or placeholders(config.classes)
         values["id2label"] = {str(index): name for index, name in enumerate(names)}

@@ -26,7 +26,7 @@ from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors,
 from vitrail.weights.hf.aimv2 import Aimv2
 from vitrail.weights.hf.beit import Beit, Data2Vec
 from vitrail.weights.hf.clip import Clip, tower
-from vitrail.weights.hf.config_json import class_names, infer, thresholds, to_json
+from vitrail.weights.hf.config_json import class_names, infer, meaning, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
 from vitrail.weights.hf.dinov3 import DinoV3
 from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
@@ -82,6 +82,8 @@ class HuggingFace:
         archive = tower(archive, TOWERS)
         encoder = _encoder(archive)
         values, notes = infer(archive, encoder)
+        if archive.config.get("auto_map"):
+            notes.append("code of the model's own (auto_map of config.json) is not run; it may compute something else")
         processing = _processing(archive, encoder, values)
         config = ViTConfig(**values, mean=processing.mean, std=processing.std)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=encoder.architecture)
@@ -91,7 +93,7 @@ class HuggingFace:
         card = Card(
             config,
             class_names=class_names(archive, config.classes),
-            thresholds=thresholds(archive, config.classes),
+            **meaning(archive, config.classes, notes),
             preprocess=processing.preprocess,
             source=self.name,
             provenance={"origin": origin},
@@ -101,7 +103,8 @@ class HuggingFace:
         others = sorted(archive.names - {name for entry in conversions for name in entry.theirs})
         unused = {name: why for pattern, why in encoder.unused for name in others if re.fullmatch(pattern, name)}
         zeros = dict.fromkeys(absent, "a bias that the file has not") | encoder.absent(config)
-        return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes])
+        differences = processing.notes if archive.processor else []
+        return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes], differences)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the folder `path`. Raises WeightsError if transformers has no such model."""

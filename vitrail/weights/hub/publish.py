@@ -20,6 +20,7 @@ from torch import nn
 from vitrail.errors import WeightsError
 from vitrail.weights.card import Card, architecture, parameters
 from vitrail.weights.hub.download import refusal, unreachable
+from vitrail.weights.present import parents, present_card
 from vitrail.weights.rebuild import card_of, rebuilt
 from vitrail.weights.reference import reference
 from vitrail.weights.save import save
@@ -51,6 +52,9 @@ def prepare(
     """
     folder = Path(folder)
     card = card_of(model)
+    card, gone = present_card(rebuilt(model, card), card, model)
+    if gone:
+        log.warning("not published: %s", gone)
     card = replace(card, reference=reference(model), provenance=_without_home(card.provenance))
     card = card if licence is None else replace(card, licence=licence)
     if not card.licence:
@@ -93,10 +97,12 @@ def readme(card: Card, count: int, repository: str, format: HubFormat = "vitrail
         header["base_model"] = base
     if results := _results(card):
         header["model-index"] = [{"name": name, "results": results}]
+    made = "\n".join(f"- {_escaped(parent)}" for parent in parents(card))
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
         f"# {name}",
         f"{architecture(card.config)}, {count:,} parameters. Weights from: {card.source}.",
+        *([f"Made from:\n\n{made}"] if made else []),
         f"```bash\nvitrail predict {repository} photos/\n```",
         f"```python\n{USES[format].format(repository)}\n```",
         "## Accuracy",

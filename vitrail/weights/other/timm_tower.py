@@ -64,7 +64,9 @@ def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> Forei
     renamed = partial(_renamed, projection=projection, zeros=zeros)
     again = None if found.for_config is None else _then(found.for_config, renamed)
     unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()} | left_out
-    return ForeignModel(found.card, renamed(found.conversions), unused, zeros, found.assumptions, again)
+    return ForeignModel(
+        found.card, renamed(found.conversions), unused, zeros, found.assumptions, found.differences, again
+    )
 
 
 def _left_out(archive: Archive) -> dict[str, str]:

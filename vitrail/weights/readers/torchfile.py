@@ -17,7 +17,7 @@ import sys
 import zipfile
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any
 
 import torch
@@ -49,8 +49,8 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     sizes = _record_sizes(path)
     _refuse_bombs(path)
     try:
-        # DeiT's and timm's training checkpoints keep their flags next to the weights
-        with torch.serialization.safe_globals([argparse.Namespace]), _private():
+        # DeiT's and timm's training checkpoints keep their flags next to the weights, others the paths of a run
+        with torch.serialization.safe_globals([argparse.Namespace, PosixPath, PurePosixPath]), _private():
             if path.name.endswith(".safetensors"):  # which torch would believe
                 with path.open("rb") as stream:
                     content = torch.load(stream, map_location="cpu", weights_only=True)
@@ -160,6 +160,12 @@ def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
         content = content[present[0]]
     if not content:
         raise WeightsError(f"{path} holds no tensors")
+    networks = [key for key, value in content.items() if isinstance(key, str) and _is_state(value)]
+    if len(networks) > 1:
+        raise WeightsError(
+            f"{path} holds {len(networks)} networks, {listing(networks)}. Save the one that you want in a file of its "
+            f"own: torch.save(torch.load(PATH, weights_only=True)[{networks[0]!r}], NEW)"
+        )
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise WeightsError(f"{path}: {shown(name)} is a {type(tensor).__name__} where a tensor should be")
@@ -169,6 +175,11 @@ def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
             notes.append(f"names without their {wrapper!r}")
             names = [name.removeprefix(wrapper) for name in names]
     return dict(zip(names, content.values(), strict=True)), notes
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a state dict: names of tensors."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
 
 
 def _check_total(path: Path, tensors: dict[str, Tensor]) -> None:

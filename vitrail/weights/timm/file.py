@@ -45,6 +45,8 @@ class TimmFile:
     labels: Any = None
     notes: list[str] = field(default_factory=list)
     """Assumptions made while the file is read, for the load report."""
+    differences: list[str] = field(default_factory=list)
+    """Those of the notes by which images are prepared otherwise than in timm."""
 
     def error(self, message: str) -> WeightsError:
         """Return the error `message` about this file."""
@@ -132,21 +134,26 @@ def preprocessing(file: TimmFile, image_size: tuple[int, int]) -> Preprocess:
             f"mean {values['mean'][0]:g}, standard deviation {values['std'][0]:g}, crop {crop:g} and {interpolation} "
             "resizing, as usual for timm's models of this kind, because a bare file does not say"
         )
+
+    def differs(text: str) -> None:
+        note(text)
+        file.differences.append(text)
+
     if interpolation not in ("bilinear", "bicubic"):
-        note(f"bicubic resizing instead of {shown(interpolation)}")
+        differs(f"bicubic resizing instead of {shown(interpolation)}")
         interpolation = "bicubic"
     if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        note(f"crop 1 instead of crop_pct {shown(crop)}")
+        differs(f"crop 1 instead of crop_pct {shown(crop)}")
         crop = 1.0
     if mode in ("squash", "border"):
         if crop != 1:
-            note(f"the whole image is shown, but timm would crop {crop:g} of it")
+            differs(f"the whole image is shown, but timm would crop {crop:g} of it")
         if mode == "squash":
             return Preprocess(image_size, resize="squash", interpolation=interpolation)
         red, green, blue = (round(255 * value) for value in statistics(file, 3)["mean"])
         return Preprocess(image_size, resize="pad", interpolation=interpolation, fill=(red, green, blue))
     if mode != "center":
-        note(f"a central crop instead of crop_mode {shown(mode)}")
+        differs(f"a central crop instead of crop_mode {shown(mode)}")
     given = file.image_size()
     if given and given != image_size:
         note(
