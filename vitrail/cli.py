@@ -186,12 +186,15 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
 def _call(name: str, argv: list[str]) -> Call:
     """Parse the flags of a verb and set up its log."""
     from vitrail.import_path import import_module
+    from vitrail.verbs.flags.fields import named_modules
     from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
-    arguments, keywords = parse(function, _with_latest(argv), f"vitrail {name}")
-    for imported in keywords.pop("modules", ()):
+    argv = _with_latest(argv)
+    for imported in named_modules(argv):  # first, because a file that names their classes decides on flags and help
         import_module(imported)
+    arguments, keywords = parse(function, argv, f"vitrail {name}")
+    keywords.pop("modules", None)
     chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
     silent = name in ONE_RUN and os.environ.get("RANK", "0") != "0"
     _set_up_log(chosen["quiet"] or silent, chosen["verbose"])

@@ -80,8 +80,8 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
     """Return the dataclass `base` with the values of a YAML file (a Path, or a str with ".yaml" or ".yml") or text.
 
-    imports: Import the modules of the classes that it names, for a file that the user has chosen to run. Raises
-    UsageError that lists everything wrong with it.
+    imports: Import the modules of the classes that it names. This runs code, so it is only for text that you wrote
+    yourself. Raises UsageError that lists everything wrong with it.
     """
     if isinstance(source, str) and source.endswith((".yaml", ".yml")) and "\n" not in source:
         source = Path(source)

@@ -1,8 +1,9 @@
 """Classes of the user's own, named by import path: `my_package.losses:Focal` (or `my_package.losses.Focal`).
 
 A section of settings that derives from `Open` may be a subclass that stands in the user's own file. Modules are found
-as Python finds them, and in the current folder. Only a name that the user has typed, or that stands in a file that the
-user has named, imports code; a name in somebody else's run folder or model card never does.
+as Python finds them, and in the current folder. Only a name on the command line imports code: that of --import, or the
+class that a flag such as --objective names. A name in a file never does, neither in a configuration nor in a run folder
+or a model card, because the file may be somebody else's, and so may a module beside it.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def is_own(kind: type) -> bool:
 def own_class(path: str, bases: tuple[type[T], ...], *, imports: bool) -> type[T]:
     """Return the class that `path` names, a dataclass that derives from one of `bases`.
 
-    imports: Import the module if that has not happened yet. Without it, only modules that are imported already are
-    searched. Raises UsageError that says what is wrong and where the module was looked for.
+    imports: Import the module if that has not happened yet: only for a name that the user has typed, or that this
+    program has checked. Without it, only modules that are imported already are searched. Raises UsageError that says
+    what is wrong and where the module was looked for.
     """
     module, name = _parts(path)
     found: Any = _module(module, path, imports=imports)
@@ -116,8 +118,8 @@ def _module(module: str, path: str, *, imports: bool) -> Any:
         )
     if module not in sys.modules and not imports:
         raise UsageError(
-            f"{path} is code of a module that is not imported, and a file cannot import it by itself. If you trust "
-            f"{module}, name it with --import {module} (in Python: import {module} first)"
+            f"{path} is code of a module that is not imported, and a file imports none by itself. If you trust "
+            f"{module}, add --import {module} to the command (in Python: import {module} first)"
         )
     if module not in sys.modules:
         import_module(module)

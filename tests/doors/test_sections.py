@@ -61,15 +61,12 @@ def test_a_resumed_run_needs_its_module(
     monkeypatch.setattr(sys, "path", [*sys.path])  # the current folder is added to it
     assert cli.main(resume) == 2
     said = capsys.readouterr().err
-    for part in (
-        "objective.class",
-        "'focal'",
-        str(tmp_path),
-        "focal.py",
-        "PYTHONPATH",
-        "optim.class",
-        "schedule.class",
-    ):
+    for part in ("objective.class", "--import focal", "optim.class", "--import lion", "schedule.class"):
+        assert part in said, said
+    resume += ["--import", "focal", "--import", "lion", "--import", "cyclic"]
+    assert cli.main(resume) == 2
+    said = capsys.readouterr().err
+    for part in ("'focal'", str(tmp_path), "focal.py", "PYTHONPATH"):
         assert part in said, said
     with importable(home):  # as PYTHONPATH does
         assert cli.main(resume) == 0

@@ -345,6 +345,14 @@ def test_malformed_names_are_refused(models: list[ServedModel], name: str, value
     assert one(models, "POST", "/v1/predict", png(), headers={**PNG, name: value}).status == status
 
 
+@pytest.mark.parametrize("charset", ["punycode", "idna", "rot13", "nothing", "utf-7"])
+def test_a_form_in_any_charset_is_read_or_refused(models: list[ServedModel], charset: str) -> None:
+    field = b'--edge\r\nContent-Disposition: form-data; name="_charset_"\r\n\r\n\xff-\xe9\r\n--edge--\r\n'
+    headers = {"content-type": f"multipart/form-data; boundary=edge; charset={charset}"}
+    answer = one(models, "POST", "/v1/predict", field, headers=headers)
+    assert answer.status == 400 and answer.reason in ("form", "no-image")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "valid"),
     [

@@ -308,7 +308,7 @@ def acting(act: str, pause: float, ranks: tuple[int, ...], at: int, command: lis
         step_of(seed, number, rank)
 
     checkpoint.save, stepping.seed_step = slow, step
-    group.leave(child.main(*command[3:]))
+    group.leave(child.main(*command[4:]))
 
 
 def with_rank_one(
@@ -317,7 +317,7 @@ def with_rank_one(
     """Start processes as `acting` says."""
 
     def started(command: list[str], env: dict[str, str], **_: Any) -> Forked:
-        assert command[1:3] == ["-m", "vitrail.training.processes.child"]
+        assert command[1:4] == ["-P", "-m", "vitrail.training.processes.child"]
         return Forked(acting, act, pause, ranks, at, command, env=env)
 
     monkeypatch.setattr(group.subprocess, "Popen", started)

@@ -67,8 +67,12 @@ def stored_table(
     task = f"keep {what} in {target.parent}"
     advice = f"Set VITRAIL_CACHE to a folder that can be written and has {room}"
     with writing(target, DataError, task=task, advice=advice):
-        if not target.exists():
-            write_arrow(target, schema, batches)
+        if target.exists():
+            try:
+                return read_arrow(target)
+            except pa.ArrowException:  # damaged since it was written: it is written again
+                target.unlink(missing_ok=True)
+        write_arrow(target, schema, batches)
         return read_arrow(target)
 
 
@@ -91,6 +95,26 @@ def write_arrow(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBat
 
 
 def read_arrow(path: Path) -> pa.Table:
-    """Open an Arrow file through a memory map. Raises OSError if it is not a regular file."""
+    """Open an Arrow file through a memory map. Raises OSError if it is not a regular file, ArrowInvalid if damaged."""
     open_regular(path).close()  # a pipe would not end
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    mapped = pa.memory_map(str(path)).read_buffer()
+    try:
+        table = pa.ipc.open_file(mapped).read_all()
+        _ = table.column_names
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is not text: {error}") from error
+    end = mapped.address + mapped.size
+    for buffer in (each for column in table.columns for chunk in column.chunks for each in chunk.buffers()):
+        # a page behind the end of a mapped file ends the process with SIGBUS; what was decompressed lies elsewhere
+        if buffer is not None and mapped.address <= buffer.address < end < buffer.address + buffer.size:
+            raise pa.ArrowInvalid("a column continues behind the end of the file")
+    return valid(table)
+
+
+def valid(table: pa.Table) -> pa.Table:
+    """Return `table` if no value of it lies outside its buffers. Raises ArrowInvalid.
+
+    Types, offsets, nulls and UTF-8 are checked; the bytes of images are not read.
+    """
+    table.validate(full=True)
+    return table

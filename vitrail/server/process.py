@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import socket
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -41,16 +45,46 @@ def take_port(host: str, port: int) -> socket.socket:
         raise UsageError(f"--port is {port}; it must be between 0 and 65535") from error
 
 
+LEAVING = 5
+"""Seconds after the time for open requests in which the server has to end."""
+
+
+def end_after(seconds: int, number: int) -> Callable[[], None]:
+    """End this process after a time with the exit code of a signal, whatever a thread still computes.
+
+    Return a function that takes this back.
+
+    A decoder may hold the lock of the interpreter, so that no thread of Python runs. Then the kernel ends the process a
+    second later.
+    """
+    timer = threading.Timer(seconds, os._exit, (128 + number,))
+    timer.daemon = True
+    timer.start()
+    if hasattr(signal, "alarm"):  # Windows has none
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds + 1)
+
+    def cancel() -> None:
+        timer.cancel()
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+
+    return cancel
+
+
 class Server(uvicorn.Server):
     """The server of uvicorn. At a signal it tells the service to become not ready, then finishes open requests."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
+        self.ended_in_time: Callable[[], None] = lambda: None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: accept no new requests."""
         self.service.draining = True
+        if not self.should_exit:
+            self.ended_in_time = end_after(self.service.limits.drain + LEAVING, sig)
         super().handle_exit(sig, frame)
 
 
@@ -72,5 +106,9 @@ def run(app: App, service: Service, listening: socket.socket) -> None:
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=service.limits.drain,
     )
-    with suppress(KeyboardInterrupt):
-        Server(config, service).run(sockets=[listening])
+    server = Server(config, service)
+    try:
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
+    finally:
+        server.ended_in_time()

@@ -50,6 +50,8 @@ async def _form(request: Request, limits: Limits) -> list[Upload]:
     try:
         # one more than allowed, to distinguish too many files from a broken form
         form = await request.form(max_files=limits.images + 1, max_fields=limits.images)
+    except (LookupError, UnicodeError) as error:  # the charset of a part is unknown, or no text is valid in it
+        raise Refused(400, "form", f"the form cannot be read: {error}. Use UTF-8") from error
     except HTTPException as error:
         status, reason = (413, "too-many-images") if "Too many" in str(error.detail) else (400, "form")
         raise Refused(status, reason, f"the form cannot be read: {error.detail}") from error

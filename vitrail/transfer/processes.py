@@ -10,24 +10,20 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitrail.device import available_cores
 from vitrail.training.guard import Interrupted, Signals, signal_name
-from vitrail.training.processes.parent import kill, start
+from vitrail.training.processes.parent import kill, python, python_path, start
 from vitrail.training.processes.room import check_room, trials_at_once
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")
 POLL = 0.05
 """Seconds between two checks of the processes; each takes seconds to start."""
-ROOT = Path(__file__).resolve().parents[2]
-"""Where `vitrail` is imported from."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +64,14 @@ class Processes:
         """Return the command line of a trial's process."""
         on = [] if device is None else ["--device", device]
         share = ["--cores", str(self._cores())] if len(self.slots) > 1 else []
-        return [sys.executable, "-m", "vitrail.transfer.trial", str(trial.folder), *on, *share]
+        return [*python("vitrail.transfer.trial"), str(trial.folder), *on, *share]
 
     def _cores(self) -> int:
         return max(1, available_cores() // len(self.slots))
 
     def _start(self, trial: Trial, device: str | None) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment["PYTHONPATH"] = python_path()
         environment.setdefault("GOMP_SPINCOUNT", "1000")  # see vitrail.cli
         if len(self.slots) > 1:
             cores, asked = self._cores(), environment.get("OMP_NUM_THREADS", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -65,6 +66,7 @@ def opened(file: BinaryIO) -> Iterator[list[TiffPage]]:
     except ImportError as error:
         message = f"the bands of TIFF files need the package tifffile: {install_extra('bands')}"
         raise DecodeError(message, reason="unsupported") from error
+    logging.getLogger("tifffile").disabled = True  # 26 bytes make it write 2,000 lines; its errors become reasons
     try:
         with tifffile.TiffFile(file) as tiff:
             found: list[TiffPage] = []

@@ -93,6 +93,12 @@ BYTES_PER_PIXEL = 16
 MAX_SCAN_PASSES = 20
 
 TILE_WIDTH, TILE_LENGTH = 322, 323  # TIFF tags
+SMALLEST_TILE, MAX_TILES = 64, 2**16
+"""Pillow takes 800 bytes for each tile. So tiles of fewer pixels are allowed only up to a number of them."""
+MAX_COMMENTS = 2**16
+"""Bytes of comments in a PNM. Pillow reads them one by one, and holds the interpreter's lock."""
+RLE, RLE_WEIGHT = (1, 2), 8
+"""Run lengths of a BMP, which Pillow decodes in Python: a pixel counts as 8, because it takes as long."""
 
 
 class ImageFormat(NamedTuple):
@@ -266,8 +272,11 @@ def _decode_carefully(
     loaded: Function that returns the pixels of an image of Pillow's (default: as RGB).
     """
     try:
+        _check_parts(data, format.name)
         with reader(BytesIO(data)) as image:
             _check_size(image.height, image.width, max_pixels // format.weight)
+            if image.info.get("compression") in RLE:
+                _check_size(image.height, image.width, max_pixels // RLE_WEIGHT)
             tags = tiff_tags(image)
             # memory is allocated per tile, and a tile may claim to be larger than the picture
             _check_size(tags.get(TILE_LENGTH, 0), tags.get(TILE_WIDTH, 0), max_pixels)
@@ -282,6 +291,24 @@ def _decode_carefully(
         raise
     except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
         raise _explained(error, format.name) from error
+
+
+def _check_parts(data: bytes, format: str) -> None:
+    """Raise DecodeError for a header that takes far more work than its picture, before Pillow reads it."""
+    if format == "TIFF":
+        header = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[2:4] else 8])  # 43 is BigTIFF
+        stream = BytesIO(data)
+        stream.seek(header.next)
+        header.load(stream)
+        wide, long = header.get(TILE_WIDTH, 0), header.get(TILE_LENGTH, 0)
+        if 0 < wide * long < SMALLEST_TILE and header.get(256, 0) * header.get(257, 0) > MAX_TILES * wide * long:
+            message = f"tiles of {wide} x {long} pixels: a TIFF of more than {MAX_TILES:,} tiles needs larger ones"
+            raise DecodeError(message, reason="too-many-pixels")
+    elif format == "PNM":
+        words = re.sub(rb"#[^\r\n]*[\r\n]?", b" ", data[:MAX_COMMENTS]).split(maxsplit=4)
+        if len(data) > MAX_COMMENTS and (len(words) < 4 or (data[1:2] in b"123" and data.count(b"#") > MAX_COMMENTS)):
+            message = f"the PNM has more than {MAX_COMMENTS:,} bytes of comments. Remove them"
+            raise DecodeError(message, reason="corrupt")
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:

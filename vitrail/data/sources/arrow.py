@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vitrail.data.cache import cached_table
+from vitrail.data.cache import cached_table, valid
 from vitrail.data.item import DataSet, Findings, Item, Listed
 from vitrail.data.labels.columns import LabelColumns, label_columns, read_labels
 from vitrail.data.labels.numbers import Numbers
@@ -123,7 +123,7 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
         for part in files:
             with open_regular(part) as stream:
                 tables.append(pq.read_table(stream, columns=[image, *labels]))
-        table = pa.concat_tables(tables)
+        table = valid(pa.concat_tables(tables))
         return _Opened(where, table[image], None, _label_column(table, labels, schema, where), files[0].parent)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
@@ -147,7 +147,7 @@ def _column(files: list[Path], name: str) -> pa.ChunkedArray:
     found = []
     for file in files:
         with open_regular(file) as stream:
-            found += pq.read_table(stream, columns=[name])[name].chunks
+            found += valid(pq.read_table(stream, columns=[name]))[name].chunks
     return pa.chunked_array(found)
 
 
@@ -165,7 +165,7 @@ def _readable(file: Path) -> Iterator[None]:
     """Context that raises DataError for a parquet file that is damaged or whose columns differ from the others'."""
     try:
         yield
-    except (pa.ArrowException, KeyError, OSError) as error:
+    except (pa.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} is not a readable parquet file: {error}") from error
 
 
@@ -173,6 +173,7 @@ def _batches(file: Path, image: str, labels: Sequence[str], schema: pa.Schema) -
     """Yield the rows of a file with the columns of `schema`."""
     with _readable(file), open_regular(file) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(_ROWS, columns=[image, *labels]):
+            batch.validate(full=True)
             yield _plain(batch, image, labels, schema)
 
 
@@ -221,6 +222,8 @@ def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
     opened: dict[str, _Opened] = {}
     findings = Findings("hub")
     for name, split in splits.items():
+        with _readable(root / name):
+            valid(split.data.table)
         table = split.flatten_indices().data if split._indices is not None else split.data
         image = find_column(split.column_names, columns.image, IMAGE_COLUMNS, "image", name)
         names = label_columns(table.schema, image, columns, name, table.column)

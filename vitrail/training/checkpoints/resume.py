@@ -22,7 +22,7 @@ def resumed_run(run: Run, folder: RunFolder, given: Given) -> tuple[Run, str | N
     run needs objects that were not `given`, CheckpointError if it has another network or prepares images otherwise.
     """
     given.check_resume(folder)
-    recorded = from_yaml(folder.path / "config.yaml", Run(), imports=True)
+    recorded = from_yaml(folder.path / "config.yaml", Run())
     run = relocated(inherit(run, recorded), recorded, folder)
     _check_kept(run, recorded, folder)
     return run, starting_weights(run, recorded, folder)

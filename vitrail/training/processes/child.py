@@ -33,6 +33,8 @@ def main(config: str, note: str, resume: str, asked: str, *, on_end: Callable[[R
     asked, in JSON, and on_end: See `fit`.
     """
     try:
+        if resume:  # the command that started this process has read it, and refused modules that nobody has named
+            from_yaml(Path(resume) / "config.yaml", Run(), imports=True)
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
         with joined(run.timeout):

@@ -32,7 +32,7 @@ from vitrail.errors import TrainingError, UsageError
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.guard import SIGNALS, Interrupted
-from vitrail.training.processes.parent import kill, start
+from vitrail.training.processes.parent import kill, python, python_path, start
 from vitrail.training.processes.room import check_devices
 from vitrail.training.run import Run, check_batch
 
@@ -104,7 +104,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
         config.write_text(to_yaml(run))
-        command = [sys.executable, "-m", module, str(config), str(note), str(resume or ""), json.dumps(asked or {})]
+        command = [*python(module), str(config), str(note), str(resume or ""), json.dumps(asked or {})]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -142,7 +142,7 @@ def own_note(note: Path, rank: int) -> Path:
 def environment(rank: int, processes: int, port: int) -> dict[str, str]:
     """Return the environment of a process on this machine, with torchrun's variables; `port` is a free port."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": python_path()}
     threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // processes))}
     threads[BEGAN] = str(time.time() - command_seconds())
     return {**threads, **os.environ, **{name: str(value) for name, value in ranks.items()}, **address}

@@ -10,14 +10,34 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 60.0
 """Seconds that a process has to save and end after its parent has ended."""
+
+
+ROOT = Path(__file__).resolve().parents[3]
+"""Where `vitrail` is imported from."""
+
+
+def python(module: str) -> list[str]:
+    """Return the start of a command that runs a module of vitrail. It needs `python_path`.
+
+    -P: the current folder is not the first in which modules are looked for, so that a file yaml.py in a folder that
+    the user has received is not run in place of the library.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH with which a process of Python finds this vitrail."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

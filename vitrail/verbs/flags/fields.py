@@ -137,6 +137,12 @@ def named_classes(section: Any, argv: Sequence[str], prefix: str = "") -> dict[s
     return found
 
 
+def named_modules(argv: Sequence[str]) -> list[str]:
+    """Return the modules that --import names. A word after "--" is a subject, whatever it looks like."""
+    flags = argv[: argv.index("--")] if "--" in argv else argv
+    return [module for flag in (flag_of("modules"), *ALIASES["modules"]) for module in values_of(flag, flags)]
+
+
 def recorded_configs(argv: Sequence[str]) -> list[str]:
     """Return the config.yaml of the run folder that --resume names, if it names one."""
     files = [Path(run) / "config.yaml" for run in values_of("--resume", argv)]

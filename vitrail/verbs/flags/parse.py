@@ -261,6 +261,7 @@ def _flags(function: Callable[..., Any], argv: Sequence[str]) -> list[StructFiel
         flags += reading_flags()
     elif settings:
         own = {flag.name for flag in flags}
+        merge(Run(), named_classes(Run(), argv), imports=True)  # for files that name a class of the command line, too
         run, files = Run(), [*values_of("--config", argv), *recorded_configs(argv)]
         if not {"-h", "--help"} & {*argv}:  # no default is shown, but a file may name a class
             files = [file for file in files if Path(file).is_file()]

@@ -156,7 +156,7 @@ class RunArguments:
         """
         run = base
         for file in self.files:
-            run = from_yaml(Path(file), run, imports=True)
+            run = from_yaml(Path(file), run)
         if self.epochs is not None and "duration" in self.settings:
             raise UsageError("--epochs and --duration both set the length of the run: give one of them")
         optim = self.settings.get("optim")
@@ -220,7 +220,7 @@ class RunArguments:
         everything = {"weights", "vit.width", "vit.patch", "seed"}
         if place >= len(self.files) or not everything <= self.listed[place].keys():
             return False
-        return from_yaml(Path(self.files[place]), Run(), imports=True).weights is not None
+        return from_yaml(Path(self.files[place]), Run()).weights is not None
 
     def _own_rate(self, base: Run, run: Run) -> Run:
         """Return `run` with the optimiser's own rate and decay, unless they are given or those of `base` are its.
@@ -488,7 +488,7 @@ def resumed(given: RunArguments, where: str | Path) -> tuple[Run, Path] | None:
     from vitrail.training.given import Given
 
     Given().check_resume(RunFolder.open(folder))
-    before = from_yaml(written, Run(), imports=True)
+    before = from_yaml(written, Run())
     run = given.applied_to(before, recorded=True)
     fixed = ("name",) if where in (LATEST, AUTO) else ("name", "out")
     for name in fixed:

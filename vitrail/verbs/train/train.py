@@ -82,8 +82,8 @@ def train(
         path: A folder with one folder per class (with or without split folders), a CSV or Parquet file, tar shards,
             an .npz file, a data set of the hub, or 'digits'.
         recipe: Recipe to start from (`vitrail recipes` lists them).
-        config: A YAML file of settings, such as the config.yaml of a run. May be repeated. Modules of your own classes
-            that it names are imported, and so are those of a run to resume.
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated. If it, or a run to
+            resume, names classes of your own, name their modules with --import.
         epochs: Length of the training in epochs: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr.
         resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
@@ -173,8 +173,8 @@ def finetune(
             hub (default: vitrail/tiny, a small network that vitrail ships).
         recipe: Recipe to start from, such as finetune, the paper's protocol (default: finetune-by-data, whose settings
             depend on the images, the network and the time).
-        config: A YAML file of settings, such as the config.yaml of a run. May be repeated. Modules of your own classes
-            that it names are imported, and so are those of a run to resume.
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated. If it, or a run to
+            resume, names classes of your own, name their modules with --import.
         epochs: Length of the training in epochs: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr. With --recipe finetune the paper tries 0.003, 0.01, 0.03 and 0.06.
         resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
