@@ -158,7 +158,7 @@ def test_splits_labels_and_unreadable_images(
         assert file["class_names"].tolist() == ["cat", "dog"]
         assert file["train_labels"].tolist() == [0, 0, 0, 1, 1] and file["test_labels"].tolist() == [0, 0, 1, 1]
         for split in ("train", "test"):
-            ids = [splits[split].id(n) for n in range(len(splits[split]))]
+            ids = [f"{split}/{splits[split].id(n)}" for n in range(len(splits[split]))]
             broken = [id for id in ids if split == "train" and id.endswith("dog/1.png")]
             assert file[f"{split}_ids"].tolist() == [id for id in ids if id not in broken]
             paths = [str(photos / split / kind / f"{n}.png") for kind, n in [("cat", 0), ("dog", 0)]]
