@@ -124,7 +124,7 @@ FLAGS = {
     "data next": "path weights count by split out sheet raw batch_size workers device precision",
     "data check": "path out raw workers",
     "data stats": "path",
-    "data pack": "path folder short_side quality shard_mb shuffle workers",
+    "data pack": "path folder short_side quality shard_mb outside shuffle workers",
     "data dedup": (
         "path against model distance cosine mirrored crops out keep_list sheet raw batch_size workers device precision"
     ),

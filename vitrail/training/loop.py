@@ -78,8 +78,7 @@ def fit(
     folder, run = None if resume is None else RunFolder.open(resume), given.applied_to(run)
     RunFolder.check(Path(run.out), folder)
     run, start = (run, None) if folder is None else resumed_run(run, folder, given)
-    splits = splits or given.splits(run)
-    splits = splits if folder is None else splits.in_order(folder.class_names())
+    splits = (splits or given.splits(run)).in_order([] if folder is None else folder.class_names())
     setup = set_up(run, splits, start, given)
     run, timetable, state, validation = setup.run, setup.timetable, setup.state, setup.validation
 

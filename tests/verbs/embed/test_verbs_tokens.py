@@ -158,7 +158,7 @@ def test_splits_labels_and_unreadable_images(
         assert file["class_names"].tolist() == ["cat", "dog"]
         assert file["train_labels"].tolist() == [0, 0, 0, 1, 1] and file["test_labels"].tolist() == [0, 0, 1, 1]
         for split in ("train", "test"):
-            ids = [splits[split].id(n) for n in range(len(splits[split]))]
+            ids = [f"{split}/{splits[split].id(n)}" for n in range(len(splits[split]))]
             broken = [id for id in ids if split == "train" and id.endswith("dog/1.png")]
             assert file[f"{split}_ids"].tolist() == [id for id in ids if id not in broken]
             paths = [str(photos / split / kind / f"{n}.png") for kind, n in [("cat", 0), ("dog", 0)]]
@@ -199,10 +199,10 @@ def test_a_folder_gets_timms_tokens(folder: Path, photos: Path, tmp_path: Path, 
     table = pq.read_table(tmp_path / "all.parquet")
     files = [str(file) for split in find(str(photos)).splits for file in sorted((photos / split).glob("*/*.png"))]
     files = [file for file in files if Path(file).read_bytes() != b"no picture"]
-    assert table["id"].to_pylist() == ["/".join(Path(file).parts[-2:]) for file in files]
+    assert table["id"].to_pylist() == ["/".join(Path(file).parts[-3:]) for file in files]
     numbers = sorted({layer % 2 for layer in layers or (1,)})
     names = [f"{kind}_{number}" for number in numbers for kind in ("tokens", "prefix")]
-    assert table.column_names == ["id", "label", *names] and len(files) == 6
+    assert table.column_names == ["id", "split", "label", *names] and len(files) == 6
     for number, (grid, front) in zip(numbers, theirs(folder, files, numbers), strict=True):
         tokens = np.array(table[f"tokens_{number}"].to_pylist(), np.float32)
         assert tokens.shape == (6, 4, 4, 32)

@@ -272,7 +272,7 @@ def _outside(path: str, findings: Findings) -> Iterator[str]:
         what = "image lies" if findings.outside == 1 else "images lie"
         yield (
             f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
-            f"{findings.first_outside}. They are used. `vitrail data pack` copies them only with --outside"
+            f"{findings.first_outside}. They are used, but `vitrail data pack` does not copy them unasked"
         )
 
 
