@@ -225,7 +225,8 @@ def test_a_model_folder_is_no_place_for_a_program(run_folder: Path) -> None:
 @pytest.mark.slow
 def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(program: Path, photos: Path) -> None:
     *_, example = (block.text for block in blocks(PAGE) if block.language == "python")
-    wanted = {str(Path(row.path).relative_to(photos)): row.classes[0] for row in vitrail.predict(program, photos).rows}
+    rows = vitrail.predict(program, photos).rows
+    wanted = {str(Path(row.path).relative_to(photos)): (row.classes[0], row.probabilities[0]) for row in rows}
     names = sorted(wanted)
     script = f"""
 import sys
@@ -235,7 +236,10 @@ for name in {names!r}:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [wanted[name] for name in names]
+    assert done.stdout.split()[::2] == [wanted[name][0] for name in names]
+    assert [float(text) for text in done.stdout.split()[1::2]] == pytest.approx(
+        [wanted[name][1] for name in names], abs=0.02
+    )
 
 
 def test_the_commands_of_the_page_are_accepted() -> None:
