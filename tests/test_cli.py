@@ -454,3 +454,9 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "\\xfc" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_home_of_nobody_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", "~nobody-of-this-name/run", "digits"]) == 1
+    said = capsys.readouterr().err
+    assert "~nobody-of-this-name/run: no such user" in said and "Traceback" not in said
