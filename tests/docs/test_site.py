@@ -110,7 +110,7 @@ def test_every_other_command_is_a_program_that_is_known() -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages talk about: photographs, and two runs."""
+    """A folder with what the pages talk about: photographs, and three runs."""
     folder = tmp_path_factory.mktemp("pages")
     colours = {"bluebell": (60, 80, 200), "daisy": (230, 230, 220)}
     for kind, colour in colours.items():
@@ -121,7 +121,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Image.new("RGB", (40, 40), shade).save(place / f"{kind}-{number}.jpg")
     model = vitrail.create("Ti/8", width=24, depth=3, heads=2, mlp_dim=48, image_size=(32, 32), classes=2)
     model.card = vitrail.Card(model.config, list(colours))
-    for run in ("cifar100-1", "finetune-1"):
+    for run in ("cifar100-1", "finetune-1", "finetune-2"):
         vitrail.save(model, folder / "runs" / run / "model" / "best")
     return folder
 

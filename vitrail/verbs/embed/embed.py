@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
@@ -54,6 +54,42 @@ class WrittenFeatures:
     """What was computed: images or tiles."""
 
 
+@overload
+def embed(
+    model: str | Path,
+    *paths: ImagesLike,
+    out: str | Path,
+    merge: str | Path | None = None,
+    split: str | None = None,
+    tokens: bool = False,
+    layers: tuple[int, ...] = (),
+    norm: bool = True,
+    dtype: TokenType = "float32",
+    format: ArrayFormat = "parquet",
+    tiles: Side | None = None,
+    overlap: Whole = 0,
+    prepare: Prepare = "model",
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+    engine: EngineName = "auto",
+    **reading: Unpack[DataKeywords],
+) -> WrittenFeatures | BulkProgress: ...
+@overload
+def embed(
+    model: str | Path,
+    *paths: ImagesLike,
+    out: None = None,
+    prepare: Prepare = "model",
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+    engine: EngineName = "auto",
+) -> Features: ...
 @checked
 def embed(
     model: str | Path,
