@@ -460,3 +460,27 @@ def test_the_home_of_nobody_is_an_error(capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["evaluate", "~nobody-of-this-name/run", "digits"]) == 1
     said = capsys.readouterr().err
     assert "~nobody-of-this-name/run: no such user" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["predict", "vitrail/tiny", ""], "images"),
+        (["predict", "vitrail/tiny", "x", "--out", ""], "--out"),
+        (["train", "x", "--out="], "--out"),
+        (["finetune", "x", "--from", ""], "--weights"),
+        (["data", "check", ""], "path"),
+        (["search", "vitrail/tiny", "x", "--like", "a", "--like", ""], "--like"),
+    ],
+)
+def test_an_empty_path_is_refused(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    assert f"{named} is empty. Give the path" in capsys.readouterr().err
+
+
+def test_a_link_to_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert cli.main(["data", "check", str(tmp_path / "loop")]) == 1
+    assert "it is a link to loop, where nothing is" in capsys.readouterr().err
+    assert cli.main(["embed", "vitrail/tiny", str(tmp_path), "--out", str(tmp_path / "loop" / "x.npz")]) != 0
+    assert "Traceback" not in capsys.readouterr().err

@@ -41,6 +41,8 @@ SETTING = re.compile(r"(?<![\w./'\"-])[a-z]+(?:\.[a-z_]+)+\b(?!\.?[\w/(-])")
 LINE_OF_FILE = re.compile(r".*\.ya?ml:\d+: ")
 """Begin of an error in a config file, which names settings as the file does."""
 
+LOOP = "Symlink loop from "
+"""Begin of what pathlib says of a link that leads to itself, before Python 3.13."""
 NO_HOME = "Could not determine home directory."
 """What pathlib says of ~name if the machine has no user of that name."""
 SMALLER = "Choose a smaller batch, image size or network, or close other programs."
@@ -99,6 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if str(error) == NO_HOME and not tell_all:
             names = [word for word in argv if word.startswith("~")]
             print(f"vitrail: {printable(' '.join(names))}: no such user. Write the whole path.", file=sys.stderr)
+            return 1
+        if str(error).startswith(LOOP) and not tell_all:
+            print(f"vitrail: {printable(str(error).removeprefix(LOOP))} is a link to itself", file=sys.stderr)
             return 1
         if tell_all or not out_of_memory(error):
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, signature, unwrap
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -229,6 +229,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             arguments = parameters.bind(*args, **keywords).arguments
         except TypeError as error:
             raise UsageError(f"{function.__name__}: {error}") from error
+        refuse_empty(function, {**arguments, **keywords})
         hints = ranged_types(function)
         for name, value in arguments.items():
             if name in hints:
@@ -237,6 +238,28 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **keywords)
 
     return call
+
+
+def refuse_empty(function: Callable[..., Any], arguments: Mapping[str, Any], named: Callable[[str], str] = str) -> None:
+    """Raise UsageError for an empty path among the arguments, which would be the current folder.
+
+    named: Parameter -> its name in the error.
+    """
+    for name in _paths(unwrap(function)):
+        value = arguments.get(name)
+        if value == "" or (isinstance(value, list | tuple) and "" in value):
+            raise UsageError(f"{named(name)} is empty. Give the path of a file or a folder; '.' is the current folder")
+
+
+@cache
+def _paths(function: Callable[..., Any]) -> list[str]:
+    """Return the parameters that are paths, those of `**settings: Unpack[...]` included."""
+    types = _parameter_types(function)
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            (unpacked,) = get_args(types.pop(name))
+            types |= get_type_hints(unpacked)
+    return [name for name, hint in types.items() if "pathlib.Path" in str(hint)]
 
 
 @cache

@@ -227,8 +227,15 @@ def test_classes_by_name_or_number(networks: Path, photos: Path, tmp_path: Path)
 
 def test_no_readable_image_is_an_error(networks: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
+    for name in ("bad.png", "missing.png"):  # the weights are drawn first, and nothing of it remains
+        with pytest.raises(DataError, match=r"no image to look into|nothing to predict"):
+            vitrail.inspect(networks / "plain", tmp_path / name, out=tmp_path / "pages")
+        assert not (tmp_path / "pages").exists()
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "filters.png").write_bytes(b"of an earlier call")
     with pytest.raises(DataError, match="no image to look into"):
-        vitrail.inspect(networks / "plain", tmp_path / "bad.png", what=("rollout",), out=tmp_path)
+        vitrail.inspect(networks / "plain", tmp_path / "bad.png", out=tmp_path / "pages")
+    assert [file.name for file in (tmp_path / "pages").iterdir()] == ["filters.png"]
     with pytest.raises(UsageError, match="cannot write"):
         vitrail.inspect(networks / "plain", what=("filters",), out=tmp_path / "bad.png" / "x")
 

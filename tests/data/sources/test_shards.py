@@ -4,6 +4,8 @@ import io
 import json
 import os
 import re
+import shutil
+import subprocess
 import tarfile
 import tracemalloc
 from collections.abc import Callable
@@ -113,6 +115,25 @@ def test_a_shard_that_is_cut_off_is_used_up_to_there(tmp_path: Path) -> None:
     assert [found.splits[""][i].image for i in range(2)] == [picture(0), picture(1)]
     assert len(found.splits[""]) == 2
     assert [item.id for item in found.findings.dropped] == ["s.tar"]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no program tar")
+def test_sparse_members_are_left_out_and_a_damaged_map_of_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(picture(0))
+    (tmp_path / "1.png").write_bytes(picture(1))
+    os.truncate(tmp_path / "1.png", 1 << 20)  # a hole at the end
+    shard = tmp_path / "shards" / "s.tar"
+    shard.parent.mkdir()
+    for kind in ("gnu", "pax"):
+        command = ["tar", "--sparse", f"--format={kind}", "-cf", str(shard), "-C", str(tmp_path), "0.png", "1.png"]
+        subprocess.run(command, check=True)
+        found = find(str(shard.parent))
+        assert [found.splits[""][i].image for i in range(len(found.splits[""]))] == [picture(0)]
+        assert [(item.id, item.reason) for item in found.findings.dropped] == [("s.tar/1.png", "a sparse file")]
+    content = shard.read_bytes()  # of pax: the map is text before the bytes of the file
+    shard.write_bytes(content.replace(b"\n1048576\n0\n", b"\nno map!\n0\n", 1))
+    (dropped,) = find(str(shard.parent)).findings.dropped
+    assert shard.read_bytes() != content and dropped.id == "s.tar" and "damaged" in dropped.reason
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar at all" * 100])

@@ -335,11 +335,13 @@ def _missing(path: str, place: Path) -> DataError:
         return DataError(
             f"no data at {place.absolute()}: it is neither a folder nor a regular file. Valid are {_KINDS}"
         )
+    if place.is_symlink():
+        return DataError(f"no data at {path!r}: it is a link to {os.readlink(place)}, where nothing is")
     parent = next((p for p in place.absolute().parents if p.is_dir()), Path("/"))
     try:
         missing = place.absolute().relative_to(parent).parts[0]
         known_names = [*CATALOG, "digits"] if len(Path(path).parts) == 1 else []
-        near = did_you_mean(missing, [*os.listdir(parent), *known_names])
+        near = did_you_mean(missing, {*os.listdir(parent), *known_names} - {missing})
     except OSError:
         near = ""
     hub = f" For a data set of the hub write {_HUB}{path}." if path.count("/") == 1 and path[0] not in "./~" else ""

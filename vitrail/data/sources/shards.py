@@ -52,16 +52,18 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
                 folder, _, base = member.name.rpartition("/")
                 if not member.isreg() or in_junk(member.name):
                     continue
-                if member.offset_data + member.size > length:
+                # the bytes of a sparse file are not in one piece, and are fewer than its size
+                size = -1 if member.issparse() else member.size
+                if member.offset_data + size > length:
                     cut = True
                     break
                 key, _, suffix = base.partition(".")
                 key = f"{folder}/{key}"
                 if is_image_name(base) or suffix == "npy":
-                    images[key] = (member.offset_data, member.size, member.name)
+                    images[key] = (member.offset_data, size, member.name)
                 elif (label := _label(tar, member, suffix, where)) is not None:
                     labels[key] = label
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError) as error:  # ValueError: the map of a damaged sparse file
         if not images:
             raise DataError(
                 f"{where} is not a readable uncompressed tar: {error}. Compressed shards have no random access: "
@@ -243,8 +245,9 @@ def read_shards(path: Path, files: list[Path]) -> DataSet:
 def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: Findings) -> ShardSource:
     """Return the images of indexed tars called `names`; damaged ones are noted. Raises DataError if there are none."""
     damaged = table.filter(pc.less(table["size"], 0))["id"].to_pylist()
-    for shard in damaged:
-        findings.drop(shard, "shard cut off or damaged; the members before that are used")
+    for name in damaged:
+        sparse = "/" in name  # a member; else a shard
+        findings.drop(name, "a sparse file" if sparse else "shard cut off or damaged; the members before that are used")
     table = table.filter(pc.greater_equal(table["size"], 0)) if damaged else table
     if not len(table):
         raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")

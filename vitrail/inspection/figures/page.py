@@ -6,13 +6,15 @@ rises in brightness, so it also works in black and white.
 
 from __future__ import annotations
 
+import os
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec, Self
 
 import matplotlib
 import numpy as np
@@ -73,10 +75,24 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 class Folder:
-    """The folder for figures and numbers; `raw` is SafeWriter's. Writing raises WriteError if it fails."""
+    """The folder for figures and numbers; `raw` is SafeWriter's. Writing raises WriteError if it fails.
+
+    As a context, it removes the new files if an error leaves it, so that no half of a result remains.
+    """
 
     def __init__(self, path: Path, formats: Sequence[FigureFormat] = ("png",), *, raw: bool = False) -> None:
         self.path, self.formats, self._raw = path, formats, raw
+        self._new: list[Path] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *about: object) -> None:
+        if kind is not None and self._new:
+            for file in self._new:
+                file.unlink(missing_ok=True)
+            with suppress(OSError):  # it holds other files
+                self.path.rmdir()
 
     def figure(self, name: str, figure: Figure) -> list[Path]:
         """Write a figure in every format."""
@@ -110,6 +126,8 @@ class Folder:
 
     def _write(self, name: str, save: Callable[[Path], None]) -> Path:
         path = self.path / name
+        if not os.path.lexists(path):
+            self._new.append(path)
         with replacing(path) as temporary:
             save(temporary)
         return path

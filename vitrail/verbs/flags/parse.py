@@ -36,7 +36,7 @@ from vitrail.config import CLASS, arms, merge
 from vitrail.data.settings import Data
 from vitrail.durations import Duration, parse_duration
 from vitrail.errors import UsageError, did_you_mean
-from vitrail.ranges import check, ranged_types
+from vitrail.ranges import check, ranged_types, refuse_empty
 from vitrail.training.run import Run
 from vitrail.verbs.flags.cells import Cells
 from vitrail.verbs.flags.compute import Compute
@@ -108,6 +108,8 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         if name in given:
             subject = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
             check(hint, given[name], name if subject else flag_of(name))
+    subjects = {name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
+    refuse_empty(function, given, lambda name: name if name in subjects else flag_of(name))
     if READING in parameters:  # takes the names of the fields, without "data."
         data = {flag.name: flag.name.removeprefix(f"{Data.section}.") for flag in reading_flags()}
         # a wrong value is told before a network is loaded or images are looked for, as for all other flags

@@ -120,14 +120,15 @@ def inspect(
     if not set(names) <= set(OF_WEIGHTS):
         for network in networks:
             network.require_result()
-    for name in names:
-        try:
-            with fast_float32():
-                result.pages.append(_page(name, inputs, folder, selection))
-        except UsageError as error:
-            if chosen:
-                raise
-            result.skipped[name] = str(error)
+    with folder:
+        for name in names:
+            try:
+                with fast_float32():
+                    result.pages.append(_page(name, inputs, folder, selection))
+            except UsageError as error:
+                if chosen:
+                    raise
+                result.skipped[name] = str(error)
     if paths and (given := len(inputs.source)) > pictures:
         log.warning("%d of the %d images are drawn, evenly spaced; --pictures draws more", pictures, given)
     for path, reason in result.unreadable.items():
