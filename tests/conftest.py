@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a test process of its own; torch reads it when imported
 
@@ -63,11 +64,30 @@ def children_end_as_before() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
+AFFORDABLE = "vitrail.training.validation.floor._affordable"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_linear_classifier_after_training() -> Iterator[Any]:
+    """Training in this process computes no linear classifier, as if there were no time: thousands of runs are tiny."""
+    from vitrail.training.validation import floor
+
+    whole = floor._affordable
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AFFORDABLE, lambda *_: 0)
+        yield whole
+
+
 @pytest.fixture(autouse=True)
-def no_page_after_training(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_page_after_training(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, no_linear_classifier_after_training: Any
+) -> None:
     """Training by a verb in this process writes no report.html, which takes longer than a run of a few steps.
 
-    Tests that need the page are marked `page`. The fixtures of modules and sessions, and other processes, write it.
+    Tests that need the page, or the linear classifier, are marked `page`. The fixtures of modules and sessions, and
+    other processes, write the page.
     """
     if request.node.get_closest_marker("page") is None:
         monkeypatch.setattr("vitrail.verbs.train.train.reported", lambda result: result)
+    else:
+        monkeypatch.setattr(AFFORDABLE, no_linear_classifier_after_training)

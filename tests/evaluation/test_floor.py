@@ -20,6 +20,8 @@ from vitrail.training.validation import floor
 from vitrail.training.validation.floor import FREQUENT, LINEAR, floors, in_words, shortfall, unbeaten
 from vitrail.verbs.train.train import show
 
+pytestmark = pytest.mark.page
+
 
 def digits() -> tuple[Listed, Listed]:
     splits = read_digits().splits

@@ -175,7 +175,7 @@ def test_09_too_many_bad_images_or_all_of_a_class(tmp_path: Path) -> None:
         (photos / "red" / f"{number}.png").write_bytes(b"no image")
     command = train(photos, steps=30)
     assert command.process.exitcode == 1
-    assert "training images cannot be read, more than data.max_bad, 5.0%" in command.err
+    assert "training images cannot be read, more than --data.max-bad, 5.0%" in command.err
     rare = draw(tmp_path / "rare", count=40)
     (rare / "green").mkdir()
     (rare / "green" / "only.png").write_bytes(b"no image")

@@ -371,10 +371,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_no_test_image_is_opened_before_the_choice(whole: Any) -> None:
-    """Then each seed opens each three times: to count copies, to ask the network, and to ask a linear classifier."""
+    """Then each seed opens each twice: to count copies of training images, and to ask the finished network."""
     root, _, seen = whole
-    assert len(seen) == 4 and seen[:3] == [0, 0, 0] and seen[3] == 2 * 3 * 12
-    assert Counter(opened) == {str(path): 2 * 3 for path in (root / "test").rglob("*.png")}
+    assert len(seen) == 4 and seen[:3] == [0, 0, 0] and seen[3] == 2 * 2 * 12
+    assert Counter(opened) == {str(path): 2 * 2 for path in (root / "test").rglob("*.png")}
 
 
 def test_a_diverging_setting_is_a_row_with_its_reason(whole: Any) -> None:
