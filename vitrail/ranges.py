@@ -247,7 +247,8 @@ def refuse_empty(function: Callable[..., Any], arguments: Mapping[str, Any], nam
     """
     for name in _paths(unwrap(function)):
         value = arguments.get(name)
-        if value == "" or (isinstance(value, list | tuple) and "" in value):
+        values = value if isinstance(value, list | tuple) else [value]  # arrays cannot be compared with a text
+        if any(isinstance(one, str) and not one for one in values):
             raise UsageError(f"{named(name)} is empty. Give the path of a file or a folder; '.' is the current folder")
 
 
