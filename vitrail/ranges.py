@@ -254,26 +254,25 @@ def refuse_empty(function: Callable[..., Any], arguments: Mapping[str, Any], nam
 
 @cache
 def _paths(function: Callable[..., Any]) -> list[str]:
-    """Return the parameters that are paths, those of `**settings: Unpack[...]` included."""
+    """Return the arguments that are paths."""
+    return [name for name, hint in _argument_types(function).items() if "pathlib.Path" in str(hint)]
+
+
+@cache
+def _keywords(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names that a function takes as keywords."""
+    parameters = signature(function).parameters.values()
+    return frozenset(_argument_types(function)) - {one.name for one in parameters if one.kind is one.VAR_POSITIONAL}
+
+
+def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of the parameters, and of the keywords of `**settings: Unpack[...]` in the place of these."""
     types = _parameter_types(function)
     for name, parameter in signature(function).parameters.items():
         if parameter.kind is Parameter.VAR_KEYWORD:
             (unpacked,) = get_args(types.pop(name))
             types |= get_type_hints(unpacked)
-    return [name for name, hint in types.items() if "pathlib.Path" in str(hint)]
-
-
-@cache
-def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names that a function takes as keywords, those of `**settings: Unpack[...]` included."""
-    names: set[str] = set()
-    for name, parameter in signature(function).parameters.items():
-        if parameter.kind is Parameter.VAR_KEYWORD:
-            (unpacked,) = get_args(_parameter_types(function)[name])
-            names |= unpacked.__annotations__.keys()
-        elif parameter.kind is not Parameter.VAR_POSITIONAL:
-            names.add(name)
-    return frozenset(names)
+    return types
 
 
 def _parameter_types(function: Any) -> dict[str, Any]:

@@ -263,19 +263,19 @@ def _each_prepared(
 
 def _prepared_item(transform: Op, source: Listed, index: int) -> PreparedFile:
     """Read and prepare an image of a source."""
-    path = Path(source.id(index))
-    try:
-        image = transform.pixels.read(source[index].image)
-        return PreparedFile(path, transform(image, np.random.default_rng(0)))
-    except DecodeError as error:
-        return PreparedFile(path, _unreadable(path, error))
+    return _prepared_as(Path(source.id(index)), transform, lambda: source[index].image)
 
 
 def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> PreparedFile:
     """Read and prepare a file. A pipe is read only if it was given by name: `<(curl ...)`, /dev/stdin."""
     read = read_pipe if path in given and path.is_fifo() else read_file
+    return _prepared_as(path, transform, lambda: read(path))
+
+
+def _prepared_as(path: Path, transform: Op, read: Callable[[], bytes | np.ndarray]) -> PreparedFile:
+    """Return what `read` returns as the network's input, or the reason why there is none."""
     try:
-        image = transform.pixels.read(read(path))
+        image = transform.pixels.read(read())
         return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
     except DecodeError as error:
         return PreparedFile(path, _unreadable(path, error))

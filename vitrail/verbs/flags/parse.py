@@ -104,12 +104,12 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     if unknown:
         raise UsageError(_unknown(unknown, flags, prog))
     given = _given(flags, values, {flag_of(word) for word in argv if word.startswith("-")})
+    subjects = {name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
+    named = {name: name if name in subjects else flag_of(name) for name in given}
     for name, hint in ranged_types(inspect.unwrap(function)).items():
         if name in given:
-            subject = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
-            check(hint, given[name], name if subject else flag_of(name))
-    subjects = {name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
-    refuse_empty(function, given, lambda name: name if name in subjects else flag_of(name))
+            check(hint, given[name], named[name])
+    refuse_empty(function, given, named.__getitem__)
     if READING in parameters:  # takes the names of the fields, without "data."
         data = {flag.name: flag.name.removeprefix(f"{Data.section}.") for flag in reading_flags()}
         # a wrong value is told before a network is loaded or images are looked for, as for all other flags
