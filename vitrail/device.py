@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -145,13 +146,16 @@ def free_memory(device: torch.device) -> int:
     return max(min(available, limit - used), 0)
 
 
-CPU_WORDS = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory", "std::bad_alloc")
-"""Parts of torch's messages about failed allocations on a CPU: its own, oneDNN's, C++'s."""
+CPU_WORDS = re.compile(
+    r"DefaultCPUAllocator|could not create a primitive(?! descriptor)|could not create a memory|std::bad_alloc"
+)
+"""Parts of torch's messages about failed allocations on a CPU: its own, oneDNN's, C++'s. oneDNN has no primitive
+descriptor where the types of two matrices do not go together, which is no lack of memory."""
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether Python or torch raises this error when an allocation fails, on any device."""
-    words = error.__class__.__name__ == "OutOfMemoryError" or any(words in str(error) for words in CPU_WORDS)
+    words = error.__class__.__name__ == "OutOfMemoryError" or CPU_WORDS.search(str(error)) is not None
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and words)
 
 

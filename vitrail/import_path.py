@@ -102,7 +102,10 @@ def _parts(path: str) -> tuple[str, str]:
     """Return module and class of an import path."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
-        raise UsageError(f"{shown(path)} names no class. Write module:Class, such as my_package.losses:Focal")
+        raise UsageError(
+            f"{shown(path)} names no class. Write module:Class, such as my_package.losses:Focal for the class Focal in "
+            "my_package/losses.py"
+        )
     return module, name
 
 
@@ -130,11 +133,14 @@ def _absent(module: str, missing: str) -> str:
     """Return the error for a module that does not exist: where it was looked for, and what to do."""
     others = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     looked = f"the current folder {Path.cwd()}" + f", PYTHONPATH ({listing(others, len(others))})" * bool(others)
-    file = Path(*module.split("."))
-    return (
-        f"no module is named {missing!r}. Looked in {looked} and among the installed packages. Run the command in the "
-        f"folder that holds {file}.py, or add that folder to PYTHONPATH"
-    )
+    here = Path.cwd()
+    name = module.removesuffix(".py")  # of a file, in place of the module
+    file = Path(*name.split(".")).with_suffix(".py")
+    below = next((found for found in [here / file, *sorted(here.glob(f"*/{file}"))] if found.is_file()), None)
+    advice = f"Run the command in the folder that holds {file}, or add that folder to PYTHONPATH"
+    if below is not None:
+        advice = f"{below.relative_to(here)} is the module {'.'.join(below.relative_to(here).with_suffix('').parts)}"
+    return f"no module is named {missing!r}. Looked in {looked} and among the installed packages. {advice}"
 
 
 def _file(module: str) -> str:

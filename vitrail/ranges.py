@@ -218,7 +218,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         quiet = keywords.pop("quiet", False)
         known = _keywords(function)
         if unknown := sorted(keywords.keys() - known):
-            own = f" Valid: {', '.join(parameters.parameters)}"
+            named = [name for name, each in parameters.parameters.items() if each.kind is not each.VAR_KEYWORD]
+            own = f" Valid: {', '.join(named)}"
             raise UsageError(
                 "; ".join(
                     f"{function.__name__} has no argument {name!r}.{did_you_mean(name, known) or own}"

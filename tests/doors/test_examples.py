@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "own-code.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.read_text().splitlines()
-    if "../examples/" in line
+    if line.startswith("|") and "../examples/" in line
 ]
 
 FILES = sorted(EXAMPLES / found[1] for row in ROWS for found in re.findall(r"(examples/)(\w+\.py)", row[4]))
@@ -46,6 +46,11 @@ def lines_of_code(path: Path) -> int:
                     found -= set(range(node.lineno, (node.end_lineno or 0) + 1))
     text = path.read_text().splitlines()
     return sum(bool(text[line - 1].strip()) for line in found)
+
+
+def test_the_page_shows_the_file_of_an_example() -> None:
+    _docstring, code = (EXAMPLES / "focal.py").read_text().split("\n\n", 1)
+    assert f"```python\n{code}```" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

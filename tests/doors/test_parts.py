@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from own import EXAMPLES, command, config, importable, train, weights, write
 from torch import nn
 
@@ -222,3 +223,117 @@ def test_help_of_a_part(examples: None, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["train", "--vit.stem", "overlapping_stem:Overlapping", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "--vit.stem.overlap INT Pixels by which a patch reaches into each of its neighbours. (from 0 to 64)" in shown
+
+
+def test_a_named_network_keeps_the_parts_that_flags_give(examples: None, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--vit.attention", "qk_norm:QKNorm", "--vit.positions", "alibi:Alibi", "--vit.positions.slope", "0.25")
+    assert cli.main(["train", "digits", "--model", "Ti/16", *given, "--print-config"]) == 0
+    vit = yaml.safe_load(capsys.readouterr().out)["vit"]
+    assert vit["attention"]["class"] == "qk_norm:QKNorm"
+    assert vit["positions"] == {"class": "alibi:Alibi", "slope": 0.25}
+
+
+OWN = """
+    from dataclasses import dataclass
+    import torch
+    from torch import nn
+    from vitrail import ObjectiveSettings, OwnPart, Positions, SelfSupervised
+
+    class Waves(Positions):
+        def __init__(self, config):
+            super().__init__(config)
+            self.scale = nn.Parameter(torch.tensor(2.0))
+            self.line = nn.Parameter(torch.ones(config.width))
+            self.raster = nn.Parameter(torch.zeros(1, config.grid[0] * config.grid[1], config.width))
+        def table(self, layer, grid):
+            rows = torch.arange(grid[0] * grid[1], dtype=torch.float32)[None, :, None]
+            return rows * self.scale.float() * self.line.float()
+
+    @dataclass(frozen=True)
+    class Wavy(OwnPart):
+        def build(self, config):
+            return Waves(config)
+
+    class WhereAmI(nn.Module):
+        seen = []
+        def forward(self, tokens, bias=None, read=None):
+            self.seen.append((bias.grid, len(bias.places)))
+            return tokens[:, :read]
+
+    @dataclass(frozen=True)
+    class Places(OwnPart):
+        def build(self, config):
+            return WhereAmI()
+
+    @dataclass(frozen=True)
+    class OneArgument(OwnPart):
+        def build(self, config):
+            return nn.Identity()
+
+    @dataclass(frozen=True)
+    class NoConfig(OwnPart):
+        def build(self):
+            return nn.Identity()
+
+    class Half(SelfSupervised):
+        def loss(self, prepared):
+            return prepared.images.sum(), 1, {}
+
+    @dataclass(frozen=True)
+    class Unfinished(ObjectiveSettings):
+        labels = False
+        def build(self, model, task):
+            return Half(model)
+"""
+
+
+def test_own_positions_of_any_shape_at_another_size_and_type(tmp_path: Path) -> None:
+    from vitrail.model.frozen import freeze
+
+    with importable(write(tmp_path, "own_positions", OWN)):
+        from own_positions import Wavy
+
+        model = build(ViTConfig(**TINY, positions=Wavy()))
+        rows = torch.arange(4.0)[:, None]
+        model.positions.raster.data[:] = rows.expand(4, 4).reshape(1, 16, 1)
+        vitrail.save(model, tmp_path / "saved")
+        other = vitrail.load(tmp_path / "saved", image_size=(16, 24))
+        assert other.positions.scale == 2 and torch.equal(other.positions.line, torch.ones(16))
+        assert torch.equal(other.positions.raster, rows.expand(4, 6).reshape(1, 24, 1).expand(1, 24, 16))
+        images = torch.randint(256, (2, 3, 16, 24), dtype=torch.uint8)
+        half = freeze(other, torch.bfloat16)(images)  # the table is float32 even then
+        torch.testing.assert_close(half.float(), other(images), rtol=0.1, atol=0.1)
+
+
+def test_own_attention_knows_where_its_tokens_are(tmp_path: Path) -> None:
+    with importable(write(tmp_path, "own_attention", OWN)):
+        from own_attention import Places, WhereAmI
+
+        model = build(ViTConfig(**TINY, attention=Places()))
+        model(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
+        model(torch.zeros(1, 3, 8, 16, dtype=torch.uint8))
+        assert WhereAmI.seen == [((4, 4), 16)] * 2 + [((2, 4), 8)] * 2
+
+
+def test_parts_that_do_not_keep_their_contract_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    write(tmp_path / "inner", "below", OWN)
+    with importable(write(tmp_path, "contracts", OWN)):
+        from contracts import NoConfig, OneArgument, Places
+
+        with pytest.raises(UsageError, match=r"Identity, whose forward takes .*called with \(tokens, bias, read\)"):
+            build(ViTConfig(**TINY, attention=OneArgument()))
+        with pytest.raises(UsageError, match=r"NoConfig.build takes \(\).*called with \(config\)"):
+            build(ViTConfig(**TINY, head=NoConfig()))
+        with pytest.raises(UsageError, match="must return a Positions"):
+            build(ViTConfig(**TINY, positions=Places()))
+        train = ["train", "digits", "--out", str(tmp_path / "runs"), "--objective"]
+        assert cli.main([*train, "contracts:Unfinished"]) == 2
+        assert "abstract method" in capsys.readouterr().err
+        assert cli.main([*train, "contracts.py:Unfinished"]) == 2
+        assert "contracts.py is the module contracts" in capsys.readouterr().err
+        assert cli.main([*train, "below:Unfinished"]) == 2
+        assert "inner/below.py is the module inner.below" in capsys.readouterr().err

@@ -279,8 +279,9 @@ def test_running_out_of_memory_says_what_to_do(error: Exception) -> None:
         explaining_memory(run),
     ):
         raise error
-    with pytest.raises(RuntimeError, match="something else"), explaining_memory(run):
-        raise RuntimeError("something else")
+    for other in ("something else", "could not create a primitive descriptor for the inner product"):
+        with pytest.raises(RuntimeError, match=other), explaining_memory(run):
+            raise RuntimeError(other)
 
 
 def test_torch_still_says_it_that_way() -> None:

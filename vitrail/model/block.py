@@ -200,7 +200,7 @@ def build_attention(config: ViTConfig) -> Attention:
     if config.attention is None:
         norm = new_norm(config.norm, config.width, config.norm_eps) if config.attention_norm else None
         return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm, qk_norm=_qk_norm(config))
-    attention: Attention = build_part(config.attention, config, {}, nn.Module)
+    attention: Attention = build_part(config.attention, config, {}, nn.Module, ("tokens", "bias", "read"))
     return attention
 
 

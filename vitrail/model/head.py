@@ -122,5 +122,5 @@ def build_heads(config: ViTConfig, like: Tensor | None = None) -> tuple[nn.Modul
 def _build_head(config: ViTConfig, like: Tensor | None) -> nn.Module:
     if config.head is None:
         return zero_linear(config.head_width, config.classes, like)
-    head: nn.Module = build_part(config.head, config, {}, nn.Module)
+    head: nn.Module = build_part(config.head, config, {}, nn.Module, ("features",))
     return head if like is None else head.to(like.device, like.dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
@@ -40,18 +41,32 @@ def own_parts(config: Any) -> dict[str, OwnPart]:
     return {name: part for name, part in parts.items() if isinstance(part, OwnPart)}
 
 
-def build_part(part: str | OwnPart, config: Any, kinds: Mapping[str, Any], base: type) -> Any:
+def build_part(
+    part: str | OwnPart, config: Any, kinds: Mapping[str, Any], base: type, arguments: Sequence[str] = ()
+) -> Any:
     """Return the module of a part: of the class in `kinds` that `part` names, or what the user's own part builds.
 
-    Raises UsageError unless it is a `base`.
+    Raises UsageError unless it is a `base` whose `forward` takes the `arguments`.
     """
     if not isinstance(part, OwnPart):
         return kinds[part](config)
+    built = f"{import_path(type(part))}.build"
+    check_arguments(part.build, ("config",), built)
     module = part.build(config)
     if not isinstance(module, base):
-        raise UsageError(f"{import_path(type(part))}.build returned {shown(module)}; it must return a {base.__name__}")
+        raise UsageError(f"{built} returned {shown(module)}; it must return a {base.__name__}")
+    if arguments:
+        check_arguments(module.forward, arguments, f"{built} returned {type(module).__name__}, whose forward")
     setattr(module, OWN, True)
     return module
+
+
+def check_arguments(function: Callable[..., Any], arguments: Sequence[str], what: str) -> None:
+    """Raise UsageError, with `what`, unless a function of the user's own can be called with these arguments."""
+    try:
+        signature(function).bind(*arguments)
+    except TypeError:
+        raise UsageError(f"{what} takes {signature(function)}; it is called with ({', '.join(arguments)})") from None
 
 
 def is_own_part(module: nn.Module) -> bool:

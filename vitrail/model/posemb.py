@@ -16,7 +16,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vitrail.model.layers import device_of_constants
-from vitrail.model.own_part import build_part
+from vitrail.model.own_part import OwnPart, build_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
 from vitrail.model.rotary.positions import RotaryPositions, Rotation
 from vitrail.model.variants import ViTConfig
@@ -37,7 +37,8 @@ class Positions(nn.Module):
     @property
     def needs_grid(self) -> bool:
         """Whether blocks need to know where tokens are. Otherwise any module tokens -> tokens can be a block."""
-        return self.rotary is not None or type(self).logits is not Positions.logits
+        own_attention = isinstance(self.config.attention, OwnPart)  # it may depend on places in a way of its own
+        return own_attention or self.rotary is not None or type(self).logits is not Positions.logits
 
     def forward(
         self, layer: int | None, query: Tensor | None = None, places: Any = None, grid: Any = None

@@ -127,7 +127,7 @@ class ViT(nn.Module):
         front = [token.expand(patches.shape[0], -1, -1) for token in prefix if token is not None]
         tokens = torch.cat([*front, patches], dim=1) if front else patches
         positions = self.positions.added(None, grid)
-        return self.pre_norm(self.dropout(tokens if positions is None else tokens + positions))
+        return self.pre_norm(self.dropout(self._plus(tokens, positions)))
 
     def encode(
         self, tokens: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
@@ -160,11 +160,20 @@ class ViT(nn.Module):
     ) -> Tensor:
         """Eq. 2, 3 for one layer."""
         positions = self.positions.added(layer, grid)
-        if positions is not None:
-            tokens = tokens + (positions if keep is None else _take(positions, keep, self.config.prefix))
+        if positions is not None and keep is not None:
+            positions = _take(positions, keep, self.config.prefix)
+        tokens = self._plus(tokens, positions)
         where = (places, grid) if self.positions.needs_grid or self.config.block == "axial" else ()
         last = dict(read=read) if read is not None and layer == len(self.blocks) - 1 else {}
         return self.blocks[layer](tokens, *where, **last)
+
+    def _plus(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Return tokens + positions. Positions of the user's own may be float32 where the weights are bfloat16."""
+        if positions is None:
+            return tokens
+        if positions.dtype != tokens.dtype == self.like.dtype:  # else autocast decides
+            positions = positions.to(tokens.dtype)
+        return tokens + positions
 
     def _normed(self, tokens: Tensor) -> Tensor:
         return self.norm(tokens) if self.config.final_norm == "tokens" else tokens

@@ -5,6 +5,7 @@ The network is built with parameters that have shapes and no memory, and takes o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.limits import ResizeMode, check_ranges
-from vitrail.model.own_part import own_parts
+from vitrail.model.own_part import OwnPart, own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import Config, ViTConfig
@@ -217,8 +218,10 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
             resized, way = resize_positions(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
         elif old.positions == "relative_bias" and name == "positions.bias":
             resized, way = resize_bias(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
-        elif name.startswith("positions."):
+        elif name.startswith("positions.") and not isinstance(old.positions, OwnPart):
             resized = resize_line(tensor, shape[1])
+        elif name.startswith("positions.") and tensor.shape != shape and _is_raster(tensor, old):
+            resized, way = resize_positions(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
         if resized is not tensor:
             sizes = [f"{config.image_size[0]} x {config.image_size[1]}" for config in (old, new)]
             if old.patch != new.patch:
@@ -242,6 +245,11 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
             f"{new.image_size[0]} x {new.image_size[1]} pixels; keep {old.image_size[0]} x {old.image_size[1]}"
         )
     return tensor
+
+
+def _is_raster(tensor: Tensor, config: ViTConfig) -> bool:
+    """Return whether a tensor of the user's own positions has a row for each patch, as the built-in table has."""
+    return tensor.dim() == 3 and tensor.shape[1] in {count + math.prod(config.grid) for count in (0, config.front)}
 
 
 @dataclass

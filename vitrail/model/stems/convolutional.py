@@ -31,7 +31,7 @@ def build_stem(config: ViTConfig) -> nn.Module:
         "hmlp": HMLPStem,
         "resnet": HybridStem,
     }
-    stem: nn.Module = build_part(config.stem, config, stems, nn.Module)
+    stem: nn.Module = build_part(config.stem, config, stems, nn.Module, ("images",))
     return stem
 
 

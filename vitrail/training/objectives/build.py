@@ -15,11 +15,13 @@ from vitrail.data.loading.sampler import places_per_class
 from vitrail.data.settings import Bands
 from vitrail.data.sources.open import Splits
 from vitrail.errors import UsageError
+from vitrail.import_path import import_path, is_own
+from vitrail.model.own_part import check_arguments
 from vitrail.objective.answers import Answers
 from vitrail.objective.base import Objective, Task
 from vitrail.objective.distillation import DistillationObjective, Teacher
 from vitrail.objective.self_supervised import SelfSupervised
-from vitrail.objective.settings import Supervised
+from vitrail.objective.settings import ObjectiveSettings, Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.checkpoints.objective_weights import load_objective_weights
 from vitrail.training.given import Losses
@@ -51,7 +53,7 @@ def build_objective(
         counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
     task = Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()), resolved.scale)
     if teacher is None:
-        objective = run.objective.build(model, task)
+        objective = _built(run.objective, model, task)
     elif isinstance(run.objective, Supervised):
         objective = DistillationObjective(model, run.objective, task, run.distill, teacher)
     else:
@@ -67,6 +69,20 @@ def build_objective(
     if resolved.start == run.weights:  # otherwise the run is resumed, and its checkpoint contains everything
         resolved.decisions.update(load_objective_weights(run, objective))
     return objective
+
+
+def _built(settings: ObjectiveSettings, model: nn.Module, task: Task) -> Objective:
+    """Return what settings build. Raises UsageError for an objective of the user's own that lacks a method."""
+    if not is_own(type(settings)):
+        return settings.build(model, task)
+    where = f"{import_path(type(settings))}.build"
+    check_arguments(settings.build, ("model", "task"), where)
+    try:
+        return settings.build(model, task)
+    except TypeError as error:
+        if "abstract" not in str(error):
+            raise
+        raise UsageError(f"{where}: {error}. Its base class says what the method returns") from error
 
 
 def load_teacher(resolved: Resolved, splits: Splits) -> Teacher | None:

@@ -75,7 +75,7 @@ def _grey(source: Listed, pixels: Pixels, index: int) -> Tensor | None:
             image = pixels.values(stored)
     except VitrailError:
         return None
-    whole = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
+    whole = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None]
     small = F.interpolate(whole, (SIDE, SIDE), mode="bilinear", antialias=True)[0].mean(0)
     small = small.nan_to_num()
     small = small / 255 if image.dtype == np.uint8 else (small - small.min()) / (small.max() - small.min() + 1e-6)

@@ -30,6 +30,8 @@ def batch_picture(images: Tensor, captions: list[str], pixels: Pixels = EIGHT_BI
     It is the quickest way to notice that the data are wrong.
     """
     shown = pixels.shown(_enlarged(images[:SHOWN]))
+    if shown.dtype != np.uint8:  # what an objective of the user's own has drawn may be values of any range
+        shown = (255 * (shown - shown.min()) / max(np.ptp(shown), 1e-6)).astype(np.uint8)
     if shown.shape[-1] != 3:  # other channels have no colours: show the first as gray
         shown = np.repeat(shown[..., :1], 3, axis=-1)
     count, height, width, _ = shown.shape

@@ -197,7 +197,7 @@ class RunArguments:
             return replace(run, model=base.model if model is None else model)
         plain_network, own = variant(model), dict[str, Any]()
         for name, value in run.vit.changes().items():
-            given = self.asked.get(f"vit.{name}")
+            given = self._asked_within(f"vit.{name}")
             if given is None:
                 own[name] = value
             elif given.place < named.place and "model" in self.listed[given.place]:
@@ -214,6 +214,11 @@ class RunArguments:
             network = f"{model} with {asked}" if asked else f"exactly {model}"
             self.notes["model"] = f"{network}, as asked{theirs}{without}"
         return replace(run, vit=replace(run.vit, **dict.fromkeys(own)))
+
+    def _asked_within(self, name: str) -> Origin | None:
+        """Return where a setting is given; a class of the user's own is given as `name.class` and `name.FIELD`."""
+        found = [at for asked, at in self.asked.items() if asked == name or asked.startswith(f"{name}.")]
+        return max(found, key=lambda at: at.place, default=None)
 
     def _records_weights(self, place: int) -> bool:
         """Return whether a file is the config.yaml of a fine-tuning, which once listed a network that was not used."""
