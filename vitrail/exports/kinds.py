@@ -113,7 +113,7 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
             importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: {install_extra('export' if writing else 'engines')}") from error
+            raise UsageError(f"{what}: {install_extra('engines')}") from error
     return importlib.import_module(f"vitrail.exports.{to}")  # type: ignore[return-value]
 
 
