@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -25,6 +26,7 @@ from PIL import Image
 from rich.cells import cell_len
 
 import vitrail
+from vitrail.server import health
 from vitrail.verbs.terminal import columns_wide
 from vitrail.version import extra_of
 
@@ -136,18 +138,21 @@ def test_the_core_and_the_extra_serve_answer_requests(
 ) -> None:
     folder = tmp_path_factory.mktemp("serving")
     installed(folder, [*PROJECT["dependencies"], *EXTRAS["serve"]])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     server = subprocess.Popen(
-        [sys.executable, "-S", "-m", "vitrail", "serve", "model", "--port", "0"],
+        [sys.executable, "-S", "-m", "vitrail", "serve", "model", "--port", port],
         env=environment(folder), cwd=place, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert server.stderr is not None
-        url = next(line for line in server.stderr if " at http" in line).split(" at ")[-1].split()[0]
         assert "ready\n" in server.stderr
         picture = (place / "photos" / "a" / "1.png").read_bytes()
-        asked = urllib.request.Request(f"{url}v1/predict", picture, {"Content-Type": "image/png"})
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/predict", picture, {"Content-Type": "image/png"})
         with urllib.request.urlopen(asked, timeout=60) as answer:
             (image,) = json.load(answer)["images"]
+        assert health.main(str(server.pid)) == 0
     finally:
         server.terminate()
         server.communicate(timeout=60)
