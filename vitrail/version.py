@@ -5,7 +5,6 @@ The version equals the one in pyproject.toml; a test compares them.
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -69,8 +68,10 @@ def extras_named() -> Iterator[None]:
 
 def need(module: str) -> None:
     """Raise UsageError, as `extras_named` does, if a package is missing that is first used at the end of the work."""
+    from importlib import import_module  # slow: import vitrail does without
+
     with extras_named():
-        importlib.import_module(module)
+        import_module(module)
 
 
 def extra_of(module: str) -> str | None:
