@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitrail.version import __version__ as __version__
-from vitrail.version import extras_named
 
 if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.config import from_yaml as from_yaml
@@ -169,6 +168,8 @@ __all__ = sorted(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    from vitrail.version import extras_named
+
     with extras_named():
         # like `from module import name`: the name may be that of a module in a package
         return getattr(__import__(_MODULE_OF[name], fromlist=[name]), name)
