@@ -1,30 +1,36 @@
-# vitrail for training and for serving, without root. The second stage has no compiler and no package cache.
-#   docker build -t vitrail .                                           # CPU; --build-arg TORCH_INDEX=... for CUDA
-#   docker run --rm -v $PWD/photos:/data:ro -v $PWD/runs:/work/runs vitrail train /data
+# vitrail for serving, without root, with all engines. The second stage has no compiler and no package cache.
+#   docker build -t vitrail .                       # --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 for CUDA
 #   docker run --rm -p 8000:8000 -v $PWD/runs/train-1:/model:ro vitrail serve /model --host 0.0.0.0 --allow-host localhost
-FROM python:3.12-slim AS build
+#   docker build -t vitrail-train --build-arg EXTRAS=train .                                                # for training
+#   docker run --rm -v $PWD/photos:/data:ro -v $PWD/runs:/work/runs vitrail-train train /data
+# Versions: constraints.txt (see CONTRIBUTING.md) and PYTHON, which also takes TAG@sha256:DIGEST.
+ARG PYTHON=3.12.12-slim-bookworm
+FROM python:$PYTHON AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG EXTRAS=serve,engines
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/vitrail
 ENV PATH=/opt/vitrail/bin:$PATH
-RUN pip install --index-url "$TORCH_INDEX" "torch>=2.13"
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE MANIFEST.in ./
+# first what vitrail needs, so that a change of its source does not install torch again
+COPY pyproject.toml constraints.txt ./
+RUN pip install --no-deps --index-url "$TORCH_INDEX" --constraint constraints.txt torch
+RUN python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*project['dependencies'], *(one for extra in filter(None, sys.argv[1].split(',')) for one in project['optional-dependencies'][extra]), sep='\n')" \
+    "$EXTRAS" > requirements.txt && pip install --constraint constraints.txt --requirement requirements.txt
+COPY README.md LICENSE MANIFEST.in ./
 COPY vitrail vitrail
-ARG EXTRAS=serve
-# hadolint ignore=DL3013
-RUN pip install ".[$EXTRAS]"
+RUN pip install --no-deps --no-build-isolation .
 
-FROM python:3.12-slim
+FROM python:$PYTHON
 RUN useradd --create-home --uid 1000 vitrail && mkdir /work && chown vitrail /work
 COPY --from=build /opt/vitrail /opt/vitrail
 ENV PATH=/opt/vitrail/bin:$PATH PYTHONUNBUFFERED=1 MPLBACKEND=Agg VITRAIL_CACHE=/work/cache
 USER 1000
 WORKDIR /work
 EXPOSE 8000
-# only a server answers; a training run has no port, so it counts as healthy
-HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
-    CMD ["python", "-c", "import pathlib, sys, urllib.request as u; b'serve' not in pathlib.Path('/proc/1/cmdline').read_bytes() or sys.exit(u.urlopen('http://127.0.0.1:8000/readyz', timeout=4).status != 200)"]
+# it asks the server at the --port of the container's command; a container that does not serve is healthy
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "-m", "vitrail.server.health"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["vitrail"]
 CMD ["--help"]

@@ -31,7 +31,7 @@ SHARDS, CLASSES, BYTES = 1000, 1000, 40_000
 def write_index(folder: Path, images: int) -> None:
     """Write what `pack` would write for `images` images of `BYTES` bytes, with empty files as shards."""
     from vitrail.data.cache import write_arrow
-    from vitrail.data.sources.shards import INDEX, SCHEMA
+    from vitrail.data.sources.shards import INDEX, index_schema
     from vitrail.data.split import row_digest
 
     folder.mkdir(parents=True)
@@ -54,9 +54,9 @@ def write_index(folder: Path, images: int) -> None:
                 ids,
                 np.frombuffer(digests, ">u8").astype(np.uint64),
             ]
-            writer.write_table(pa.Table.from_arrays([pa.array(column) for column in columns], schema=SCHEMA))
+            writer.write_table(pa.Table.from_arrays([pa.array(column) for column in columns], schema=index_schema()))
 
-    write_arrow(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), rows)
+    write_arrow(folder / INDEX, index_schema().with_metadata({"vitrail": json.dumps(manifest)}), rows)
 
 
 OPEN = """

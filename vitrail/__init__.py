@@ -168,8 +168,11 @@ __all__ = sorted(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    # like `from module import name`: the name may be that of a module in a package
-    return getattr(__import__(_MODULE_OF[name], fromlist=[name]), name)
+    from vitrail.version import extras_named
+
+    with extras_named():
+        # like `from module import name`: the name may be that of a module in a package
+        return getattr(__import__(_MODULE_OF[name], fromlist=[name]), name)
 
 
 def __dir__() -> list[str]:

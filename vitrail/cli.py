@@ -22,7 +22,7 @@ from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
 from vitrail.verbs.streams import prepare_streams, settle_output
 from vitrail.verbs.table import GROUPS, VERBS, Verb
-from vitrail.version import __version__
+from vitrail.version import __version__, extras_named
 from vitrail.words import printable
 
 GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--version")
@@ -77,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     try:
         try:
-            call = _read(argv)
-            code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
+            with extras_named():
+                call = _read(argv)
+                code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
         except SystemExit as error:  # tyro has printed help, or the error in the flags
             code = error.code if isinstance(error.code, int) else 1
         sys.stdout.flush()

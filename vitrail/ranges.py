@@ -18,6 +18,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.version import extras_named
 from vitrail.words import shown
 
 P = ParamSpec("P")
@@ -235,7 +236,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in arguments.items():
             if name in hints:
                 check(hints[name], value, name)
-        with _only_warnings() if quiet else nullcontext():
+        with _only_warnings() if quiet else nullcontext(), extras_named():
             return function(*args, **keywords)
 
     return call

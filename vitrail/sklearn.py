@@ -13,9 +13,6 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from vitrail.data.bands.pixels import pixels_of
 from vitrail.data.item import UNKNOWN, Item
@@ -24,10 +21,17 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.evaluation.confidence.temperature import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
-from vitrail.evaluation.linear_probe import STRENGTHS, held_out, measure
-from vitrail.evaluation.softmax import solve
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
+from vitrail.version import extras_named
+
+with extras_named():
+    from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+    from vitrail.evaluation.linear_probe import STRENGTHS, held_out, measure
+    from vitrail.evaluation.softmax import solve
 
 UNTRIED = 0.1
 """Strength of the penalty where no image can be held out to choose one by."""

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __version__ = "0.1.0"
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+"""Modules with another name than the distribution that brings them; "_" in place of "-" does not count."""
+
+FOR_DEVELOPMENT = ("test", "docs")
+"""Extras that no feature of vitrail needs."""
 
 
 def requirements() -> list[tuple[str, str | None]]:
@@ -41,3 +47,40 @@ def install_extra(extra: str) -> str:
     packages = [requirement for requirement, owner in requirements() if owner == extra]
     words = packages or ["-e", f"{Path(__file__).parents[1]}[{extra}]"]
     return f"{shlex.join(['pip', 'install', *words])} (vitrail's extra {extra})"
+
+
+@contextmanager
+def extras_named() -> Iterator[None]:
+    """Context in which a package of an extra that is not installed is a UsageError. It names the extra's packages.
+
+    It is around all verbs and public names, so that no import of a package of an extra needs a check of its own.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if (extra := extra_of(module)) is None:
+            raise
+        from vitrail.errors import UsageError  # slow: import vitrail does without
+
+        raise UsageError(f"this needs the package {module}, which is not installed: {install_extra(extra)}") from error
+
+
+def need(module: str) -> None:
+    """Raise UsageError, as `extras_named` does, if a package is missing that is first used at the end of the work."""
+    from importlib import import_module  # slow: import vitrail does without
+
+    with extras_named():
+        import_module(module)
+
+
+def extra_of(module: str) -> str | None:
+    """Return the first extra that brings a module: "train" for sklearn. None if no extra does."""
+    wanted = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
+    owners = (owner for name, owner in requirements() if name_of(name).replace("_", "-").lower() == wanted)
+    return next((owner for owner in owners if owner not in (None, *FOR_DEVELOPMENT)), None)
+
+
+def name_of(requirement: str) -> str:
+    """Return the name of the distribution that a requirement is for: "fsspec" for "fsspec[http]>=2025.3"."""
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]

@@ -6,11 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from vitrail.server import health
 from vitrail.server.app import PATHS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,8 +62,30 @@ def test_the_container_copies_what_the_package_needs_and_no_more() -> None:
 
 def test_the_container_has_no_root_and_asks_the_server_for_its_health() -> None:
     assert re.search(r"^USER [1-9]\d*$", DOCKERFILE, re.M)
-    (path,) = re.findall(r"http://127.0.0.1:8000(/\w+)", DOCKERFILE)
-    assert path in PATHS
+    (module,) = re.findall(r'^HEALTHCHECK .+ CMD \["python", "-m", "([\w.]+)"\]$', DOCKERFILE, re.M)
+    assert module == health.__name__ and "/readyz" in PATHS
+
+
+@pytest.mark.parametrize(
+    ("command", "port"),
+    [
+        ("vitrail serve /model --host 0.0.0.0", 8000),
+        ("python /opt/vitrail/bin/vitrail serve /model --port 9000", 9000),
+        ("vitrail serve --port=81 /model", 81),
+        ("vitrail train /data", None),
+    ],
+)
+def test_the_health_check_asks_at_the_port_that_is_given(command: str, port: int | None) -> None:
+    assert health.port_of([*command.split(), ""]) == port
+
+
+def test_the_containers_versions_are_valid_ones() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["serve"], *extras["engines"], *extras["train"]):
+        one = Requirement(text)
+        assert pinned[canonicalize_name(one.name)] in one.specifier, text
 
 
 def test_workflows_call_what_is_called_here() -> None:

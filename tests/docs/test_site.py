@@ -23,7 +23,7 @@ from vitrail.verbs.table import VERBS
 
 PAGES = sorted([*(ROOT / name for name in repository.EMBEDDED), *(ROOT / "docs").rglob("*.md")])
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
-OTHERS = {"curl", "jupyter", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky", "time"}
+OTHERS = {"curl", "docker", "jupyter", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky", "time"}
 """Programs of other people that the pages name."""
 LAUNCHERS = {"torchrun", "srun"}
 """Programs that start vitrail with flags of their own in front of it."""

@@ -12,8 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
+from vitrail.data.arrow_package import pa
 from vitrail.disk import refuse_address, writing
 from vitrail.errors import DataError
 from vitrail.files import open_regular, replacing

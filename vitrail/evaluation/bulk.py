@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vitrail.data.arrow_package import pa, pq
 from vitrail.data.item import Listed, View, ids
 from vitrail.data.sources.located import Located
 from vitrail.disk import writing

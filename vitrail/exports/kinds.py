@@ -106,14 +106,14 @@ KINDS: dict[str, ProgramKind] = {
 def runtime(to: str, *, writing: bool = True) -> Runtime:
     """Return the module of a kind. Raises UsageError, naming the extra, if a package it needs is not installed.
 
-    Reading a program needs only the last of its packages.
+    Running a program needs only the last of its packages.
     """
     for package in KINDS[to].packages if writing else KINDS[to].packages[-1:]:
         try:
             importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: {install_extra('export')}") from error
+            raise UsageError(f"{what}: {install_extra('engines')}") from error
     return importlib.import_module(f"vitrail.exports.{to}")  # type: ignore[return-value]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitrail.errors import UsageError
 from vitrail.inspection.patches import positive_largest
+from vitrail.version import extras_named
 
 MapMethod = Literal["tsne", "pca"]
 FEWEST_FOR_TSNE = 10
@@ -42,7 +43,8 @@ def embedding_map(features: np.ndarray, method: MapMethod | None = None, *, seed
     method = method or ("tsne" if len(features) >= FEWEST_FOR_TSNE else "pca")
     if method == "pca":
         return EmbeddingMap(_principal(features, 2), method)
-    from sklearn.manifold import TSNE
+    with extras_named():
+        from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
@@ -106,6 +105,8 @@ def under_attention(image: np.ndarray, shares: np.ndarray, box: Box | None = Non
     Blue is the lowest value of the map, yellow the highest. The part outside the box is faded; by default the box is
     the whole picture. Small pictures are enlarged, so that the map is smooth.
     """
+    import matplotlib  # of the extra train; the server finds boxes without it
+
     height, width = image.shape[:2]
     factor = max(1, -(-SMOOTH // max(height, width)))
     grey = np.asarray(Image.fromarray(image).convert("L")).repeat(factor, 0).repeat(factor, 1)

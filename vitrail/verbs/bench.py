@@ -17,7 +17,7 @@ from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Seconds, Side, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.terminal import page, table
-from vitrail.version import install_extra
+from vitrail.version import install_extra, need
 from vitrail.words import listing, one_line
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def bench(
         raise UsageError("no network is given. Name at least one: vitrail bench B/16 (or several: B/16 R50x1)")
     if out is not None:
         check_writable(Path(out), UsageError, folder=True)
+    if out is not None:
+        need("matplotlib")
     if engines and engine != "auto":
         raise UsageError(f"--engines measures every engine, and --engine only {engine}: give one of them")
     if engines or engine != "auto":
@@ -160,7 +162,7 @@ def _measure_engines(
         if compute.engine not in names:
             raise UsageError(
                 f"the engine {compute.engine} is not installed or does not compute in {found.precision}; there are "
-                f"{listing(names, quoted=False)}. All engines: {install_extra('export')}"
+                f"{listing(names, quoted=False)}. All engines: {install_extra('engines')}"
             )
         names = [compute.engine]
     with fast_float32():

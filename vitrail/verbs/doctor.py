@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.ranges import checked
-from vitrail.version import requirements
+from vitrail.version import FOR_DEVELOPMENT, name_of, requirements
 from vitrail.words import binary_size
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "bf16")
@@ -63,10 +63,10 @@ def _requirements() -> tuple[list[str], list[str]]:
     needed: list[str] = []
     optional: list[str] = ["timm", "transformers", "torchvision"]
     for requirement, extra in requirements():
-        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        name = name_of(requirement)
         if extra is None:
             needed.append(name)
-        elif extra not in ("test", "docs") and name not in needed + optional:
+        elif extra not in FOR_DEVELOPMENT and name not in needed + optional:
             optional.append(name)
     return needed, optional
 

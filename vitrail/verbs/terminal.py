@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -128,13 +129,11 @@ def page(*parts: TextTable | str | Iterable[str]) -> TerminalPage:
 
 def _widths(columns: Sequence[Sequence[str]], headers: int, numeric: Sequence[bool], width: int) -> list[int] | None:
     """Return the width of each column; None if the longest words do not fit into `width` characters."""
-    from rich.cells import cell_len  # a Chinese character is two columns wide
-
     widths, least = [], []
     for column, numbers in zip(columns, numeric, strict=True):
-        widths.append(max(map(cell_len, column)))
+        widths.append(max(map(columns_wide, column)))
         words = [word for cell in (column[:headers] if numbers else column) for word in cell.split()]
-        least.append(max([0, *map(cell_len, words), *(map(cell_len, column[headers:]) if numbers else ())]))
+        least.append(max([0, *map(columns_wide, words), *(map(columns_wide, column[headers:]) if numbers else ())]))
     room = width - GAP * (len(widths) - 1)
     if sum(least) > room:
         return None
@@ -148,15 +147,19 @@ def _widths(columns: Sequence[Sequence[str]], headers: int, numeric: Sequence[bo
 
 def _row(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> Iterator[str]:
     """Yield the lines of a row of a table."""
-    from rich.cells import set_cell_size
-
     cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
     for line in zip_longest(*cells, fillvalue=""):
         parts = [
-            set_cell_size(text, width) if not numbers else text.rjust(width)
+            text + " " * (width - columns_wide(text)) if not numbers else text.rjust(width)
             for text, width, numbers in zip(line, widths, numeric, strict=True)
         ]
         yield (" " * INDENT + (" " * GAP).join(parts)).rstrip()
+
+
+def columns_wide(text: str) -> int:
+    """Return the number of columns that a text takes on a terminal: two for a Chinese character, none for an accent."""
+    marks = sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
+    return len(text) - marks + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from PIL import Image
 
+from vitrail.data.arrow_package import pa
 from vitrail.data.bands.picture import picture
 from vitrail.data.check import OnProgress
 from vitrail.data.copies.hashes import FLAT, LOW, near_pairs, packed, tables_of

@@ -23,10 +23,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from PIL import Image
 
+from vitrail.data.arrow_package import pa, pc
 from vitrail.data.bands.picture import picture
 from vitrail.data.cache import cached_file, stored_table
 from vitrail.data.check import OnProgress

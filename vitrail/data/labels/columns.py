@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from vitrail.data.arrow_package import pa, pc
 from vitrail.data.item import Findings
 from vitrail.data.labels.cells import class_columns, read_cells, unsplit
 from vitrail.data.labels.numbers import Numbers, target_names
@@ -18,8 +17,6 @@ from vitrail.data.settings import Columns
 from vitrail.data.sources.table import LABEL_COLUMNS, encode_labels, find_column
 from vitrail.errors import DataError
 from vitrail.words import listing
-
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 class LabelColumns(NamedTuple):
@@ -69,7 +66,7 @@ def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Find
     if columns.classes or len(first.columns) > 1:
         findings.warnings.append(f"each of the {len(first.columns)} columns {listing(list(first.columns))} is a class")
         return [_of_classes(split) for split in splits]
-    if all(any(is_list(_only(split).type) for is_list in _LISTS) for split in splits):
+    if all(_is_list(_only(split).type) for split in splits):
         lists = [_List.of(split) for split in splits]
         marks = all(one.may_be_marks for one in lists) and any(one.lengths.max(initial=0) > 2 for one in lists)
         return [one.from_marks(lists[0]) if marks else one.from_classes() for one in lists]
@@ -84,6 +81,10 @@ def _only(split: LabelColumns) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if isinstance(column.type, pa.DictionaryType) else column
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
@@ -91,7 +92,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def _holds_numbers(split: LabelColumns) -> bool:
     """Return whether all columns hold numbers, or one holds lists of them; texts are read as those of a CSV are."""
     kinds = [column.type for column in split.columns.values()]
-    if len(kinds) == 1 and any(is_list(kinds[0]) for is_list in _LISTS):
+    if len(kinds) == 1 and _is_list(kinds[0]):
         kinds = [kinds[0].value_type]
     if len(kinds) > 1 and not all(map(_is_number, kinds)):
         raise DataError(f"{split.where}: the columns {listing(list(split.columns))} hold {listing(kinds)}, not numbers")
@@ -106,7 +107,7 @@ def _numbers(split: LabelColumns) -> Named:
     """Return the labels of columns of numbers, or of one column of lists of equal length."""
     found = []
     for column in split.columns.values():
-        if any(is_list(column.type) for is_list in _LISTS):
+        if _is_list(column.type):
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
             if (ragged := np.flatnonzero((lengths != lengths[0]) | (lengths == 0))).size:
                 raise DataError(

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
 import simplejpeg
 
+from vitrail.data.arrow_package import pa
 from vitrail.data.bands.choose import kept, layouts
 from vitrail.data.bands.pixels import check_finite
 from vitrail.data.bands.stored import read
@@ -37,7 +37,7 @@ from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bits, Data
 from vitrail.data.sources.open import find_and_warn
-from vitrail.data.sources.shards import INDEX, SCHEMA, index_table, packed_manifest, understood, valid_text
+from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood, valid_text
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.files import check_writable, locked_folder, refuse_other_files, replacing
@@ -311,7 +311,7 @@ def _write_index(folder: Path, records: list[dict[str, Any]], source: Listed, se
         for number in range(len(records)):
             writer.write_table(read_arrow(_part(folder, number)))
 
-    write_arrow(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), copy)
+    write_arrow(folder / INDEX, index_schema().with_metadata({"vitrail": json.dumps(manifest)}), copy)
 
 
 def _finished(folder: Path, settings: dict[str, Any]) -> PackResult:

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from vitrail.data.arrow_package import pa, pc, pq
 from vitrail.data.cache import cached_table, valid
 from vitrail.data.item import DataSet, Findings, Item, Listed
 from vitrail.data.labels.columns import LabelColumns, label_columns, read_labels

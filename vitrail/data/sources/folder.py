@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
@@ -41,9 +40,11 @@ EXPECTED = """expected is one folder per class, in split folders or not:
 
 
 class FileSource:
-    """Images in separate files, named relative to `root`. Names are stored as packed bytes, about 50 per image."""
+    """Images in separate files, named relative to `root`. The names take about 60 bytes per image (`packed_names`)."""
 
-    def __init__(self, root: Path, names: pa.Array, labels: Labels, sizes: np.ndarray, class_names: list[str]) -> None:
+    def __init__(
+        self, root: Path, names: np.ndarray, labels: Labels, sizes: np.ndarray, class_names: list[str]
+    ) -> None:
         self._root = os.fsencode(root)
         self._names = names
         self.labels = labels
@@ -54,12 +55,12 @@ class FileSource:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Item:
-        name = self._names[index].as_py()
+        name = _unpacked(self._names[index])
         return Item(read_file(os.path.join(self._root, name)), label_at(self.labels, index), os.fsdecode(name))
 
     def id(self, index: int) -> str:
         """See `Listed.id`: the path below the root."""
-        return os.fsdecode(self._names[index].as_py())
+        return os.fsdecode(_unpacked(self._names[index]))
 
     def path(self, index: int) -> Path:
         """Return the path of an image."""
@@ -68,19 +69,28 @@ class FileSource:
     def names(self) -> Iterator[str]:
         """Yield the path below the root of each image."""
         for begin in range(0, len(self._names), _BLOCK):
-            yield from map(os.fsdecode, self._names.slice(begin, _BLOCK).to_pylist())
+            yield from (os.fsdecode(_unpacked(name)) for name in self._names[begin : begin + _BLOCK].tolist())
 
     def labelled(self, rows: Sequence[int], names: Sequence[str | Sequence[str] | None]) -> FileSource:
         """Return the images at `rows` with these labels: a name, several names, or None for an unknown label."""
         root, (labels, class_names) = Path(os.fsdecode(self._root)), named(names)
-        return FileSource(
-            root, self._names.take(pa.array(rows, pa.int64())), labels, self.sizes[list(rows)], class_names
-        )
+        kept = np.asarray(rows, dtype=np.int64)
+        return FileSource(root, self._names[kept], labels, self.sizes[kept], class_names)
 
     def linked(self, found: Links) -> FileSource:
         """Return each file once, with the classes of all its names."""
-        root, names = Path(os.fsdecode(self._root)), self._names.take(pa.array(found.rows))
+        root, names = Path(os.fsdecode(self._root)), self._names[found.rows]
         return FileSource(root, names, found.labels, self.sizes[found.rows], self.class_names)
+
+
+def packed_names(names: Iterable[str]) -> np.ndarray:
+    """Return names of files in one array, StringDType [N]. Each character stands for a byte, as names may hold any."""
+    return np.array([os.fsencode(name).decode("latin-1") for name in names], dtype=np.dtypes.StringDType())
+
+
+def _unpacked(name: str) -> bytes:
+    """Return the bytes of a name in `packed_names`."""
+    return name.encode("latin-1")
 
 
 def file_source(root: Path, files: Sequence[tuple[str, int, int]], class_names: list[str]) -> FileSource:
@@ -99,7 +109,7 @@ def named_file_source(
 def _source(root: Path, files: Sequence[tuple[str, Any, int]], labelled: Named) -> FileSource:
     return FileSource(
         root,
-        pa.array([os.fsencode(name) for name, _, _ in files], pa.large_binary()),
+        packed_names(name for name, _, _ in files),
         labelled.labels,
         np.array([size for _, _, size in files], dtype=np.int64),
         labelled.class_names,
@@ -227,7 +237,7 @@ class _Tree(NamedTuple):
 
 def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) -> _Tree:
     is_image = kind_below(path, selection)
-    names: list[pa.Array] = []
+    names: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     found: list[np.ndarray] = []
     class_names: list[str] = []
@@ -240,7 +250,7 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
             which = " that the patterns leave" if selection.patterns else ""
             findings.warnings.append(f"class folder {name!r} in {path} holds no images{which}: left out")
             continue
-        names.append(pa.array([os.fsencode(file) for file, _ in files], pa.large_binary()))
+        names.append(packed_names(file for file, _ in files))
         labels.append(np.full(len(files), len(class_names), dtype=np.int64))
         numbers = chain.from_iterable(file for _, file in files)
         found.append(np.fromiter(numbers, np.uint64, 3 * len(files)).reshape(-1, 3))
@@ -250,7 +260,7 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
     columns = np.concatenate(found).view(np.int64)  # numbers of files may use all 64 bits; only equality counts
     ordered = order_classes(set(class_names))
     place = np.array([ordered.index(name) for name in class_names])  # images stay in the order of their paths
-    source = FileSource(path, pa.concat_arrays(names), place[np.concatenate(labels)], columns[:, 0].copy(), ordered)
+    source = FileSource(path, np.concatenate(names), place[np.concatenate(labels)], columns[:, 0].copy(), ordered)
     return _Tree(source, columns[:, 1:])
 
 

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from vitrail import world
+from vitrail.data.arrow_package import pa
 from vitrail.data.cache import cached_file, read_arrow, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
@@ -22,9 +22,9 @@ from vitrail.data.sources.address import address_of, expand, explained, locate, 
 from vitrail.data.sources.shard_files import RemoteFiles
 from vitrail.data.sources.shards import (
     INDEX,
-    SCHEMA,
     ShardSource,
     check_lengths,
+    index_schema,
     index_table,
     members,
     packed_manifest,
@@ -190,10 +190,10 @@ def _index(system: Any, path: str) -> pa.Table:
             rows = list(members(stream, size, name, address))
         writer.write_table(index_table([{"shard": 0, **row} for row in rows]))
 
-    return stored_table(target, SCHEMA, write, f"an index of {address}")
+    return stored_table(target, index_schema(), write, f"an index of {address}")
 
 
 def _numbered(table: pa.Table, number: int) -> pa.Table:
     """Return the index of one tar as a part of the index of many."""
     place = table.schema.get_field_index("shard")
-    return table.set_column(place, SCHEMA.field("shard"), pa.array(np.full(len(table), number, dtype=np.int32)))
+    return table.set_column(place, index_schema().field("shard"), pa.array(np.full(len(table), number, dtype=np.int32)))

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from vitrail.data.arrow_package import pa, pc
 from vitrail.data.cache import cached_table, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
@@ -111,17 +110,6 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: st
 
 
 INDEX = "index.arrow"
-SCHEMA = pa.schema(
-    {
-        "shard": pa.int32(),
-        "offset": pa.int64(),
-        "size": pa.int64(),
-        "label": pa.string(),
-        "id": pa.string(),
-        "digest": pa.uint64(),
-    }
-)
-"""Columns of an index: the place of each image, and its `vitrail.data.split.row_digest`, so none is hashed later."""
 
 
 class ShardSource:
@@ -224,20 +212,29 @@ def valid_text(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
+def index_schema() -> pa.Schema:
+    """Return the columns of an index: the place of each image, and its `vitrail.data.split.row_digest`.
+
+    With the digest no image is hashed later.
+    """
+    places = {"shard": pa.int32(), "offset": pa.int64(), "size": pa.int64()}
+    return pa.schema({**places, "label": pa.string(), "id": pa.string(), "digest": pa.uint64()})
+
+
 def index_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Return a part of an index: rows of shard, offset, size, label and id, with the digest of each."""
     for row in rows:
         row["id"], row["label"] = valid_text(row["id"]), row["label"] and valid_text(row["label"])
         digest = row_digest(row["id"], row["size"], row["label"] or "")
         row["digest"] = int.from_bytes(digest, "big")
-    return pa.Table.from_pylist(rows, SCHEMA)
+    return pa.Table.from_pylist(rows, index_schema())
 
 
 def read_shards(path: Path, files: list[Path]) -> DataSet:
     """Open tar files as webdataset names them; the index is stored in the cache folder. Raises DataError."""
     found = DataSet({}, Findings("shards"))
     for name, group in group_by_split(files).items():
-        table = cached_table(group, {"format": "webdataset 3"}, SCHEMA, partial(_write_index, group))
+        table = cached_table(group, {"format": "webdataset 3"}, index_schema(), partial(_write_index, group))
         found.splits[name] = tar_source(LocalFiles(group), table, list(map(str, group)), found.findings)
     return found
 
@@ -303,7 +300,7 @@ def understood(index: str) -> Iterator[None]:
 def packed_manifest(table: pa.Table) -> dict[str, Any]:
     """Return the list of shards and classes in an index written by `pack`. To be called within `understood`."""
     manifest = dict(json.loads((table.schema.metadata or {})[b"vitrail"]))
-    if missing := [name for name in SCHEMA.names if name not in (*table.column_names, "digest")]:
+    if missing := [name for name in index_schema().names if name not in (*table.column_names, "digest")]:
         raise ValueError(f"column {missing[0]!r} is missing")
     if len(table):
         shards, smallest = pc.min_max(table["shard"]).as_py(), pc.min(table["size"]).as_py()

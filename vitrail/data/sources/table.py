@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
+from vitrail.data.arrow_package import pa
 from vitrail.data.item import UNKNOWN, DataSet, Findings, is_usual, split_word
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR, order_classes

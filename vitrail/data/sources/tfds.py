@@ -16,15 +16,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from vitrail.data.arrow_package import pa
 from vitrail.data.benchmarks.vtab_tasks import TaskLabel
 from vitrail.data.cache import cached_table
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed
 from vitrail.data.labels.sets import order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.shard_files import LocalFiles
-from vitrail.data.sources.shards import SCHEMA, ShardSource, index_table
+from vitrail.data.sources.shards import ShardSource, index_schema, index_table
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, find_column
 from vitrail.data.sources.tfrecord import BYTES, Feature, example, records
 from vitrail.errors import DataError
@@ -222,7 +221,7 @@ def _stated_count(prepared: PreparedData, split: str) -> int | None:
 def _index(files: list[Path], image: str, label: TaskLabel, names: list[str]) -> pa.Table:
     maker = _Index(files, image, label, names)
     settings: dict[str, object] = {"format": "tfds 2", "image": image, "label": maker.settings}
-    return cached_table(files, settings, SCHEMA, maker.write)
+    return cached_table(files, settings, index_schema(), maker.write)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vitrail.training.trackers.tensorboard import TensorBoard
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
 from vitrail.training.trackers.trackio import Trackio
 from vitrail.training.trackers.wandb import WandB
-from vitrail.version import install_extra
+from vitrail.version import extra_of, install_extra
 
 TRACKERS: dict[str, tuple[str, type[Tracker]]] = {
     "tensorboard": ("TensorBoard", TensorBoard),
@@ -70,6 +70,6 @@ class Trackers:
             self._open.pop(name, None)
             title = TRACKERS[name][0]
             missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == name
-            why = f"it is not installed: {install_extra(name)}" if missing else str(error)
+            why = f"it is not installed: {install_extra(extra_of(name) or name)}" if missing else str(error)
             why = " ".join(without_credentials(why).split()) or type(error).__name__
             print(f"warning: {title} stopped: {why}. Training continues without {title}.", file=sys.stderr)

@@ -12,6 +12,7 @@ from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
+from vitrail.version import need
 
 if TYPE_CHECKING:
     from vitrail.data.check import BadImage, Copy, Report
@@ -84,6 +85,7 @@ def pack(
         workers: Number of threads that decode and encode images (default: from the machine).
     """
     threads = Compute(workers=workers).threads(alone=True)
+    need("pyarrow")
     from vitrail.data.loading.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)

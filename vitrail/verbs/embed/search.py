@@ -16,6 +16,7 @@ from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImageLike, ImagesLike
 from vitrail.verbs.network.features import Embedder, open_images, paths_or_images
 from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
+from vitrail.version import need
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def search(
     if out is not None:
         if Path(out).suffix.lower() not in (".csv", *PICTURES):
             raise UsageError(f"{out}: the name must end in .csv, {', '.join(PICTURES)}")
+        if Path(out).suffix.lower() in PICTURES:
+            need("matplotlib")
         check_writable(Path(out), UsageError)
     _check_readable(like_files)
     embedder = Embedder(model, compute)

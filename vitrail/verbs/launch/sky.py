@@ -34,7 +34,7 @@ def sky(
     on_demand: bool = False,
     name: str = "vitrail",
     workdir: str = ".",
-    install: str = ".[remote]",
+    install: str = ".[train,remote]",
     image: str | None = None,
     setup: tuple[str, ...] = (),
 ) -> Script:

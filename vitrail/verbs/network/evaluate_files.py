@@ -11,6 +11,7 @@ from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.files import check_writable, replacing_text
 from vitrail.verbs.network import label_results, number_results
+from vitrail.version import need
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def check(out: Path) -> None:
-    """Raise UsageError if `write` cannot write to `out`, before the evaluation starts."""
+    """Raise UsageError if `write` cannot write to `out` or lacks a package, before the evaluation starts."""
+    if not _is_file(out):
+        need("matplotlib")
     check_writable(out, UsageError, folder=not _is_file(out))
 
 
@@ -32,7 +35,6 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.store import save_results
-    from vitrail.evaluation.reliability import draw
     from vitrail.files import json_value
 
     with writing(out, UsageError):
@@ -49,6 +51,8 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
         if not isinstance(found, Classification):
             label_results.write(found, out, raw=raw)
             return
+        from vitrail.evaluation.reliability import draw
+
         calibrated = calibration(found)
         write_bins(out / "calibration.csv", calibrated)
         draw(calibrated, out / "reliability.png")

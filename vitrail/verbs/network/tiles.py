@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.data.tiles.grid import TileBox, Tiling
 from vitrail.errors import DecodeError, UsageError
 from vitrail.files import refuse_other_files
+from vitrail.version import need
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +43,7 @@ def check_folder(out: str | Path, images: Iterable[str | Path]) -> Path:
 
     refuse_within(out, *images)
     refuse_other_files(Path(out), lambda name: OURS.fullmatch(name) is not None, UsageError)
+    need("matplotlib")
     return Path(out)
 
 

@@ -13,6 +13,7 @@ from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
+from vitrail.version import need
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _folder(out: str | Path, data: str | Path) -> Path:
 
     folder = refuse_within(out, data)
     refuse_other_files(folder, lambda name: name in FILES, UsageError)
+    need("matplotlib")
     check_writable(folder, DataError, folder=True)
     return folder
 
