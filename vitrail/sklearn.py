@@ -26,6 +26,7 @@ from vitrail.evaluation.confidence.temperature import fit_if_better as fit_tempe
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.evaluation.linear_probe import STRENGTHS, held_out, measure
 from vitrail.evaluation.softmax import solve
+from vitrail.ranges import InputSize
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 
@@ -62,7 +63,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         l2: float | None = None,
         k: int = 20,
         calibrate: bool = True,
-        image_size: int | None = None,
+        image_size: InputSize | None = None,
         batch_size: int = 64,
         workers: int | None = None,
         device: str | None = None,
