@@ -22,6 +22,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.weights import save as save_module
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named

@@ -129,7 +129,8 @@ def evaluate(
             outputs are written.
     """
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
-    held = None
+    held, folder = None, data if isinstance(data, str | Path) else None
+    answers = labels if isinstance(labels, str | Path) else None
     if not (isinstance(data, str | Path | None) and isinstance(labels, str | Path | None)):
         held = _held(data, labels, protocol=protocol, split=split, **reading)
     elif protocol is None and labels is not None:
@@ -147,17 +148,17 @@ def evaluate(
     from vitrail.verbs.network.evaluate_files import check, write
 
     if out is not None:
-        if isinstance(data, str | Path):
-            refuse_within(out, str(data))
+        if folder is not None:
+            refuse_within(out, str(folder))
         check(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute, calibrate=calibrate)
     if held is not None:
         task = _task(network, model, _given(held, network.card), "the given images")
     elif protocol is None:
-        task = _own(network, model, data, split, reading)
+        task = _own(network, model, folder, split, reading)
     else:
-        task = _protocol(network, protocol, str(data), labels)
+        task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
     if task.several and groups is not None:
         raise UsageError(
