@@ -100,6 +100,8 @@ Threads = Annotated[int, Range(0, 1024, note="0: no threads")]
 LARGEST_SIDE = 4096
 """Maximum height and width of a network's input in pixels."""
 Side = Annotated[int, Range(1, LARGEST_SIDE)]
+InputSize = Side | tuple[Side, Side]
+"""Size of a network's input in pixels: the side of a square, or height and width."""
 Width = Annotated[int, Range(1, 2**16)]
 """Number of values of a token or of units of a layer. The largest published network has 12,288."""
 Hidden = Annotated[int, Range(1, 2**20)]
@@ -315,6 +317,26 @@ def check(hint: Any, value: Any, name: str) -> None:
     """Raise UsageError if `value` lies outside of the ranges in its type."""
     if wrong := outside(hint, value):
         raise UsageError(f"{name} {wrong}")
+
+
+def height_width(size: InputSize) -> tuple[int, int]:
+    """Return the height and the width of an input. Raises UsageError unless there are one or two numbers."""
+    if isinstance(size, Integral):
+        return int(size), int(size)
+    if not isinstance(size, list | tuple) or len(size) != 2:
+        raise UsageError(f"image_size is {shown(size)}; it must be a whole number, or height and width: (32, 64)")
+    return int(size[0]), int(size[1])
+
+
+def shortest_size(size: InputSize) -> InputSize:
+    """Return the size of a square as one number, so that (64, 64) and 64 are one setting."""
+    height, width = height_width(size)
+    return height if height == width else (height, width)
+
+
+def size_text(size: InputSize) -> str:
+    """Return the size of an input in words: "64", "32 x 64"."""
+    return " x ".join(map(str, dict.fromkeys(height_width(size))))
 
 
 def ends(hint: Any) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.evaluation.confidence.temperature import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
+from vitrail.ranges import InputSize
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.version import extras_named
@@ -66,7 +67,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         l2: float | None = None,
         k: int = 20,
         calibrate: bool = True,
-        image_size: int | None = None,
+        image_size: InputSize | None = None,
         batch_size: int = 64,
         workers: int | None = None,
         device: str | None = None,

@@ -26,7 +26,9 @@ from vitrail.training.resolve import Resolved, resolve
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
 from vitrail.training.setup import set_up
 from vitrail.verbs.cost import cost
+from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
+from vitrail.verbs.train.train import train
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,29 @@ def test_a_size_of_the_weights_network_is_rounded_for_a_recipe_and_refused_if_as
             continue
         with pytest.raises(UsageError, match=r"--image-size asks for 383.*384 px, not 383: the next multiple"):
             set_up(run, given.data.of(run), given=Given(asked=given.origins))
+
+
+def test_an_input_may_be_a_rectangle(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "tall.yaml").write_text("image_size: [32, 64]\n")
+    for given in ({"image_size": (32, 64)}, {"files": (tmp_path / "tall.yaml",), "model": "Ti/8"}):
+        run, _ = decided(photos, **given)
+        found = resolved(photos, run)
+        assert run.image_size == found.run.image_size == (32, 64)
+        assert found.config.image_size == found.preprocess.image_size == (32, 64)
+    assert from_yaml(to_yaml(found.run), Run()) == found.run
+    run, _ = decided(photos, preprocess={"image_size": (32, 64)}, model="Ti/8")
+    assert run.image_size == (32, 64)
+    square, side = (decided(photos, image_size=size)[0] for size in ((64, 64), 64))
+    assert square == side and square.image_size == 64
+    with pytest.raises(UsageError, match="it must be a whole number, or height and width"):
+        Run(image_size=(32, 64, 3))  # type: ignore[arg-type]
+
+
+def test_height_and_width_are_two_words_on_the_command_line() -> None:
+    for words in (["--image-size", "32", "64", "photos"], ["photos", "--image-size=32x64"]):
+        _, given = parse(train, words, "vitrail train")
+        assert given["image_size"] == (32, 64) and str(given["path"]) == "photos"
+    assert parse(train, ["--image-size", "64", "photos"], "vitrail train")[1]["image_size"] == 64
 
 
 def test_both_settings_of_the_size_follow_the_one_that_is_given(photos: Path, tmp_path: Path) -> None:

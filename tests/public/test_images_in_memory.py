@@ -1,4 +1,4 @@
-"""`predict`, `embed` and `search` take images that Python holds, and answer as for files."""
+"""`predict`, `embed`, `evaluate` and `search` take images that Python holds, and answer as for files."""
 
 from __future__ import annotations
 
@@ -95,3 +95,35 @@ def test_what_is_no_image_and_what_is_for_files(model: Path, tmp_path: Path) -> 
         vitrail.embed(model, pixels, tokens=True, **HOW)
     with pytest.raises(UsageError, match="include is a setting of files"):
         vitrail.predict(model, pixels, include=["*.png"], **HOW)
+
+
+def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files: list[Path], tmp_path: Path) -> None:
+    names = ["a", "b", "b", "a"]
+    for file, name in zip(files, names, strict=True):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    expected = vitrail.evaluate(model, tmp_path, **HOW).found
+    pictures = [Image.open(file) for file in files]
+    given: tuple[tuple[Any, Any], ...] = (
+        (pictures, names),
+        (files, [0, 1, 1, 0]),
+        ([pictures[:2], pictures[2], files[3]], torch.tensor([0, 1, 1, 0])),
+    )
+    for images, labels in given:
+        found = vitrail.evaluate(model, images, labels=labels, **HOW).found
+        assert found.top1 == expected.top1 and found.confusion.tolist() == expected.confusion.tolist()
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({}, UsageError, "need a label each"),
+        ({"labels": ["a"]}, DataError, "2 images and 1 labels"),
+        ({"labels": ["a", "c"]}, DataError, "not among the 2 known classes: 'c'"),
+        ({"labels": [0, 2]}, DataError, "label 2, but there are only 2"),
+        ({"labels": ["a", "b"], "split": "test"}, UsageError, "split is a setting of files"),
+    ],
+)
+def test_labels_that_do_not_fit_the_images(model: Path, more: dict[str, Any], error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        vitrail.evaluate(model, np.zeros((2, 20, 24, 3), np.uint8), **more, **HOW)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -68,3 +70,23 @@ def test_two_networks_in_one_file_are_named(tmp_path: Path) -> None:
 def test_a_path_beside_the_tensors_is_skipped(tmp_path: Path) -> None:
     torch.save({"state_dict": theirs().state_dict(), "out": tmp_path, "epoch": 3}, tmp_path / "run.pth")
     assert "not epoch" in str(vitrail.load(tmp_path / "run.pth").load_report)  # type: ignore[union-attr]
+
+
+def test_scalars_of_numpy_beside_the_tensors_are_skipped(tmp_path: Path) -> None:
+    network, file = theirs(), tmp_path / "weights.pth"
+    beside = {"epoch": np.int64(3), "best": np.float64(0.8), "done": np.bool_(True), "lr": [np.float32(0.1)] * 3}
+    torch.save({**beside, "model": network.state_dict()}, file)
+    model: Any = vitrail.load(file)
+    with torch.no_grad():
+        assert torch.allclose(model(IMAGES), network(IMAGES), atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["utf-32", "hex", "latin1"])
+def test_a_codec_that_could_fill_the_memory_is_refused(tmp_path: Path, codec: str) -> None:
+    class Encoded:
+        def __reduce__(self) -> Any:
+            return codecs.encode, ("a" * (8 if codec == "utf-32" else 1000), codec)
+
+    torch.save({"epoch": Encoded(), "model": theirs().state_dict()}, tmp_path / "weights.pth")
+    with pytest.raises(WeightsError, match=r"_codecs.encode, which could fill the memory"):
+        vitrail.load(tmp_path / "weights.pth")

@@ -22,6 +22,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.weights import save as save_module
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named
@@ -324,3 +325,28 @@ def test_equal_models_make_equal_files(tmp_path: Path) -> None:
             for folder in (tmp_path / str(case) / str(number) for number in range(5))
         )
         assert first and all(files == first for files in others), format
+
+
+@pytest.mark.parametrize("kind", ["accelerate", "compiled block", "checkpointed block", "compiled twice"])
+def test_wrappers_of_accelerate_and_of_blocks_are_looked_through(kind: str, tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    torch.manual_seed(0)
+    model: Any = ViT(ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=2)).eval()
+    nn.init.normal_(model.head.weight)
+    images = torch.rand(2, 3, 16, 16)
+    expected, wrapped = model(images), model
+    if kind == "accelerate":
+        wrapped = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    elif kind == "compiled twice":
+        wrapped = torch.compile(nn.DataParallel(model))
+    else:
+        model.blocks[1] = (
+            torch.compile(model.blocks[1]) if kind == "compiled block" else checkpoint_wrapper(model.blocks[1])
+        )
+    around = type(model.blocks[1]), vars(model).get("forward")
+    vitrail.save(wrapped, tmp_path / "model")
+    assert (type(model.blocks[1]), vars(model).get("forward")) == around  # the caller's network stays wrapped
+    loaded: Any = vitrail.load(tmp_path / "model")
+    assert torch.equal(loaded(images), expected)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.durations import Percent
 from vitrail.model.variants import variant
+from vitrail.ranges import InputSize, height_width, shortest_size
 from vitrail.training.run import NOMINAL, Run
 
 if TYPE_CHECKING:
@@ -87,10 +88,11 @@ def sized(run: Run, facts: Facts) -> Run:
     return replace(run, model=f"{run.network.partition('/')[0]}/{PHOTOGRAPH_PATCH}", image_size=PHOTOGRAPH_SIDE)
 
 
-def whole_patches(side: int, run: Run) -> int:
-    """Return the smallest multiple of the patch of the network of `run` that is not below `side`."""
+def whole_patches(size: InputSize, run: Run) -> InputSize:
+    """Return the smallest size in whole patches of the network of `run` whose sides are not below those of `size`."""
     patch = getattr(variant(run.network, **run.vit.changes()), "patch", 1)
-    return -(-side // patch) * patch
+    height, width = height_width(size)
+    return shortest_size((-(-height // patch) * patch, -(-width // patch) * patch))
 
 
 def evaluated_in_time(run: Run, seen: float, validation: int, asked: Container[str] = ()) -> tuple[Run, str]:
@@ -118,9 +120,10 @@ def in_time(run: Run, images: int, seen: int, asked: Container[str] = ()) -> tup
     from vitrail.training.batch_size import default_batch  # which imports torch
 
     changes, full, passes = [], run.image_size, seen / max(images, 1)
-    fixed = full is None or passes >= ENOUGH_PASSES or "image_size" in asked
-    sides = [] if fixed else [side for side in (whole_patches(side, run) for side in SIDES) if side < (full or 0)]
-    if full is not None and sides:
+    fixed = not isinstance(full, int) or passes >= ENOUGH_PASSES or "image_size" in asked
+    sides = [] if fixed else [height_width(whole_patches(side, run))[0] for side in SIDES]
+    sides = [side for side in sides if isinstance(full, int) and side < full]
+    if isinstance(full, int) and sides:
         allowed = {side: passes * (full / side) ** 2 for side in sides}
         side = next((side for side in sides if allowed[side] >= ENOUGH_PASSES), sides[-1])
         changes.append(

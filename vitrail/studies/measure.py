@@ -30,6 +30,7 @@ from vitrail.evaluation.knn import knn
 from vitrail.evaluation.linear_probe import linear_probe
 from vitrail.files import read_json_object
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.ranges import height_width
 from vitrail.studies.sets import IMAGENET, Sets
 from vitrail.studies.study import Counted, MetricName, Stage
 from vitrail.training.folder import RunFolder
@@ -172,11 +173,8 @@ def config_of(stage: Stage) -> ViTConfig | ResNetConfig:
     first = stage
     while first.start is not None:
         first = first.start
-    config = variant(first.run.network, **first.run.vit.changes(), image_size=_side(first, 224))
+    size = height_width(first.run.image_size or 224)
+    config = variant(first.run.network, **first.run.vit.changes(), image_size=size)
     patch = config.patch if isinstance(config, ViTConfig) else 1
-    side = math.ceil(_side(stage, config.image_size[0]) / patch) * patch
-    return replace(config, image_size=(side, side))
-
-
-def _side(stage: Stage, default: int) -> int:
-    return stage.run.image_size or default
+    height, width = height_width(stage.run.image_size or config.image_size)
+    return replace(config, image_size=(-(-height // patch) * patch, -(-width // patch) * patch))

@@ -33,6 +33,7 @@ from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
+from vitrail.ranges import height_width, size_text
 from vitrail.training.batch_size import default_batch
 from vitrail.training.objectives.for_labels import for_labels, scale_of
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
@@ -138,7 +139,7 @@ def resolve(
     run = replace(
         run,
         model=run.network if start is None and model is None else run.model,
-        image_size=config.image_size[0] if len(set(config.image_size)) == 1 else run.image_size,
+        image_size=config.image_size,
         preprocess=preprocess,
         precision=_precision(device, decisions) if run.precision == "auto" else run.precision,
         batch_size=_batch_size(run, len(train), decisions),
@@ -167,7 +168,7 @@ def model_config(
                 "can be set with weights."
             )
         decisions["model"] = f"{base.__class__.__name__} of {run.weights}"
-        size = (run.image_size, run.image_size) if run.image_size else base.image_size
+        size = height_width(run.image_size) if run.image_size else base.image_size
         if run.image_size is None:
             decisions["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
         patch = overrides.pop("patch", None)
@@ -178,9 +179,9 @@ def model_config(
     if run.model is None:
         decisions["model"] = f"{run.network}: no other is named"
     patch = getattr(variant(run.network, **overrides), "patch", 32)
-    side = run.image_size or _side(sizes, patch, decisions)
-    config = variant(run.network, **overrides, classes=classes, image_size=(side, side))
-    tokens = (side // patch) ** 2
+    size = height_width(run.image_size or _side(sizes, patch, decisions))
+    config = variant(run.network, **overrides, classes=classes, image_size=size)
+    tokens = (size[0] // patch) * (size[1] // patch)
     if isinstance(config, ViTConfig) and tokens < 16:
         decisions["patch"] = (
             f"{patch} px, as given: an image has only {tokens} tokens; the network learns more with a smaller "
@@ -198,14 +199,19 @@ def _whole_patches(run: Run, start: str, decisions: dict[str, str]) -> Run:
     if patch is None:
         config = read_card(start).config
         patch = config.patch if isinstance(config, ViTConfig) else 1
-    if run.image_size is None or run.image_size % patch == 0:
+    if run.image_size is None:
         return run
-    side = math.ceil(run.image_size / patch) * patch
-    decisions["image_size"] = f"{side} px, not {run.image_size}: the next multiple of the patch, {patch} px"
+    asked = height_width(run.image_size)
+    size = (math.ceil(asked[0] / patch) * patch, math.ceil(asked[1] / patch) * patch)
+    if size == asked:
+        return run
+    decisions["image_size"] = (
+        f"{size_text(size)} px, not {size_text(asked)}: the next multiple of the patch, {patch} px"
+    )
     preprocess = run.preprocess
-    if preprocess is not None and preprocess.image_size == (run.image_size, run.image_size):
-        preprocess = replace(preprocess, image_size=(side, side))
-    return replace(run, image_size=side, preprocess=preprocess)
+    if preprocess is not None and preprocess.image_size == asked:
+        preprocess = replace(preprocess, image_size=size)
+    return replace(run, image_size=size, preprocess=preprocess)
 
 
 def given_config(
@@ -215,8 +221,7 @@ def given_config(
     decisions["model"] = f"{type(model).__name__}, given in Python"
     config = getattr(model, "config", None)
     if not isinstance(config, ViTConfig | ResNetConfig):
-        side = run.image_size or _side(sizes, 1, decisions)
-        return ResNetConfig(classes=classes, image_size=(side, side))
+        return ResNetConfig(classes=classes, image_size=height_width(run.image_size or _side(sizes, 1, decisions)))
     if config.classes != classes:
         raise UsageError(
             f"the model has {config.classes} outputs, and the run needs {classes}. Call model.reset_head({classes})"

@@ -38,6 +38,7 @@ from vitrail.ranges import (
     FolderName,
     Heads,
     Hidden,
+    InputSize,
     NotNegative,
     Part,
     Positive,
@@ -49,6 +50,7 @@ from vitrail.ranges import (
     Side,
     Threads,
     Width,
+    shortest_size,
 )
 
 if TYPE_CHECKING:
@@ -259,8 +261,9 @@ class Run(Settings):
     of `weights` or of the recipe; S/16 without either)."""
     vit: Model = field(default_factory=Model)
     """Changes to the named architecture."""
-    image_size: Side | None = None
-    """Side of the square input in pixels (default: from the data, or from the weights)."""
+    image_size: InputSize | None = None
+    """Size of the input in pixels: the side of a square, or height and width, such as 32 64 (default: a square from the
+    data, or the size of the weights)."""
     weights: str | None = None
     """Weights to start from: a run, a model folder, a weight file, or a name on the hub. The classifier becomes a zero
     layer unless `keep_head` is set (default: random initialisation)."""
@@ -368,6 +371,8 @@ class Run(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.image_size is not None:
+            object.__setattr__(self, "image_size", shortest_size(self.image_size))
         if self.objective.numbers and self.data.labels_per_image == "auto":  # so that config.yaml says it, too
             object.__setattr__(self, "data", replace(self.data, labels_per_image="numbers"))
         prepared = self.preprocess  # one with every value is a Preprocess, wherever it was read from

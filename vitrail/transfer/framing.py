@@ -21,6 +21,7 @@ from vitrail.data.item import Listed, View, evenly_spaced
 from vitrail.data.settings import Preparation, Preprocess
 from vitrail.data.sources.open import Splits
 from vitrail.durations import Epochs
+from vitrail.ranges import height_width
 from vitrail.training.probe_head import frozen_features
 from vitrail.training.run import Run
 from vitrail.training.setup import Setup, set_up
@@ -81,7 +82,7 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
         return None
     assert run.weights is not None
     sizes = [(one.height, one.width) for one in layouts(train, run.data.channels)]
-    if alike(sizes, (run.image_size, run.image_size) if run.image_size else read_card(run.weights).config.image_size):
+    if alike(sizes, height_width(run.image_size) if run.image_size else read_card(run.weights).config.image_size):
         return None
     with set_up(replace(run, duration=Epochs(1)), splits) as setup:
         if setup.resolved.preprocess.bands is not None:

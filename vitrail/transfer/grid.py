@@ -15,6 +15,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import Splits, open_data
 from vitrail.durations import Percent
 from vitrail.errors import UsageError
+from vitrail.ranges import height_width
 from vitrail.training.run import Run
 from vitrail.transfer.protocol import DevSplit, arrange
 from vitrail.transfer.trial import Trial, trial_key
@@ -95,7 +96,7 @@ def changed(run: Run, values: Mapping[str, Any]) -> Run:
             nested = {part: nested}
         run = merge(run, nested)
     if "image_size" in values and run.image_size is not None and run.preprocess is not None:
-        run = replace(run, preprocess=replace(run.preprocess, image_size=(run.image_size, run.image_size)))
+        run = replace(run, preprocess=replace(run.preprocess, image_size=height_width(run.image_size)))
     return run
 
 

@@ -13,6 +13,7 @@ from vitrail.costs.count import activation_bytes, parameters
 from vitrail.evaluation.fewshot import Ridge
 from vitrail.evaluation.softmax import solve
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.ranges import InputSize, height_width
 
 PART = 1024
 """Maximum number of images with which the arithmetic is timed."""
@@ -68,7 +69,7 @@ def linear_seconds(images: int, *, classes: int, width: int, device: torch.devic
     return (2 * preparation + USUAL * iteration) * images / part
 
 
-def answering_bytes(config: ViTConfig | ResNetConfig, image_size: int | None, batch: int) -> int:
+def answering_bytes(config: ViTConfig | ResNetConfig, image_size: InputSize | None, batch: int) -> int:
     """Return an estimate of the peak bytes of computing features for batches of `batch` images.
 
     It counts the weights twice (as they are, and laid out for speed), and the activations of one layer, all in float32.
@@ -76,7 +77,7 @@ def answering_bytes(config: ViTConfig | ResNetConfig, image_size: int | None, ba
     """
     layers = sum(config.units) if isinstance(config, ResNetConfig) else config.depth
     layer = activation_bytes(config, image_size) / max(layers, 1)
-    pixels = math.prod(config.image_size) if image_size is None else image_size**2
+    pixels = math.prod(config.image_size if image_size is None else height_width(image_size))
     return round(8 * parameters(config) + batch * (layer + COPIES * config.channels * pixels))
 
 

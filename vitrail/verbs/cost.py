@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
-from vitrail.ranges import Amount, Count, Part, Range, Side, Whole, checked
+from vitrail.ranges import Amount, Count, InputSize, Part, Range, Whole, checked, height_width
 from vitrail.verbs.terminal import page, table
 from vitrail.words import one_line
 
@@ -41,7 +41,7 @@ def cost(
     *,
     images: Amount | None = None,
     epochs: Amount | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     classes: Whole | None = None,
     device: str = "tpu-v3",
     utilisation: Part | None = None,
@@ -64,7 +64,8 @@ def cost(
             all 18 runs of the paper's Table 6 with the published compute.
         images: Number of images in the training set, such as 303e6 (default: show only the network's own numbers).
         epochs: Number of times that training sees each image (default: 1).
-        image_size: Side of the square input image in pixels (default: the model's own).
+        image_size: Size of the input in pixels: the side of a square, or height and width, such as 32 64 (default: the
+            model's own).
         classes: Number of outputs of the classifier (default: the model's own, or 1000 for a model name).
         device: Device to estimate for: tpu-v2, tpu-v3, tpu-v4, tpu-v5e (one core), v100, a100, h100, h200, l4, rtx-4090
             or cpu, which is this machine with its peak measured now.
@@ -133,13 +134,13 @@ def _table(*given: object) -> tuple[Table6Row, ...]:
     return ROWS
 
 
-def _config(model: str | Path, image_size: int | None, classes: int | None) -> ViTConfig | ResNetConfig:
+def _config(model: str | Path, image_size: InputSize | None, classes: int | None) -> ViTConfig | ResNetConfig:
     """Return the config of a name or of weights. Raises UsageError and WeightsError."""
     from vitrail.model.variants import variant
 
     changes: dict[str, Any] = {} if classes is None else {"classes": classes}
     if image_size is not None:
-        changes["image_size"] = (image_size, image_size)
+        changes["image_size"] = height_width(image_size)
     if Path(model).exists() or _on_a_hub(str(model)):
         from vitrail.weights.load import read_card
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +15,10 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import read_json_object
-from vitrail.ranges import Count, Side, Threads, checked
+from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import DataKeywords
+from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import Listed
+    from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.labels.numbers import NumberScores
@@ -78,15 +79,15 @@ class _Task:
 @checked
 def evaluate(
     model: str | Path,
-    data: str | Path | None = None,
+    data: ImagesLike | None = None,
     *,
     split: str | None = None,
     protocol: Literal["imagenet", "real", "v2", "a", "r", "objectnet"] | None = None,
-    labels: str | Path | None = None,
+    labels: LabelsLike | None = None,
     groups: str | Path | None = None,
     tta: ViewKind | None = None,
     calibrate: bool = True,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,
@@ -110,24 +111,29 @@ def evaluate(
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
         data: The images, in any form that `vitrail train` takes (default: the run's own test images, else its
-            validation images).
+            validation images). In Python also a list of paths, pictures, arrays or tensors, with `labels`.
         split: Split of the images to use (default: test, else validation, else all images).
         protocol: ImageNet test set that the folder holds, as it is published; 'imagenet' is the validation set.
         labels: File of labels for imagenet and real, folder of mappings for objectnet (default: next to the
-            images).
+            images). In Python also the labels of a list of images: names of classes or numbers of the network's
+            outputs, a list of these for each image if it has several labels.
         groups: A CSV file with the columns class and group. The means of each group of classes are then shown, too.
         tta: Mean of the probabilities over views of each image: 'flip' also looks at its mirror image, 'crops' at its
             four corners and its middle, all mirrored, too. It takes 2 or 10 times as long (default: one view).
         calibrate: Divide the network's outputs by the temperature of its card, if it has one.
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the size of the
-            training).
+        image_size: Size of the input in pixels: the side of a square, or height and width, such as 32 64. Position
+            embeddings are resampled (default: the size of the training).
         batch_size: Number of images per batch. It does not change the results.
         out: Folder for evaluation.json, reliability.png, calibration.csv, classes.csv and the output for every
             image (answers.npz); for several labels also cooccurrence.csv. With a name that ends in .npz, only the
             outputs are written.
     """
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
-    if protocol is None and labels is not None:
+    held, folder = None, data if isinstance(data, str | Path) else None
+    answers = labels if isinstance(labels, str | Path) else None
+    if not (isinstance(data, str | Path | None) and isinstance(labels, str | Path | None)):
+        held = _held(data, labels, protocol=protocol, split=split, **reading)
+    elif protocol is None and labels is not None:
         raise UsageError("--labels needs a --protocol that has labels: imagenet, real or objectnet")
     if protocol is not None and tta == "crops":
         raise UsageError(f"--protocol {protocol} prescribes what is seen of an image. Use --tta flip, or no --tta")
@@ -142,16 +148,17 @@ def evaluate(
     from vitrail.verbs.network.evaluate_files import check, write
 
     if out is not None:
-        if data is not None:
-            refuse_within(out, str(data))
+        if folder is not None:
+            refuse_within(out, str(folder))
         check(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute, calibrate=calibrate)
-    task = (
-        _own(network, model, data, split, reading)
-        if protocol is None
-        else _protocol(network, protocol, str(data), labels)
-    )
+    if held is not None:
+        task = _task(network, model, _given(held, network.card), "the given images")
+    elif protocol is None:
+        task = _own(network, model, folder, split, reading)
+    else:
+        task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
     if task.several and groups is not None:
         raise UsageError(
@@ -230,19 +237,57 @@ def _own(
     reading: Mapping[str, Any],
 ) -> _Task:
     """Return the task for any images with the network's classes."""
+    source, name = _source(model, data, split, reading, network.card)
+    notes = [] if data is None or split is not None else _trained_on(Path(model), Path(data))
+    return _task(network, model, source, name, notes)
+
+
+def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence[Any]]:
+    """Return images that Python holds, one by one, and their labels. Raises UsageError unless both are given."""
+    from vitrail.data.sources.indexed import one_by_one
+
+    if data is None or labels is None or isinstance(labels, str | Path):
+        raise UsageError("images in Python need a label each: evaluate(model, images, labels=['cat', 'dog'])")
+    if unfit := [name for name, value in for_files.items() if value is not None]:
+        raise UsageError(f"{unfit[0]} is a setting of files, and the labels are given in Python. Remove it")
+    return list(one_by_one([data])), list(labels)
+
+
+def _given(held: tuple[list[Any], Sequence[Any]], card: Card) -> GivenImages:
+    """Return images with labels that Python holds as a source. Raises DataError for labels that do not fit `card`."""
+    import numpy as np
+
+    from vitrail.data.labels.numbers import Numbers
+    from vitrail.data.sources.indexed import GivenImages
+
+    images, labels = held
+    bands, names = card.preprocess.bands is not None, list(card.class_names) or [*map(str, range(card.config.classes))]
+    if card.scale is None:
+        return GivenImages(images, bands=bands, labels=labels, class_names=names)
+    source = GivenImages(images, bands=bands)
+    try:
+        targets = np.array(labels, dtype=np.float64).reshape(len(images), len(names))
+    except (TypeError, ValueError):
+        raise DataError(f"labels must be {len(names)} numbers for each of the {len(images)} images") from None
+    source.labels, source.class_names = Numbers(targets), names
+    return source
+
+
+def _task(
+    network: ViT | ResNet | Engine, model: str | Path, source: Listed, name: str, notes: Sequence[str] = ()
+) -> _Task:
+    """Return the task for images whose labels are the network's. Raises DataError if they are not."""
     from vitrail.data.images.ops import eval_transform
     from vitrail.data.item import View
     from vitrail.data.labels.sets import one_label
 
     card = network.card
-    source, name = _source(model, data, split, reading, card)
     names = output_names(network, source, model)
     if card.several:
         source = View(source, several=True)
     elif card.scale is None:
         one_label(source.labels, f"{model}, which predicts one class,")
-    notes = [] if data is None or split is not None else _trained_on(Path(model), Path(data))
-    return _Task(source, name, names, eval_transform(card.preprocess), notes=notes, several=card.several)
+    return _Task(source, name, names, eval_transform(card.preprocess), notes=[*notes], several=card.several)
 
 
 def _trained_on(run: Path, data: Path) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from vitrail.exports.kinds import OutputName, ProgramPrecision, To
-from vitrail.ranges import NotNegative, Side, checked
+from vitrail.ranges import InputSize, NotNegative, checked
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 
@@ -20,7 +20,7 @@ def export(
     *images: str | Path,
     to: To = "onnx",
     out: str | Path | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     output: OutputName = "logits",
     precision: ProgramPrecision = "float32",
     calibrate: str | Path | None = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
-from vitrail.ranges import Count, Range, Seconds, Share, Side, checked
+from vitrail.ranges import Count, InputSize, Range, Seconds, Share, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.version import install_extra
 from vitrail.words import one_line
@@ -39,7 +39,7 @@ def serve(
     allow_host: tuple[str, ...] = (),
     reject: Share | None = None,
     calibrate: bool = True,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 8,
     queue: Count = 64,
     max_mb: Annotated[float, Range(0, 1e6, above=True)] = 10.0,

@@ -107,14 +107,34 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """Return the bare network, in float32 on the CPU, without the wrappers of torch.compile and DDP."""
-    for wrapper in ("_orig_mod", "module"):
-        inner = getattr(model, wrapper, None)
-        model = inner if isinstance(inner, nn.Module) else model
+    """Return the bare network, in float32 on the CPU, without the wrappers of torch and accelerate."""
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        model = inner
+    model = _bare(model)
     parameters = list(model.parameters())
     if any(p.is_meta for p in parameters) or all(p.dtype == torch.float32 and p.is_cpu for p in parameters):
         return model
     return copy.deepcopy(model).to("cpu", torch.float32)
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """Return a module without the wrappers of torch.compile, checkpointing and accelerate around any of its layers.
+
+    The module itself does not change. If there are wrappers, the result is another one that has the same tensors.
+    """
+    for wrapper in ("_orig_mod", "_checkpoint_wrapped_module"):
+        if isinstance(inner := getattr(module, wrapper, None), nn.Module):
+            return _bare(inner)
+    layers = {name: child if child is None else _bare(child) for name, child in module._modules.items()}
+    # accelerate puts its autocast, or a hook, in front of the class's own forward, which it keeps beside it
+    wrapped = "forward" in vars(module) and {"_original_forward", "_old_forward"} & vars(module).keys()
+    if not wrapped and all(layers[name] is child for name, child in module._modules.items()):
+        return module
+    bare = copy.copy(module)
+    bare._modules = layers
+    if wrapped:
+        del bare.forward
+    return bare
 
 
 def _check_place(path: Path, format: str, overwrite: bool) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitrail.data.images.decode import pixels_of
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed
-from vitrail.data.labels.sets import label_at, named
+from vitrail.data.labels.sets import Labels, Named, label_at, named
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import DataError
 from vitrail.words import shown
@@ -55,20 +55,9 @@ class IndexedSource:
 
     def __init__(self, name: str, items: Any) -> None:
         self._name, self._items = name, items
-        found = _labels(name, items)
-        width = _marked_classes(name, found)
-        values = [_plain(value) for value in found]
         names = getattr(items, "classes", None) or getattr(items, "class_names", None)
-        if names is None and width is not None:
-            names = range(width)
-        if names is None:
-            texts = [_texts(value) for value in values]
-        else:
-            names = [str(class_name) for class_name in names]
-            _check_numbers(name, values, len(names), width)
-            texts = [_texts(value, names) for value in values]
-        self.labels, self.class_names = named(texts, names)
-        self.sizes = np.zeros(len(values), dtype=np.int64)
+        self.labels, self.class_names = _named(name, _labels(name, items), names)
+        self.sizes = np.zeros(len(self.labels), dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,16 +73,30 @@ class IndexedSource:
 
 
 class GivenImages:
-    """Images that a caller in Python holds, without labels: those of the module, and paths of files.
+    """Images that a caller in Python holds: those of the module, and paths of files.
 
+    labels: One for each image, as in the module (None: unknown). Whole numbers are those of `class_names`.
     The id of a path is the path, that of another image its place among all: images[3]. A network of `bands` takes
-    arrays as they are.
+    arrays as they are. Raises DataError for labels of another number or kind.
     """
 
-    def __init__(self, images: Sequence[Any], *, bands: bool = False) -> None:
+    def __init__(
+        self,
+        images: Sequence[Any],
+        *,
+        bands: bool = False,
+        labels: Sequence[Any] | None = None,
+        class_names: Sequence[str] = (),
+    ) -> None:
         self._images, self._bands = images, bands
         self.class_names: list[str] = []
-        self.labels = np.full(len(images), UNKNOWN, dtype=np.int64)
+        self.labels: Labels = np.full(len(images), UNKNOWN, dtype=np.int64)
+        if labels is not None:
+            if len(labels) != len(images):
+                raise DataError(
+                    f"there are {len(images)} images and {len(labels)} labels. Give one label for each image"
+                )
+            self.labels, self.class_names = _named("labels", list(labels), class_names or None)
         self.sizes = np.zeros(len(images), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -102,9 +105,9 @@ class GivenImages:
     def __getitem__(self, index: int) -> Item:
         image, name = self._images[index], self.id(index)
         if isinstance(image, str | Path):
-            return Item(read_file(image), UNKNOWN, name)
+            return Item(read_file(image), label_at(self.labels, index), name)
         as_it_is = self._bands and isinstance(image, np.ndarray)
-        return Item(image if as_it_is else _image(image, name), UNKNOWN, name)
+        return Item(image if as_it_is else _image(image, name), label_at(self.labels, index), name)
 
     def id(self, index: int) -> str:
         """See `Listed.id`."""
@@ -119,6 +122,19 @@ def one_by_one(images: Iterable[Any]) -> Iterator[Any]:
             yield from one_by_one(image)
         else:
             yield image
+
+
+def _named(name: str, found: Sequence[Any], names: Iterable[Any] | None) -> Named:
+    """Return the labels of images as labels of named classes. Raises DataError."""
+    width = _marked_classes(name, found)
+    values = [_plain(value) for value in found]
+    if names is None and width is not None:
+        names = range(width)
+    if names is None:
+        return named([_texts(value) for value in values])
+    names = [str(class_name) for class_name in names]
+    _check_numbers(name, values, len(names), width)
+    return named([_texts(value, names) for value in values], names)
 
 
 def _labels(name: str, items: Any) -> Sequence[Any]:

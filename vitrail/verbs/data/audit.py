@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.device import Precision
 from vitrail.errors import UsageError
-from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
+from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.verbs.data.dedup import outside
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
@@ -79,7 +79,7 @@ def audit(
     out: str | Path | None = None,
     sheet: str | Path | None = None,
     raw: bool = False,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,

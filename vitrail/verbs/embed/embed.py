@@ -12,7 +12,7 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
-from vitrail.ranges import Count, Side, Threads, Whole, checked
+from vitrail.ranges import Count, InputSize, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
 from vitrail.verbs.flags.reading import read_settings
@@ -69,7 +69,7 @@ def embed(
     tiles: Side | None = None,
     overlap: Whole = 0,
     prepare: Prepare = "model",
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,
@@ -83,7 +83,7 @@ def embed(
     *paths: ImagesLike,
     out: None = None,
     prepare: Prepare = "model",
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,
@@ -105,7 +105,7 @@ def embed(
     tiles: Side | None = None,
     overlap: Whole = 0,
     prepare: Prepare = "model",
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,

@@ -11,7 +11,7 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
-from vitrail.ranges import Count, Side, Threads, checked
+from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImageLike, ImagesLike
 from vitrail.verbs.network.features import Embedder, open_images, paths_or_images
@@ -65,7 +65,7 @@ def search(
     top: Count = 10,
     out: str | Path | None = None,
     raw: bool = False,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,

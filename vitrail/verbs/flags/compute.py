@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vitrail.device import Precision, available_cores, choose_device
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
-from vitrail.ranges import Count, Settings, Side, Threads
+from vitrail.ranges import Count, InputSize, Settings, Threads, shortest_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,9 @@ class Compute(Settings):
     Raises UsageError for a value that is not valid, and for a device that this machine does not have.
     """
 
-    image_size: Side | None = None
-    """Side of the square input in pixels. Position embeddings are resampled (default: the network's own size)."""
+    image_size: InputSize | None = None
+    """Size of the input in pixels: the side of a square, or height and width, such as 32 64. Position embeddings are
+    resampled (default: the network's own size)."""
     batch_size: Count = 64
     """Number of images per batch."""
     workers: Threads | None = None
@@ -44,6 +45,8 @@ class Compute(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.image_size is not None:
+            object.__setattr__(self, "image_size", shortest_size(self.image_size))
         if self.precision not in get_args(Precision):
             raise UsageError(f"no precision is called {self.precision!r}. Valid: {', '.join(get_args(Precision))}")
         if self.engine not in get_args(EngineName):

@@ -24,7 +24,7 @@ from vitrail.data.settings import Data
 from vitrail.durations import Duration, in_minutes, parse_duration, parse_minutes
 from vitrail.errors import UsageError
 from vitrail.import_path import import_path, is_own
-from vitrail.ranges import limits, ranged_types
+from vitrail.ranges import InputSize, limits, ranged_types
 
 ALIASES = {
     "weights": ("--from",),
@@ -189,11 +189,26 @@ def flag_type(hint: Any, default: Any, *markers: Any, ranges: Any = None, null: 
     shown = " ".join(part for part in (valid and f"({valid})", shown) if part)
     if in_minutes(ranges):
         typed = _read_or_null(hint, parse_minutes, int | float, "TIME")
+    elif is_size(hint):
+        typed = _read_or_null(hint, _read_size, int | tuple, "SIZE")
     elif arms(hint) == (Duration, NoneType):
         typed = _read_or_null(hint, parse_duration, Duration, "DURATION")
     else:
         typed = _from_words(hint, null)
     return Annotated[(typed, arg(help_behavior_hint=shown, **more), *markers)]
+
+
+def is_size(hint: Any) -> bool:
+    """Return whether this is the type of the size of a network's input."""
+    return {int, tuple[int, int]} <= {*arms(hint)}
+
+
+def _read_size(word: str) -> InputSize:
+    """Return the size of an input: "64", or height and width as "32x64"."""
+    sides = word.split("x")
+    if len(sides) > 2 or not all(side.removeprefix("-").isdecimal() for side in sides):
+        raise UsageError(f"{word!r} is not a whole number, nor height and width such as 32 64")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
 def _read_or_null(hint: Any, parse: Callable[[str], Any], kind: Any, name: str) -> Any:

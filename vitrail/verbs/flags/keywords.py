@@ -15,7 +15,7 @@ from vitrail.device import Precision
 from vitrail.durations import Duration, Minutes
 from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import Distill, ObjectiveSettings
-from vitrail.ranges import Channels, Count, Part, Positive, Seconds, Seed, Share, Side, Threads
+from vitrail.ranges import Channels, Count, InputSize, Part, Positive, Seconds, Seed, Share, Threads
 from vitrail.training.run import Average, Model, Optim, Progressive, Schedule, Track, Tune
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     ImagesLike = ImageLike | Sequence[ImageLike | Sequence[Any]]
     """Images in Python: paths, pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many of them in one
     with a further dimension in front, and lists of these."""
+    LabelsLike = str | Path | Sequence[Any] | np.ndarray | torch.Tensor
+    """A file of labels, or in Python a label for each of the images that are given."""
 else:  # on the command line all are paths
-    ImageLike = ImagesLike = str | Path
+    ImageLike = ImagesLike = LabelsLike = str | Path
 
 
 class TrialKeywords(TypedDict, total=False):
@@ -38,7 +40,7 @@ class TrialKeywords(TypedDict, total=False):
     data: Data | Mapping[str, Any]
     model: str | None
     vit: Model | Mapping[str, Any]
-    image_size: Side | None
+    image_size: InputSize | None
     keep_head: bool
     probe_head: bool
     tune: Tune

@@ -47,6 +47,7 @@ from vitrail.verbs.flags.fields import (
     field_texts,
     flag_of,
     flag_type,
+    is_size,
     named_classes,
     null_word,
     reading_flags,
@@ -97,7 +98,7 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         function,
         prog=prog,
         description=docstring_parser.parse(inspect.getdoc(function) or "").description,
-        args=_spread(function, argv),
+        args=_spread(function, _joined(flags, argv)),
         return_unknown_args=True,
         registry=_registry(function, flags),
     )
@@ -169,6 +170,18 @@ def _spellings(prefix: str, name: str) -> set[str]:
     aliases = (f"--{prefix[:-1]}",) if name == CLASS else own
     opposites = {flag_of(f"{prefix}no_{name}"), *(f"--no-{alias.lstrip('-')}" for alias in aliases)}
     return {flag_of(prefix + name), *aliases, *opposites}
+
+
+def _joined(flags: Iterable[StructFieldSpec], argv: Sequence[str]) -> list[str]:
+    """Write height and width as one word, so that a subject may follow: "--image-size 32 64" becomes "... 32x64"."""
+    sizes = {flag_of(name) for name, flag in _walk(flags) if is_size(get_args(flag.type)[0])}
+    words: list[str] = []
+    for word in argv:
+        if len(words) > 1 and words[-2] in sizes and words[-1].isdecimal() and word.isdecimal():
+            words[-1] += f"x{word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:

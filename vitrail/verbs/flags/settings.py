@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
 from vitrail.model.variants import ResNetConfig, variant
+from vitrail.ranges import height_width, size_text
 from vitrail.recipes.by_data import (
     Facts,
     choose,
@@ -253,18 +255,20 @@ class RunArguments:
         """
         side, prepared = (self.asked.get(name) for name in ("image_size", "preprocess.image_size"))
         both = run.preprocess.image_size if run.preprocess is not None else None
-        if prepared and both and len(set(both)) == 1 and (side is None or side.place < prepared.place):
-            return replace(run, image_size=both[0])
+        if prepared and both and (side is None or side.place < prepared.place):
+            return replace(run, image_size=both)
         if not (side or prepared or recorded or run.weights is not None or run.image_size is None):
             whole = whole_patches(run.image_size, run)
             if whole != run.image_size:
-                self.notes["image_size"] = f"{whole} px, not {run.image_size}: whole patches of {run.network}"
+                self.notes["image_size"] = (
+                    f"{size_text(whole)} px, not {size_text(run.image_size)}: whole patches of {run.network}"
+                )
                 run = replace(run, image_size=whole)
         if run.preprocess is None or both is None or run.image_size is None:
             return run
         if prepared and (side is None or side.place <= prepared.place):  # a contradiction is training's to tell
             return run
-        return replace(run, preprocess=replace(run.preprocess, image_size=(run.image_size, run.image_size)))
+        return replace(run, preprocess=replace(run.preprocess, image_size=height_width(run.image_size)))
 
 
 def _without_length(run: Run, base: Run) -> Run:
@@ -302,7 +306,8 @@ def training_run(given: RunArguments) -> tuple[Run, str]:
         sized_here = {"image_size"} if "preprocess.image_size" in given.asked else set()
         full = run.image_size
         run, changes = in_time(run, facts.images, seen, given.asked.keys() | sized_here)
-        run, change = _evaluated(given, run, round(seen * ((full or 1) / (run.image_size or 1)) ** 2))
+        before, after = (math.prod(height_width(size or 1)) for size in (full, run.image_size))
+        run, change = _evaluated(given, run, round(seen * before / after))
         changes += [change] if change else []
     for change in changes:
         if change.startswith("image_size"):  # it can cost much accuracy, so --quiet does not hide it
@@ -369,7 +374,7 @@ def _network(run: Run) -> Pretrained:
 
     assert run.weights is not None
     card = read_card(run.weights)
-    config, side = card.config, run.image_size or min(card.config.image_size)
+    config, side = card.config, min(height_width(run.image_size or card.config.image_size))
     if isinstance(config, ResNetConfig):
         return Pretrained(config.width * 2 ** (len(config.units) + 1), 0, side, config.classes > 0)
     return Pretrained(config.width, config.depth, side, config.classes > 0)

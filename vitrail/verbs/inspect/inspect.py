@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
 
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import check_writable
-from vitrail.ranges import Count, Range, Side, Whole, checked
+from vitrail.ranges import Count, InputSize, Range, Whole, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.words import one_line
@@ -60,7 +60,7 @@ def inspect(
     split: str | None = None,
     count: Count = 128,
     pictures: Count = 48,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     format: tuple[FigureFormat, ...] = (),
     batch_size: Count = 8,
     device: str | None = None,

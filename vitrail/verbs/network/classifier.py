@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
+from vitrail.ranges import InputSize
 from vitrail.verbs.flags.compute import Compute
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 
-def load_network(source: str | Path, image_size: int | None = None) -> ViT | ResNet:
+def load_network(source: str | Path, image_size: InputSize | None = None) -> ViT | ResNet:
     """Return a network with its card, resampled to `image_size` pixels if that is given.
 
     Assumptions about a foreign file are logged. Raises WeightsError, and UsageError for an impossible size.
@@ -36,7 +37,7 @@ def load_network(source: str | Path, image_size: int | None = None) -> ViT | Res
     return network
 
 
-def load_classifier(source: str | Path, image_size: int | None = None) -> ViT | ResNet:
+def load_classifier(source: str | Path, image_size: InputSize | None = None) -> ViT | ResNet:
     """Return a network with a classifier, as `load_network` does. Raises WeightsError if it has none."""
     network = load_network(source, image_size)
     if not network.config.classes:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError
+from vitrail.ranges import InputSize, height_width
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import as_flags
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, training_run
@@ -52,7 +53,7 @@ class PlanRequest:
     """Whether the user named the weights; otherwise they are the default of `vitrail finetune`."""
     card: Card
     """The card of the weights."""
-    image_size: int | None
+    image_size: InputSize | None
     limit: float | None
     """Maximum duration of a method in seconds; None: no limit."""
     seconds: float
@@ -83,7 +84,7 @@ class PlanRequest:
 
     def command(self, *words: str) -> str:
         """Return a command of `words` with the size of the images and the settings of the data that were asked for."""
-        size = [] if self.image_size is None else ["--image-size", str(self.image_size)]
+        size = [] if self.image_size is None else ["--image-size", *map(str, height_width(self.image_size))]
         return shlex.join(["vitrail", *words, *size, *as_flags(self.settings)])
 
 

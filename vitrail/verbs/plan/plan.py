@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vitrail.durations import Minutes, parse_minutes
-from vitrail.ranges import Seconds, Side, checked
+from vitrail.ranges import InputSize, Seconds, checked, height_width
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.flags.settings import OpenedData
@@ -32,7 +33,7 @@ def plan(
     *,
     weights: str | Path | None = None,
     time_limit: Minutes | str | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     seconds: Seconds = 10.0,
     **reading: Unpack[DataKeywords],
 ) -> Recommendation:
@@ -46,7 +47,8 @@ def plan(
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub (default: vitrail/tiny, a small network that vitrail ships).
         time_limit: Available time in minutes or with a unit such as 20s, 10min or 1.5h (default: no limit).
-        image_size: Side of the square input in pixels (default: the size of the weights, or of the recipe).
+        image_size: Size of the input in pixels: the side of a square, or height and width, such as 32 64 (default: the
+            size of the weights, or of the recipe).
         seconds: Time for measuring all methods together, in seconds. A method whose single step takes longer adds
             to it.
     """
@@ -78,7 +80,7 @@ def plan(
     order = (*reversed(CHEAPER), "from scratch")
     options.sort(key=lambda option: order.index(option.name))
     same_classes = list(card.class_names) == splits.class_names
-    larger = image_size is not None and image_size > max(card.config.image_size)
+    larger = image_size is not None and math.prod(height_width(image_size)) > math.prod(card.config.image_size)
     seen = Situation(len(splits.train), len(splits.class_names), same_classes and larger)
     found = recommend(seen, options, seconds=request.limit, memory=machine["free_memory_bytes"])
     return replace(found, data=_data(request), machine=machine)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from vitrail.device import Precision
 from vitrail.errors import UsageError
-from vitrail.ranges import Count, Positive, Range, Seed, Side, Threads, checked
+from vitrail.ranges import Count, InputSize, Positive, Range, Seed, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.network.features import Embedder, Prepare, open_train_and_test
@@ -39,7 +39,7 @@ def fewshot(
     protocol: Literal["big_vision-2023", "paper-2020"] = "big_vision-2023",
     prepare: Prepare = "protocol",
     split: str | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,
@@ -101,7 +101,7 @@ def knn(
     k: tuple[Count, ...] = (),
     temperature: Positive = 0.07,
     split: str | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,
@@ -139,7 +139,7 @@ def linear(
     iterations: Count = 1000,
     seed: Seed = 0,
     split: str | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable, json_text, refuse_other_files, replacing_text
-from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
+from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 from vitrail.verbs.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
@@ -54,7 +54,7 @@ def segment(
     steps: Count = 1000,
     seed: Seed = 0,
     out: str | Path | None = None,
-    image_size: Side | None = None,
+    image_size: InputSize | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,

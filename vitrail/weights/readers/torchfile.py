@@ -15,6 +15,7 @@ import pickletools
 import re
 import sys
 import zipfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path, PosixPath, PurePosixPath
@@ -32,6 +33,8 @@ WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DDP and torch.compile add to every name."""
 BOMBS = (("builtins", "bytearray"), ("__builtin__", "bytearray"), ("_codecs", "encode"))
 """Functions that torch lets a pickle call. A few bytes are enough for them to allocate any amount of memory."""
+MOST_SCALAR = 64
+"""Maximum number of characters by which a pickle states the bytes of a scalar of NumPy."""
 MOST_PICKLED = 16 * 2**20
 """Maximum bytes of a file that are pickled rather than tensors. A tensor's name, shape and place take about 150 bytes,
 so this is enough for 100,000 tensors; objects of Python take up to 75 times the bytes of their pickle."""
@@ -50,7 +53,7 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     _refuse_bombs(path)
     try:
         # DeiT's and timm's training checkpoints keep their flags next to the weights, others the paths of a run
-        with torch.serialization.safe_globals([argparse.Namespace, PosixPath, PurePosixPath]), _private():
+        with torch.serialization.safe_globals([argparse.Namespace, PosixPath, PurePosixPath, *_SCALARS]), _private():
             if path.name.endswith(".safetensors"):  # which torch would believe
                 with path.open("rb") as stream:
                     content = torch.load(stream, map_location="cpu", weights_only=True)
@@ -67,6 +70,20 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         _check(path, name, tensor, sizes)
     _check_total(path, tensors)
     return {name: tensor.detach() for name, tensor in tensors.items()}, notes
+
+
+class _Skipped:
+    """What takes the place of a scalar of NumPy and of its type. Nothing of NumPy is called."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, _: object) -> None: ...
+
+
+_SCALARS = [
+    (_Skipped, name) for name in ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")
+]
+"""The functions that make scalars, such as the epoch and the best accuracy beside the tensors."""
 
 
 def _private() -> AbstractContextManager[None]:
@@ -111,8 +128,49 @@ def _refuse_bombs(path: Path) -> None:
             "the state dict alone, best as .safetensors, with the software that made it"
         )
     for text, (module, name) in product(texts, BOMBS):
-        if text.find(f"c{module}\n{name}\n".encode()) >= 0:
+        if text.find(f"c{module}\n{name}\n".encode()) >= 0 and not (name == "encode" and _states_scalars(text)):
             raise WeightsError(_refusal(path, f"asks for {module}.{name}, which could fill the memory"))
+
+
+def _states_scalars(text: Any) -> bool:
+    """Return whether a pickle calls _codecs.encode only as Python does for a few bytes: with a short text and latin1.
+
+    Other codecs, and results that are encoded again, could double a text with every call.
+    """
+    memo: dict[Any, Any] = {}
+    pushed: Any = None
+    call: list[Any] = []
+    try:
+        for code, value, _ in pickletools.genops(text):
+            name = code.name
+            if name in ("BINPUT", "LONG_BINPUT", "PUT"):
+                memo[value] = pushed
+                continue
+            if name in ("MEMOIZE", "DUP", "STACK_GLOBAL"):
+                return False
+            pushed = memo.get(value) if name.endswith("GET") else value if name.endswith("UNICODE") else None
+            if name == "GLOBAL" and value == "_codecs encode":
+                pushed = _skipped_encode
+            if not call and pushed is not _skipped_encode:
+                continue
+            call.append(pushed if pushed is not None else name)
+            if len(call) == len(_SHORT_CALL):
+                if not all(fits(part) for fits, part in zip(_SHORT_CALL, call, strict=True)):
+                    return False
+                call = []
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return False
+    return not call
+
+
+_skipped_encode = object()
+_SHORT_CALL: tuple[Callable[[Any], bool], ...] = (
+    lambda part: part is _skipped_encode,
+    lambda part: isinstance(part, str) and len(part) <= MOST_SCALAR,
+    lambda part: part == "latin1",
+    lambda part: part == "TUPLE2",
+    lambda part: part == "REDUCE",
+)
 
 
 def _pickled(text: Any) -> int:
