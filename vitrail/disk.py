@@ -62,8 +62,11 @@ def _message(problem: OSError, path: Path, task: str, advice: str) -> str:
 def _os_error(problem: BaseException | None) -> OSError | None:
     """Return the error of the system that `problem` is or comes from; None if it does not come from one.
 
-    torch hides it behind an error of its own, and safetensors names its number in the text.
+    torch hides it behind an error of its own, and safetensors names its number in the text. A lack of memory is no
+    error of the disk.
     """
+    if isinstance(problem, MemoryError) or getattr(problem, "errno", None) == errno.ENOMEM:
+        return None
     if problem is None or isinstance(problem, OSError):
         return problem
     if number := re.search(r"\(os error (\d+)\)", str(problem)):

@@ -23,6 +23,7 @@ import torch
 from vitrail.data.image_names import KINDS, images_among, in_junk, is_junk, other_files
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.work import within_memory
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
@@ -275,8 +276,9 @@ def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> Prepar
 def _prepared_as(path: Path, transform: Op, read: Callable[[], bytes | np.ndarray]) -> PreparedFile:
     """Return what `read` returns as the network's input, or the reason why there is none."""
     try:
-        image = transform.pixels.read(read())
-        return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
+        with within_memory():
+            image = transform.pixels.read(read())
+            return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
     except DecodeError as error:
         return PreparedFile(path, _unreadable(path, error))
 
