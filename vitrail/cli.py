@@ -14,13 +14,14 @@ import re
 import shutil
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
-from vitrail.verbs.streams import prepare_streams, settle_output
+from vitrail.verbs.streams import Terminated, prepare_streams, settle_output, terminating
 from vitrail.verbs.table import GROUPS, VERBS, Verb
 from vitrail.version import __version__
 from vitrail.words import printable
@@ -74,11 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Waiting threads release their core soon. This costs nothing on an idle machine, and training next to another
     # busy program is 1.5 times as fast. torch reads the variable when it is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # it writes a line for each odd tag; errors become reasons
     prepare_streams()
     try:
         try:
-            call = _read(argv)
-            code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
+            with terminating():
+                call = _read(argv)
+                code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
         except SystemExit as error:  # tyro has printed help, or the error in the flags
             code = error.code if isinstance(error.code, int) else 1
         sys.stdout.flush()
@@ -92,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settle_output()
         if isinstance(error, VitrailError | KeyboardInterrupt):
             print(f"vitrail: {printable(_with_flags(str(error))) or 'interrupted'}", file=sys.stderr)
-            return error.exit_code if isinstance(error, VitrailError) else 130
+            return error.exit_code if isinstance(error, VitrailError | Terminated) else 130
         if error.filename is None:  # not about a file
             raise
         print(f"vitrail: {printable(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)

@@ -42,7 +42,7 @@ from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.files import replacing_text
-from vitrail.words import listing
+from vitrail.words import as_text, listing
 
 FileKind = Literal["csv", "jsonl"]
 T = TypeVar("T")
@@ -326,11 +326,6 @@ def _numbers(predict: Predict, names: list[str], scale: TargetScale, images: lis
     for row, finite in zip(predicted_numbers(outputs, scale), finite_rows(outputs).tolist(), strict=True):
         found = {name: float(f"{value:.7g}") for name, value in zip(names, row.tolist(), strict=True)}
         yield Prediction("", [], [], numbers=found) if finite else None
-
-
-def as_text(value: str | Path) -> str:
-    """Return a name that can be written as UTF-8, whatever bytes the file system allows in it."""
-    return os.fsencode(value).decode("utf-8", "backslashreplace")
 
 
 @dataclass

@@ -91,9 +91,7 @@ def _check_codestream(data: bytes) -> None:
     pixels = samples = 0
     for marker, segment in _segments(data):
         if marker == SIZ and len(segment) >= 36:
-            width, height, left, top, wide, long, tiles_left, tiles_top, components = struct.unpack(
-                ">8IH", segment[2:36]
-            )
+            width, height, left, top, wide, long, tiles_left, tiles_top = struct.unpack(">8I", segment[2:34])
             across, down = -((tiles_left - width) // max(wide, 1)), -((tiles_top - height) // max(long, 1))
             pixels = max(width - left, 0) * max(height - top, 0)
             samples = pixels * int.from_bytes(segment[34:36], "big")
