@@ -107,9 +107,10 @@ def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings, 
             found.splits[name] = _files(one, labels, class_names, findings)
         else:
             found.splits[name] = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root)
-            for path in one.paths.filter(pc.is_null(one.images)).drop_null().to_pylist():
-                if leaves(one.root, path):
-                    findings.lies_outside(path)
+            if one.images.null_count and one.paths.null_count < len(one.paths):
+                for path in one.paths.filter(pc.is_null(one.images)).drop_null().to_pylist():
+                    if leaves(one.root, path):
+                        findings.lies_outside(path)
     return found
 
 
