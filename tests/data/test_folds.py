@@ -98,6 +98,16 @@ def test_folds_that_cannot_be_made(tmp_path: Path) -> None:
     assert len(joined.train) == 5 and not joined.report.warnings
 
 
+def test_held_out_images_of_splits_have_paths_that_open(tmp_path: Path) -> None:
+    for name in ("training_set/x/a", "training_set/x/b", "test_set/a", "test_set/b"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / name / f"{number}.png").write_bytes(b"image")
+    held = open_data(Data(path=str(tmp_path), fold="1/2")).held_out
+    assert held["from"] == "training_set" and len(held["paths"]) == len(held["ids"]) == 2
+    assert all((tmp_path / path).is_file() for path in held["paths"])
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """The runs of three folds of the digits, with made-up answers."""

@@ -341,6 +341,8 @@ def _explained(error: Exception, format: str) -> DecodeError:
     text = str(error)
     if isinstance(error, Image.DecompressionBombError):
         reason = "too-many-pixels"
+    elif re.search("out of memory|insufficient memory|allocat", text, re.I):
+        reason = "out-of-memory"
     elif re.search("truncated|end of|not enough|incomplete|too small|not large enough", text, re.I):
         reason = "truncated"
     elif re.search("unsupported|not supported|unknown", text, re.I):

@@ -48,7 +48,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not is_utf8(path):
-            raise WeightsError(f"{path} cannot be read: safetensors opens names in UTF-8 alone. Rename it")
+            raise WeightsError(f"{path} cannot be read: a name on the way is not UTF-8. Rename it")
         try:
             self._stream = open_regular(path)
             with safe_open(path, framework="pt"):  # checks the file, which may be another one by now
