@@ -138,10 +138,12 @@ def test_the_report_joins_the_folds(runs: list[Path], tmp_path: Path) -> None:
     assert "3 of 3 folds" in Page((tmp_path / "cv.html").read_text()).text
 
     whole = open_data(Data(path="digits", holdout=0.0))
-    right = dict(zip(ids(whole.train), whole.train.labels.tolist(), strict=True))
+    paths = [f"train/{name}" for name in ids(whole.train)]  # as predict and embed name them
+    right = dict(zip(paths, whole.train.labels.tolist(), strict=True))
     with (tmp_path / "cv-predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["path"]: int(row["label"]) for row in rows} == right and len(rows) == len(right)
+    assert {row["split"] for row in rows} == {"train"}
     correct = np.mean([row["label"] == row["prediction"] for row in rows])
     sizes = [sum(row["run"] == run.name for row in rows) for run in runs]
     assert correct == pytest.approx(np.average(each, weights=sizes))

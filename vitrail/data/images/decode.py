@@ -62,7 +62,7 @@ from vitrail.data.images.heic import open_heic
 from vitrail.data.images.jpeg import decode_ordinary, read_header
 from vitrail.data.images.orientation import orientation, orientation_in
 from vitrail.data.images.pixels import rows_of, stored_bits, tiff_tags, to_rgb
-from vitrail.data.images.work import TILE_LENGTH, TILE_WIDTH, check_claim, check_parts, within_memory
+from vitrail.data.images.work import TILE_LENGTH, TILE_WIDTH, check_claim, check_parts, no_memory, within_memory
 from vitrail.errors import DecodeError
 
 
@@ -95,8 +95,9 @@ BYTES_PER_PIXEL = 16
 # MAX_PIXELS limits the memory.
 MAX_SCAN_PASSES = 20
 
-RLE, RLE_WEIGHT = (1, 2), 8
-"""Run lengths of a BMP, which Pillow decodes in Python: a pixel counts as 8, because it takes as long."""
+IN_PYTHON, PYTHON_WEIGHT = ("bmp_rle", "ppm", "ppm_plain"), 8
+"""Pillow's decoders in Python: run lengths of a BMP, numbers as text and unusual white values of a PNM. A pixel counts
+as 8, because it takes as long."""
 
 
 class ImageFormat(NamedTuple):
@@ -279,8 +280,8 @@ def _decode_carefully(
         with reader(BytesIO(data)) as image:
             _check_size(image.height, image.width, max_pixels // format.weight)
             check_claim(image.height, image.width, len(data))
-            if image.info.get("compression") in RLE:
-                _check_size(image.height, image.width, max_pixels // RLE_WEIGHT)
+            if image.tile and image.tile[0][0] in IN_PYTHON:
+                _check_size(image.height, image.width, max_pixels // PYTHON_WEIGHT)
             tags = tiff_tags(image)
             # memory is allocated per tile, and a tile may claim to be larger than the picture
             _check_size(tags.get(TILE_LENGTH, 0), tags.get(TILE_WIDTH, 0), max_pixels)
@@ -339,10 +340,10 @@ def _may_lack_rows(image: Image.Image, data: bytes) -> bool:
 def _explained(error: Exception, format: str) -> DecodeError:
     """Return a DecodeError for an exception of Pillow. Only the exception's text distinguishes the causes."""
     text = str(error)
+    if re.search("out of memory|insufficient memory|allocat", text, re.I):
+        return no_memory()
     if isinstance(error, Image.DecompressionBombError):
         reason = "too-many-pixels"
-    elif re.search("out of memory|insufficient memory|allocat", text, re.I):
-        reason = "out-of-memory"
     elif re.search("truncated|end of|not enough|incomplete|too small|not large enough", text, re.I):
         reason = "truncated"
     elif re.search("unsupported|not supported|unknown", text, re.I):

@@ -184,5 +184,10 @@ def within_memory() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        message = "the image needs more memory than there is. Make it smaller, or free memory"
-        raise DecodeError(message, reason="out-of-memory") from error
+        raise no_memory() from error
+
+
+def no_memory() -> DecodeError:
+    """Return the error for an image for which the memory does not suffice."""
+    message = "the image needs more memory than there is. Make it smaller, or free memory"
+    return DecodeError(message, reason="out-of-memory")
