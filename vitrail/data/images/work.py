@@ -38,7 +38,11 @@ FREE_TILES, J2K_TILE = 1024, 64 * 64
 """OpenJPEG takes 12 kB for each tile of a JPEG 2000. Beyond a number of them a tile needs this number of pixels."""
 FREE_BLOCKS, J2K_BLOCK = 2**16, 8
 """It takes 500 bytes for each block of coefficients. Beyond a number of them a block needs 2 to this power values."""
-SIZ, COD, COC, SOT, SOD = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93  # markers of JPEG 2000
+SIZ, COD, COC, SOT, SOD, EOC = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9  # markers of JPEG 2000
+OTHERS = frozenset(
+    0xFF00 + low for low in (0x50, 0x55, 0x57, 0x58, 0x59, *range(0x5C, 0x62), 0x63, 0x64, 0x74, 0x75, 0x77, 0x78)
+)
+"""The other markers that OpenJPEG knows. After an unknown one it searches for the next, whatever its length."""
 MAX_COMMENTS = 2**16
 """Bytes of comments in a PNM. Pillow reads them one by one, and holds the interpreter's lock."""
 
@@ -122,6 +126,10 @@ def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
                 return
             at = tile
             continue
+        if marker == EOC:
+            return
+        if marker not in OTHERS and marker not in (SIZ, COD, COC, SOT):
+            raise DecodeError(f"corrupt JPEG 2000 file: unknown marker {marker:#x}", reason="corrupt")
         yield marker, data[at + 4 : at + 2 + length]
         at += 2 + length
 
@@ -138,7 +146,7 @@ def _chunks(data: bytes) -> Iterator[int]:
     at = 8
     while at + 8 <= len(data):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        if kind not in (b"IDAT", b"fdAT", b"fcTL") or length < SMALL:
+        if kind not in (b"IDAT", b"fdAT") or length < SMALL:
             yield UNPACKED if kind in (b"iCCP", b"zTXt", b"iTXt") else 1
         at += 12 + length
 
