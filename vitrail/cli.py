@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import traceback
 import warnings
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if tell_all:
             traceback.print_exc()
         settle_output()
+        if isinstance(error, Terminated):
+            signal.raise_signal(error.number)  # the process ends by the signal, as its parent expects
         if isinstance(error, VitrailError | KeyboardInterrupt):
             print(f"vitrail: {printable(_with_flags(str(error))) or 'interrupted'}", file=sys.stderr)
             return error.exit_code if isinstance(error, VitrailError | Terminated) else 130

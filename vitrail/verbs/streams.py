@@ -21,7 +21,7 @@ class Terminated(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__("terminated")
-        self.exit_code = 128 + number
+        self.number, self.exit_code = number, 128 + number
 
 
 @contextmanager

@@ -284,7 +284,7 @@ class Loader:
     def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
         images = self._images(part)
-        if self._together:
+        if self._together and isinstance(self._transform, Op):
             # small images are transformed all at once, with the same bits as one by one
             decoded = list(images)
             if decoded and len({image.shape for _, image, _, _ in decoded}) == 1:
