@@ -90,15 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         settle_output()
         return 0
-    except (VitrailError, KeyboardInterrupt, OSError) as error:
+    except (VitrailError, KeyboardInterrupt, Terminated, OSError) as error:
         if tell_all:
             traceback.print_exc()
         settle_output()
         if isinstance(error, Terminated):
             signal.raise_signal(error.number)  # the process ends by the signal, as its parent expects
+            return error.exit_code
         if isinstance(error, VitrailError | KeyboardInterrupt):
             print(f"vitrail: {printable(_with_flags(str(error))) or 'interrupted'}", file=sys.stderr)
-            return error.exit_code if isinstance(error, VitrailError | Terminated) else 130
+            return error.exit_code if isinstance(error, VitrailError) else 130
         if error.filename is None:  # not about a file
             raise
         print(f"vitrail: {printable(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)

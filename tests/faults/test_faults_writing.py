@@ -21,7 +21,7 @@ from vitrail.data.cache import refuse_within
 from vitrail.errors import DataError, WriteError
 from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
 from vitrail.files import beside, check_writable, replacing, replacing_text
-from vitrail.verbs.streams import terminating
+from vitrail.verbs.streams import Terminated, terminating
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name not in ("check", "pack")]
 EVERY = ["check", "pack", *SLOW]
@@ -115,7 +115,11 @@ def test_68_a_name_that_is_not_utf8_is_no_place_to_write(name: str, scene: Scene
 @pytest.mark.parametrize("context", [replacing, replacing_text, beside, growing_npz, growing_npy])
 def test_68_a_signal_leaves_no_part_of_a_file(context: Any, number: signal.Signals, tmp_path: Path) -> None:
     """These contexts are all the ways in which results are written."""
-    with pytest.raises(KeyboardInterrupt) as stopped, terminating(), context(tmp_path / "new" / "r.csv") as found:
+    with (
+        pytest.raises((KeyboardInterrupt, Terminated)) as stopped,
+        terminating(),
+        context(tmp_path / "new" / "r.csv") as found,
+    ):
         if context is beside or context is replacing:
             found.write_text("half")
         signal.raise_signal(number)

@@ -16,8 +16,11 @@ from typing import Any
 from vitrail.errors import WriteError
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP. It ends a command as Ctrl-C does, so that temporary files are removed."""
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP. It ends a command as Ctrl-C does, so that temporary files are removed.
+
+    It is no KeyboardInterrupt, which the server takes for its normal end.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__("terminated")
