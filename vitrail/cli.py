@@ -12,15 +12,17 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
-from vitrail.verbs.streams import prepare_streams, settle_output
+from vitrail.verbs.streams import Terminated, prepare_streams, settle_output, terminating
 from vitrail.verbs.table import GROUPS, VERBS, Verb
 from vitrail.version import __version__, extras_named
 from vitrail.words import printable
@@ -74,10 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Waiting threads release their core soon. This costs nothing on an idle machine, and training next to another
     # busy program is 1.5 times as fast. torch reads the variable when it is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # it writes a line for each odd tag; errors become reasons
     prepare_streams()
     try:
         try:
-            with extras_named():
+            with extras_named(), terminating():
                 call = _read(argv)
                 code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
         except SystemExit as error:  # tyro has printed help, or the error in the flags
@@ -87,10 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         settle_output()
         return 0
-    except (VitrailError, KeyboardInterrupt, OSError) as error:
+    except (VitrailError, KeyboardInterrupt, Terminated, OSError) as error:
         if tell_all:
             traceback.print_exc()
         settle_output()
+        if isinstance(error, Terminated):
+            signal.raise_signal(error.number)  # the process ends by the signal, as its parent expects
+            return error.exit_code
         if isinstance(error, VitrailError | KeyboardInterrupt):
             print(f"vitrail: {printable(_with_flags(str(error))) or 'interrupted'}", file=sys.stderr)
             return error.exit_code if isinstance(error, VitrailError) else 130

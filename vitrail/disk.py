@@ -44,13 +44,28 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.:-]*[a-z0-9+.-]:)/+", re.IGNORECASE)
 
 
 def refuse_address(path: str | Path, error: type[VitrailError] = WriteError) -> None:
-    """Raise `error` if `path` is an address such as s3://bucket/photos, which would become a folder named "s3:"."""
+    """Raise `error` if `path` is an address such as s3://bucket/photos, which would become a folder named "s3:".
+
+    So is a name with bytes that are not UTF-8: the libraries that write weights, tables and exports refuse it, some of
+    them only at the end of the work.
+    """
     if (address := _ADDRESS.match(str(path))) is not None:
         given = f"{address[1]}//{str(path)[address.end() :]}"
         raise error(
             f"cannot write {given}: this is an address, and only files and folders of this machine are written. "
             "Give a path of this machine, and copy the result from there"
         )
+    if not is_utf8(path):
+        raise error(f"cannot write {path}: the name holds bytes that are not UTF-8. Choose another name")
+
+
+def is_utf8(path: str | Path) -> bool:
+    """Return whether the bytes of a path are UTF-8."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _message(problem: OSError, path: Path, task: str, advice: str) -> str:
@@ -62,8 +77,11 @@ def _message(problem: OSError, path: Path, task: str, advice: str) -> str:
 def _os_error(problem: BaseException | None) -> OSError | None:
     """Return the error of the system that `problem` is or comes from; None if it does not come from one.
 
-    torch hides it behind an error of its own, and safetensors names its number in the text.
+    torch hides it behind an error of its own, and safetensors names its number in the text. A lack of memory is no
+    error of the disk.
     """
+    if isinstance(problem, MemoryError) or getattr(problem, "errno", None) == errno.ENOMEM:
+        return None
     if problem is None or isinstance(problem, OSError):
         return problem
     if number := re.search(r"\(os error (\d+)\)", str(problem)):

@@ -44,8 +44,8 @@ class DecodeError(DataError):
     """One file cannot become an image.
 
     `reason` is a short, stable, machine-readable word: "empty", "not-an-image", "truncated", "corrupt",
-    "too-many-pixels", "too-large", "unsupported", "unreadable"; for images of other bands than 8-bit RGB also
-    "wrong-bands", "wrong-depth", "not-finite".
+    "too-many-pixels", "too-large", "out-of-memory", "unsupported", "unreadable"; for images of other bands than 8-bit
+    RGB also "wrong-bands", "wrong-depth", "not-finite".
     """
 
     def __init__(self, message: str, *, reason: str) -> None:

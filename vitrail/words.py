@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 from collections.abc import Sequence
@@ -62,6 +63,11 @@ def digits(value: float) -> str:
 def printable(text: str) -> str:
     """Return a text for a terminal: control characters, which names in files may contain, become escapes like \\x1b."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def as_text(value: str | Path) -> str:
+    r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9."""
+    return os.fsencode(value).decode("utf-8", "backslashreplace")
 
 
 def is_name(text: str) -> bool:

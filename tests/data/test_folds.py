@@ -98,6 +98,16 @@ def test_folds_that_cannot_be_made(tmp_path: Path) -> None:
     assert len(joined.train) == 5 and not joined.report.warnings
 
 
+def test_held_out_images_of_splits_have_paths_that_open(tmp_path: Path) -> None:
+    for name in ("training_set/x/a", "training_set/x/b", "test_set/a", "test_set/b"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / name / f"{number}.png").write_bytes(b"image")
+    held = open_data(Data(path=str(tmp_path), fold="1/2")).held_out
+    assert held["from"] == "training_set" and len(held["paths"]) == len(held["ids"]) == 2
+    assert all((tmp_path / path).is_file() for path in held["paths"])
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """The runs of three folds of the digits, with made-up answers."""
@@ -128,10 +138,12 @@ def test_the_report_joins_the_folds(runs: list[Path], tmp_path: Path) -> None:
     assert "3 of 3 folds" in Page((tmp_path / "cv.html").read_text()).text
 
     whole = open_data(Data(path="digits", holdout=0.0))
-    right = dict(zip(ids(whole.train), whole.train.labels.tolist(), strict=True))
+    paths = [f"train/{name}" for name in ids(whole.train)]  # as predict and embed name them
+    right = dict(zip(paths, whole.train.labels.tolist(), strict=True))
     with (tmp_path / "cv-predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["path"]: int(row["label"]) for row in rows} == right and len(rows) == len(right)
+    assert {row["split"] for row in rows} == {"train"}
     correct = np.mean([row["label"] == row["prediction"] for row in rows])
     sizes = [sum(row["run"] == run.name for row in rows) for run in runs]
     assert correct == pytest.approx(np.average(each, weights=sizes))

@@ -244,6 +244,28 @@ def test_too_many_bad_images_end_training() -> None:
         run(Numbered(8, frozenset(range(8))))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_image_that_takes_too_much_memory_is_listed(shuffle: bool) -> None:
+    """In reading and in the transform; training takes the next image."""
+
+    def greedy(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        if image[0, 0, 0] == 5:
+            raise MemoryError
+        return image
+
+    class Large(Numbered):
+        def __getitem__(self, index: int) -> Item:
+            if index == 3:
+                raise MemoryError
+            return super().__getitem__(index)
+
+    one = loader(Large(10), transform=greedy, shuffle=shuffle, drop_last=shuffle)
+    found = indices(list(one.epoch(0)))
+    assert sorted(one.bad) == [("[3]", "out-of-memory"), ("[5]", "out-of-memory")]
+    assert not {3, 5} & {*found} and len(found) == (10 if shuffle else 8)
+    one.close()
+
+
 # threads
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import run
@@ -16,7 +19,9 @@ from writers import HIDDEN, TUNED, WRITERS, Scene, debris, files, scene_in, size
 
 from vitrail.data.cache import refuse_within
 from vitrail.errors import DataError, WriteError
-from vitrail.files import check_writable
+from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
+from vitrail.files import beside, check_writable, replacing, replacing_text
+from vitrail.verbs.streams import Terminated, terminating
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name not in ("check", "pack")]
 EVERY = ["check", "pack", *SLOW]
@@ -94,6 +99,33 @@ def test_68_an_address_is_not_a_place_to_write(name: str, address: str, scene: S
     assert command.process.exitcode in (1, 2) and command.out == ""
     refused(command.err, f"cannot write {target}: ", "this is an address", "Give a path of this machine")
     assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_68_a_name_that_is_not_utf8_is_no_place_to_write(name: str, scene: Scene, tmp_path: Path) -> None:
+    """Some libraries refuse it at the end of the work, and others write it under another name."""
+    target = os.fsdecode(b"\xff") + WRITERS[name].out
+    command = run(*WRITERS[name].argv(scene, target), cwd=tmp_path, env={"VITRAIL_CACHE": str(scene.cache)})
+    assert command.process.exitcode in (1, 2) and command.out == ""
+    refused(command.err, "cannot write ", "bytes that are not UTF-8. Choose another name")
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("context", [replacing, replacing_text, beside, growing_npz, growing_npy])
+def test_68_a_signal_leaves_no_part_of_a_file(context: Any, number: signal.Signals, tmp_path: Path) -> None:
+    """These contexts are all the ways in which results are written."""
+    with (
+        pytest.raises((KeyboardInterrupt, Terminated)) as stopped,
+        terminating(),
+        context(tmp_path / "new" / "r.csv") as found,
+    ):
+        if context is beside or context is replacing:
+            found.write_text("half")
+        signal.raise_signal(number)
+    assert files(tmp_path) == {} and not (tmp_path / "new").exists()
+    assert getattr(stopped.value, "exit_code", 130) == 128 + number
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.slow
@@ -284,3 +316,18 @@ def test_69_a_part_that_the_disk_did_not_give_is_not_recorded_as_done(scene: Sce
         again = run(*verb, tmp_path / f"torn-{verb[0]}", cwd=tmp_path)
         assert again.process.exitcode == 0, again.err
         assert hashes(tmp_path / f"torn-{verb[0]}") == hashes(tmp_path / f"whole-{verb[0]}")
+
+
+def test_68_a_lack_of_memory_is_no_error_of_the_disk(tmp_path: Path) -> None:
+    for error in (MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))):
+        with pytest.raises(type(error)) as caught, replacing(tmp_path / "r.csv"):
+            try:
+                raise OSError(errno.ENOSPC, "of another file, and handled")
+            except OSError:
+                raise error from None
+        assert caught.value is error
+    with pytest.raises(MemoryError), replacing(tmp_path / "r.csv"):
+        try:
+            raise OSError(errno.ENOSPC, "of another file, and handled")
+        except OSError:
+            raise MemoryError  # noqa: B904 - as a decoder does, which is in the context of the other error

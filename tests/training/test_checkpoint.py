@@ -391,6 +391,19 @@ def test_no_room_is_said_before_writing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [good]
 
 
+@pytest.mark.parametrize(
+    ("need", "have", "words"),
+    [
+        (3_784_000, 3_780_500, "need 3,784,000 B, have 3,780,500 B"),
+        (3_744_000, 3_784_000, "the space ended while a checkpoint of 3.74 MB .* where 3.78 MB are free now"),
+    ],
+)
+def test_the_numbers_of_a_full_disk_explain_it(need, have, words):
+    """The larger number is what is needed, or the text says why it is not."""
+    with pytest.raises(DiskFullError, match=words):
+        raise DiskFullError(Path("checkpoints"), need, have)
+
+
 @pytest.mark.parametrize("call", range(1, 7))
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, CheckpointError)])
 def test_an_error_at_any_sync_leaves_the_old_one_and_nothing_else(tmp_path, call, code, kind):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 import vitrail
 from vitrail.data.images.ops import eval_transform
@@ -95,3 +97,33 @@ def test_what_a_folder_cannot_take(network: Path, digits: Path, tmp_path: Path) 
         vitrail.predict(network, digits, out=tmp_path / "out", merge=tmp_path / "y.csv", workers=0)
     with pytest.raises(UsageError, match="or to a folder"):
         vitrail.predict(network, digits, out=tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    "names", [("1.png", "2.png"), ("2021/05/01/1.png", "2022/06/02/2.png"), ("1.png", "more/2.png")]
+)
+def test_photographs_without_class_folders(names: tuple[str, ...], network: Path, tmp_path: Path) -> None:
+    """Every image has a row, whatever the folders are, and no label."""
+    for name in (*names, "@eaDir/1.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (SIDE, SIDE), "red").save(tmp_path / "photos" / name)
+    vitrail.predict(network, tmp_path / "photos", out=tmp_path / "out", merge=tmp_path / "all.parquet", workers=0)
+    rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    assert sorted(row["id"] for row in rows) == sorted(names) and {row["label"] for row in rows} == {None}
+
+
+def test_names_that_are_not_utf8(network: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes become escapes, from which the name can be made again; folders of systems are counted."""
+    name = os.fsdecode(b"caf\xe9")
+    for folder in (name, "plain", "@eaDir"):
+        (tmp_path / "photos" / folder).mkdir(parents=True)
+        Image.new("RGB", (SIDE, SIDE), "red").save(tmp_path / "photos" / folder / f"{name}.png")
+    with caplog.at_level("WARNING", "vitrail"):
+        vitrail.predict(network, tmp_path / "photos", out=tmp_path / "out", merge=tmp_path / "all.parquet", workers=0)
+    assert "ignored 1 x hidden or system file: @eaDir" in caplog.messages
+    rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    assert [row["label"] for row in rows] == ["caf\\xe9", "plain"]
+    for row in rows:
+        assert (
+            tmp_path / "photos" / os.fsdecode(row["id"].encode().decode("unicode_escape").encode("latin-1"))
+        ).is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,18 @@ def test_a_network_of_other_classes_is_refused(pictures: Path, tmp_path: Path) -
     save_model(tmp_path / "ten", ViT(config), Card(config, [], PREPROCESS))
     with pytest.raises(DataError, match="has 10 classes, but the protocol needs the 1,000"):
         vitrail.evaluate(tmp_path / "ten", pictures, protocol="r")
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    """The class of the folder is that of the network, JSON holds it as it is, and ids of bad files lead to them."""
+    names, config = [os.fsdecode(b"caf\xe9"), "plain"], replace(CONFIG, classes=2)
+    save_model(tmp_path / "model", ViT(config), Card(config, names, PREPROCESS))
+    for name in names:
+        (tmp_path / "d" / "test" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / "d" / "test" / name / f"{names[0]}.png")
+    (tmp_path / "d" / "train").symlink_to(tmp_path / "d" / "test")
+    (tmp_path / "d" / "test" / "plain" / "bad.png").write_bytes(b"none")
+    vitrail.evaluate(tmp_path / "model", tmp_path / "d", out=tmp_path / "out", device="cpu")
+    numbers = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert [bad["id"] for bad in numbers["bad"]] == ["test/plain/bad.png"]
+    assert names[0] in json.dumps(numbers, ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,11 @@ def test_real_photographs_upright_and_of_any_shape(networks: Path, shared_data: 
         assert (height, width) == pytest.approx((0.8 * short, 0.8 * short), rel=0.03)  # square pixels stay square
         middle = (left + width / 2, top + height / 2)
         assert middle == pytest.approx((full[0] / 2, full[1] / 2), abs=short / 16)
+
+
+def test_names_that_are_not_utf8(networks: Path, tmp_path: Path) -> None:
+    """matplotlib draws names of files above the pictures."""
+    photo = tmp_path / os.fsdecode(b"caf\xe9.png")
+    Image.new("RGB", (16, 16), "red").save(photo)
+    vitrail.inspect(networks / "plain", photo, what=("rollout",), out=tmp_path / "out")
+    assert list((tmp_path / "out").glob("*.png"))

@@ -11,6 +11,8 @@ import csv
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from vitrail.words import as_text
+
 PREDICTIONS = ("path", "class", "probability")
 """First columns of the CSV of `vitrail predict`, by which it is known as a table of images and labels."""
 LABEL_PREDICTIONS = ("path", "labels", "probabilities")
@@ -43,14 +45,18 @@ def _is_number(text: str) -> bool:
 
 
 class _Rows:
-    """A file that gets rows of a csv.writer, each with the line end `end`."""
+    """A file that gets rows of a csv.writer, each with the line end `end`.
+
+    Names of files that are not UTF-8 become escapes, unless the file was opened for their bytes.
+    """
 
     def __init__(self, file: TextIO, end: str) -> None:
         self._file, self._end = file, end
 
     def write(self, row: str) -> None:
         """Write one row, which ends in a carriage return and a line feed."""
-        self._file.write(row.removesuffix("\r\n") + self._end)
+        row = row.removesuffix("\r\n") + self._end
+        self._file.write(row if getattr(self._file, "errors", None) == "surrogateescape" else as_text(row))
 
 
 class SafeWriter:

@@ -29,6 +29,7 @@ from vitrail.data.sources.located import Located
 from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
 from vitrail.files import read_json_object, refuse_other_files, replacing, sha256, write_once
+from vitrail.words import as_text
 
 JOB, COMPLETE = "job.json", "complete.json"
 CHUNK = 8192
@@ -196,7 +197,7 @@ class Job:
             raise DataError(f"{file} has changed since it was written. Remove it and run the same command again")
         unread = {id for id, _ in marker["bad"]}
         answered = pq.read_table(file, columns=["id"])["id"].to_pylist()
-        if answered != [id for id in ids(part.source, part.indices) if id not in unread]:
+        if answered != [as_text(id) for id in ids(part.source, part.indices) if id not in unread]:
             raise DataError(f"{file} does not hold each image of its part once. Remove it and run the command again")
 
     def _write(self, part: ResultPart, compute: ComputeColumns) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from vitrail.data.tiles.grid import TileBox
 from vitrail.disk import writing
 from vitrail.errors import UsageError
-from vitrail.evaluation.predict import Prediction, Row, Unreadable, as_text
+from vitrail.evaluation.predict import Prediction, Row, Unreadable
 from vitrail.files import lock
+from vitrail.words import as_text
 
 
 class PartialPredictions:

@@ -23,6 +23,7 @@ import torch
 from vitrail.data.image_names import KINDS, images_among, in_junk, is_junk, other_files
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.work import within_memory
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
@@ -41,7 +42,7 @@ from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.files import replacing_text
-from vitrail.words import listing
+from vitrail.words import as_text, listing
 
 FileKind = Literal["csv", "jsonl"]
 T = TypeVar("T")
@@ -275,8 +276,9 @@ def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> Prepar
 def _prepared_as(path: Path, transform: Op, read: Callable[[], bytes | np.ndarray]) -> PreparedFile:
     """Return what `read` returns as the network's input, or the reason why there is none."""
     try:
-        image = transform.pixels.read(read())
-        return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
+        with within_memory():
+            image = transform.pixels.read(read())
+            return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
     except DecodeError as error:
         return PreparedFile(path, _unreadable(path, error))
 
@@ -324,11 +326,6 @@ def _numbers(predict: Predict, names: list[str], scale: TargetScale, images: lis
     for row, finite in zip(predicted_numbers(outputs, scale), finite_rows(outputs).tolist(), strict=True):
         found = {name: float(f"{value:.7g}") for name, value in zip(names, row.tolist(), strict=True)}
         yield Prediction("", [], [], numbers=found) if finite else None
-
-
-def as_text(value: str | Path) -> str:
-    """Return a name that can be written as UTF-8, whatever bytes the file system allows in it."""
-    return os.fsencode(value).decode("utf-8", "backslashreplace")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, Opened, Scheme, described, errors_only, reason
+from vitrail.files import json_text
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -32,7 +32,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(f"ONNX cannot express this network: {reason(error)}") from error
     assert program is not None
-    program.model.metadata_props.update({key: json.dumps(value, ensure_ascii=False) for key, value in about.items()})
+    program.model.metadata_props.update({key: json_text(value) for key, value in about.items()})
     program.save(path)
 
 
@@ -77,7 +77,7 @@ def write_network(network: ModelProto, path: Path, about: dict[str, Any]) -> Non
     """Write a network and its description as a program."""
     import onnx
 
-    onnx.helper.set_model_props(network, {key: json.dumps(value, ensure_ascii=False) for key, value in about.items()})
+    onnx.helper.set_model_props(network, {key: json_text(value) for key, value in about.items()})
     onnx.save(network, path)
 
 

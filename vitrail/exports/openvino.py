@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +14,7 @@ from vitrail.device import has_amx
 from vitrail.errors import ExportError
 from vitrail.exports import onnx
 from vitrail.exports.kinds import Opened, Scheme, described, reason
+from vitrail.files import json_text
 
 if TYPE_CHECKING:
     import openvino
@@ -65,7 +65,7 @@ def write_network(network: openvino.Model, path: Path, about: dict[str, Any]) ->
 
     try:
         for key, value in about.items():
-            network.set_rt_info(json.dumps(value, ensure_ascii=False), [SECTION, key])
+            network.set_rt_info(json_text(value), [SECTION, key])
         openvino.save_model(network, path, compress_to_fp16=about["program"]["precision"] in ("float16", "bf16"))
     except RuntimeError as error:
         raise ExportError(f"OpenVINO cannot express this network: {reason(error)}") from error

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vitrail.exports.kinds import CARD, Opened
+from vitrail.files import json_text
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -20,7 +21,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     """Write `path`, with `about` as JSON in it."""
     traced.example_inputs = None  # torch would write them as a pickle
     buffer = io.BytesIO()  # torch's file writer ends the process if the disk is full
-    torch.export.save(traced, buffer, extra_files={CARD: json.dumps(about, ensure_ascii=False)})
+    torch.export.save(traced, buffer, extra_files={CARD: json_text(about)})
     path.write_bytes(buffer.getbuffer())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
 from vitrail.exports.kinds import CARD, KINDS, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare
-from vitrail.files import beside, check_writable, sha256, take_place
+from vitrail.files import beside, check_writable, json_text, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
@@ -199,6 +198,6 @@ def _finish(temporary: Path, program: str, about: dict[str, Any], parity: Parity
     files = sorted(temporary.iterdir(), key=lambda file: (file.name != program, file.name))
     sizes = {file.name: file.stat().st_size for file in files}
     listed = {file.name: {"bytes": sizes[file.name], "sha256": sha256(file)} for file in files}
-    text = json.dumps({**about, "files": listed, "parity": asdict(parity)}, indent=1, ensure_ascii=False)
+    text = json_text({**about, "files": listed, "parity": asdict(parity)}, indent=1)
     (temporary / CARD).write_text(text + "\n", encoding="utf-8")
     return {**sizes, CARD: (temporary / CARD).stat().st_size}

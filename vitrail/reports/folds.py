@@ -20,7 +20,7 @@ from vitrail.files import read_json_object, replacing_text
 from vitrail.reports.gallery import Evaluated
 from vitrail.reports.run_record import RunRecord
 
-COLUMNS = ("path", "label", "prediction", "probability", "fold", "run")
+COLUMNS = ("path", "split", "label", "prediction", "probability", "fold", "run")
 """Columns of the CSV of predictions; several labels stand with '|' between them."""
 _COUNTS = ("count", "chance")
 _LOSSES = ("nll", "loss")
@@ -121,7 +121,11 @@ def _numbers(found: Sequence[Evaluated]) -> list[Number]:
 
 def _rows(run: RunRecord, found: Evaluated) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each validation image of a run. Raises DataError if split.json does not name them all."""
-    ids = read_json_object(run.folder / "split.json", DataError).get("ids")
+    held = read_json_object(run.folder / "split.json", DataError)
+    ids, split = (
+        held.get("paths", held.get("ids")),
+        str(held.get("from", "")),
+    )  # runs of an earlier version have no paths
     if not isinstance(ids, list) or len(ids) <= int(found.index.max(initial=-1)):
         raise DataError(f"{run.folder / 'split.json'} does not name the images of the fold")
     names = found.class_names
@@ -130,7 +134,7 @@ def _rows(run: RunRecord, found: Evaluated) -> Iterator[tuple[Any, ...]]:
             label, prediction = (
                 SEPARATOR.join(f"{one:.7g}" for one in rows[number]) for rows in (found.target, found.prediction)
             )
-            yield str(ids[index]), label, prediction, "", _fold(run), run.folder.name
+            yield str(ids[index]), split, label, prediction, "", _fold(run), run.folder.name
             continue
         if isinstance(found, LabelScores):
             right, best = np.flatnonzero(found.target[number] == 1), np.flatnonzero(found.predicted[number])
@@ -143,4 +147,4 @@ def _rows(run: RunRecord, found: Evaluated) -> Iterator[tuple[Any, ...]]:
             )
         label, prediction = (SEPARATOR.join(names[k] for k in part.tolist() if k >= 0) for part in (right, best))
         probability = SEPARATOR.join(f"{chance:.6f}" for chance in chances.tolist())
-        yield str(ids[index]), label, prediction, probability, _fold(run), run.folder.name
+        yield str(ids[index]), split, label, prediction, probability, _fold(run), run.folder.name

@@ -25,7 +25,6 @@ from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
 from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.ranked import ranked
-from vitrail.evaluation.predict import as_text
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import engine_predictor
 from vitrail.exports.kinds import EngineName
@@ -35,6 +34,7 @@ from vitrail.inspection.positions import PositionTiles, position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
+from vitrail.words import as_text
 
 T = TypeVar("T")
 TOP = 1000

@@ -324,6 +324,7 @@ def _source(
     model: str | Path, data: str | Path | None, split: str | None, reading: Mapping[str, Any], card: Card
 ) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
+    from vitrail.data.sources.located import Located
     from vitrail.data.sources.open import open_data, open_split
 
     written = Path(model) / "config.yaml"
@@ -342,16 +343,16 @@ def _source(
     settings = read_settings(reading, data, settings, (*READ, *(SPLIT if data is None and split is None else ())))
     names = card.class_names or None
     if data is not None:
-        return open_split(settings, split, names), str(data)
+        return Located(open_split(settings, split, names), "", data), str(data)
     if run is None:
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
-        return open_split(settings, split, names), f"{settings.path}, split {split}"
+        return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}"
     splits = open_data(settings, seed=run.seed)
     if splits.test is not None:
-        return splits.test, f"the test images of {settings.path}"
+        return Located(splits.test, "", settings.path), f"the test images of {settings.path}"
     if splits.validation is not None:
-        return splits.validation, f"the validation images of {settings.path}"
+        return Located(splits.validation, "", settings.path), f"the validation images of {settings.path}"
     raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
 
 

@@ -1,14 +1,51 @@
-"""Standard output that reports every failed write, and standard error that raises nothing."""
+"""The process of a command: standard output that reports every failed write, standard error that raises nothing, and
+signals after which no half of a result is left."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from vitrail.errors import WriteError
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP. It ends a command as Ctrl-C does, so that temporary files are removed.
+
+    It is no KeyboardInterrupt, which the server takes for its normal end.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__("terminated")
+        self.number, self.exit_code = number, 128 + number
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise Terminated, except where somebody else handles or ignores them.
+
+    Outside the main thread Python delivers no signals, and this context does nothing.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated(number)
+
+    ours = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    try:
+        for number in numbers if ours else ():
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in numbers if ours else ():
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Output(io.FileIO):

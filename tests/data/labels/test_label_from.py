@@ -137,6 +137,10 @@ def test_a_table_of_ids_without_extension(tmp_path: Path, place) -> None:
     assert classes(opened(tmp_path / "dogs" / "images", "table: ../labels.csv id -> breed").splits[""]) == expected
     assert classes(opened(tmp_path / "dogs", "table: labels.csv", label_column="breed").splits[""]) == expected
 
+    write(tmp_path / "dogs" / "parts.csv", [("id", "breed", "split"), *((*row[:2], "train") for row in rows)])
+    warnings = opened(tmp_path / "dogs", "table: parts.csv id -> breed").findings.warnings
+    assert any("column 'split' of parts.csv is not used" in line for line in warnings)
+
     place("eyes/train_images/{number:04x}.jpg")
     place("eyes/test_images/t{number:04x}.jpg")
     write(tmp_path / "eyes" / "train.csv", [("id_code", "diagnosis"), *(row[:2] for row in rows)])

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -304,8 +306,13 @@ def test_images_outside_are_counted_and_packed_only_when_asked_for(tmp_path: Pat
     assert not (tmp_path / "packed").exists()
     assert pack_data(str(root), tmp_path / "packed", outside=True)[""].count == 5
     table = tmp_path / "d" / "t.csv"
-    table.write_text(f"path,label\n../secret/s/1.png,x\n{secret}/s/2.png,y\na/1.png,x\n")
+    table.write_text(f"path,label\n../secret/s/1.png,x\n{secret}/s/2.png,y\na/1.png,x\n{root}/b/1.png,y\n")
     assert any(line.startswith("2 images lie outside") for line in find(str(table)).findings.warnings)
+    paths = [str(root / "a" / "1.png"), f"{root}/../secret/s/1.png", "../secret/s/2.png", "b/1.png"]
+    images = pa.array([{"bytes": None, "path": path} for path in paths])
+    pq.write_table(pa.table({"image": images, "label": ["x", "y", "x", "y"]}), root / "t.parquet")
+    found = find(str(root / "t.parquet"))
+    assert (found.findings.outside, found.findings.first_outside) == (2, paths[1])
 
 
 def test_columns_that_are_not_used_are_listed(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import numpy as np
 from vitrail.data.bands.pixels import check_finite
 from vitrail.data.bands.stored import ARCHIVE, ARRAY, read, stored
 from vitrail.data.images.decode import DICOM, decode, format_of
+from vitrail.data.images.work import within_memory
 from vitrail.errors import DecodeError
 
 ENDS = (2, 98)
 """Percentiles of an image's own values that become black and white, as in GIS programs."""
 
 
+@within_memory()
 def picture(image: bytes | np.ndarray, *, short_side: int | None = None) -> np.ndarray:
     """Return a stored image as a picture, uint8 [H, W, 3]. Raises DecodeError.
 

@@ -24,6 +24,7 @@ import numpy as np
 from vitrail.data.bands import tiff
 from vitrail.data.images import dicom, png
 from vitrail.data.images.decode import BYTES_PER_PIXEL, DICOM, MAX_PIXELS, MAX_SIDE, format_of, native
+from vitrail.data.images.work import within_memory
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
@@ -82,6 +83,7 @@ def bands_first(shape: tuple[int, ...]) -> bool:
     return first < last
 
 
+@within_memory()
 def stored(image: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> Stored:
     """Return what the header of a stored image says. Raises DecodeError, whatever the bytes."""
     if isinstance(image, np.ndarray):
@@ -102,6 +104,7 @@ def stored(image: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> Stored:
     return found
 
 
+@within_memory()
 def read(image: bytes | np.ndarray, bands: int, bits: Bits, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return a stored image as [H, W, bands], in the type it is stored with.
 
@@ -159,6 +162,8 @@ def _deep_png(data: bytes) -> np.ndarray:
         raise DecodeError(message, reason="unsupported") from error
     try:
         return np.asarray(imagecodecs.png_decode(data))
+    except MemoryError:
+        raise
     except Exception as error:  # as with Pillow, hostile bytes cause any exception
         raise DecodeError(f"corrupt PNG file: {error}", reason="corrupt") from error
 

@@ -79,7 +79,7 @@ def opened(file: BinaryIO) -> Iterator[list[TiffPage]]:
             if not found:
                 raise DecodeError("the TIFF has no page with an image", reason="unsupported")
             yield found
-    except DecodeError:
+    except (DecodeError, MemoryError):
         raise
     except Exception as error:  # as with Pillow, hostile bytes cause any exception
         raise DecodeError(f"corrupt TIFF file: {error or type(error).__name__}", reason="corrupt") from error

@@ -26,6 +26,8 @@ results below by itself, has a process-wide limit of pixels, and may raise any e
 | contradictory or damaged | DecodeError "corrupt" |
 | more pixels than the limit by the header (WebP, JPEG 2000, AVIF, HEIC: half of it) | DecodeError "too-many-pixels" |
 | a side of more than 65,536 pixels by the header | DecodeError "too-many-pixels" |
+| more pixels than a file of its size holds, a header of very many parts | see `vitrail.data.images.work` |
+| more memory than there is | DecodeError "out-of-memory" |
 
 Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the package pydicom, and HEIC with the
 package pillow-heif (extra heic). Pillow reads more
@@ -60,6 +62,7 @@ from vitrail.data.images.heic import open_heic
 from vitrail.data.images.jpeg import decode_ordinary, read_header
 from vitrail.data.images.orientation import orientation, orientation_in
 from vitrail.data.images.pixels import rows_of, stored_bits, tiff_tags, to_rgb
+from vitrail.data.images.work import TILE_LENGTH, TILE_WIDTH, check_claim, check_parts, no_memory, within_memory
 from vitrail.errors import DecodeError
 
 
@@ -92,13 +95,9 @@ BYTES_PER_PIXEL = 16
 # MAX_PIXELS limits the memory.
 MAX_SCAN_PASSES = 20
 
-TILE_WIDTH, TILE_LENGTH = 322, 323  # TIFF tags
-SMALLEST_TILE, MAX_TILES = 64, 2**16
-"""Pillow takes 800 bytes for each tile. So tiles of fewer pixels are allowed only up to a number of them."""
-MAX_COMMENTS = 2**16
-"""Bytes of comments in a PNM. Pillow reads them one by one, and holds the interpreter's lock."""
-RLE, RLE_WEIGHT = (1, 2), 8
-"""Run lengths of a BMP, which Pillow decodes in Python: a pixel counts as 8, because it takes as long."""
+IN_PYTHON, PYTHON_WEIGHT = ("bmp_rle", "ppm", "ppm_plain"), 8
+"""Pillow's decoders in Python: run lengths of a BMP, numbers as text and unusual white values of a PNM. A pixel counts
+as 8, because it takes as long."""
 
 
 class ImageFormat(NamedTuple):
@@ -143,6 +142,7 @@ FORMATS = (
 READABLE = ", ".join(format.name for format in FORMATS if format.reader or format.name == DICOM)
 
 
+@within_memory()
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None) -> np.ndarray:
     """Decode the bytes of an image file to uint8 [H, W, 3] RGB, upright, contiguous and writable (see the table above).
 
@@ -157,6 +157,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
     reader = _reader(format)
     if format.name == "JPEG" and (header := read_header(data)) is not None:
         _check_size(header.height, header.width, max_pixels, header.scans)
+        check_claim(header.height, header.width, len(data))
         if header.ordinary:
             image = decode_ordinary(data, header, short_side)
             if image is not None:
@@ -171,9 +172,11 @@ def _dicom(data: bytes, max_pixels: int) -> np.ndarray:
         message = f"a DICOM image of {found.dtype} values is not 8-bit RGB. Set data.channels and data.bits to read it"
         raise DecodeError(message, reason="unsupported")
     _check_size(found.shape[0], found.shape[1], max_pixels)
+    check_claim(found.shape[0], found.shape[1], len(data))
     return np.ascontiguousarray(found.load())
 
 
+@within_memory()
 def native(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the channels of an image file as they are stored, upright: [H, W] or [H, W, channels].
 
@@ -184,6 +187,7 @@ def native(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     return _decode_carefully(data, format, _reader(format), max_pixels, _loaded_channels)
 
 
+@within_memory()
 def class_values(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the values of a PNG that holds one class for each pixel, upright: uint8 [H, W].
 
@@ -219,7 +223,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
         with _reader(format)(BytesIO(data)) as image:
             turn = orientation_in(dict(image.info))
             return (image.width, image.height) if turn >= 5 else (image.height, image.width)
-    except DecodeError:
+    except (DecodeError, MemoryError):
         raise
     except Exception as error:  # see `_decode_carefully`
         raise _explained(error, format.name) from error
@@ -272,11 +276,12 @@ def _decode_carefully(
     loaded: Function that returns the pixels of an image of Pillow's (default: as RGB).
     """
     try:
-        _check_parts(data, format.name)
+        check_parts(data, format.name)
         with reader(BytesIO(data)) as image:
             _check_size(image.height, image.width, max_pixels // format.weight)
-            if image.info.get("compression") in RLE:
-                _check_size(image.height, image.width, max_pixels // RLE_WEIGHT)
+            check_claim(image.height, image.width, len(data))
+            if image.tile and image.tile[0][0] in IN_PYTHON:
+                _check_size(image.height, image.width, max_pixels // PYTHON_WEIGHT)
             tags = tiff_tags(image)
             # memory is allocated per tile, and a tile may claim to be larger than the picture
             _check_size(tags.get(TILE_LENGTH, 0), tags.get(TILE_WIDTH, 0), max_pixels)
@@ -287,30 +292,13 @@ def _decode_carefully(
             if format.name == "PNG" and _may_lack_rows(image, data) and not png.is_whole(data):
                 raise DecodeError("the PNG is cut off: its data end before its last row", reason="truncated")
             return pixels
-    except DecodeError:
+    except (DecodeError, MemoryError):
         raise
     except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
         raise _explained(error, format.name) from error
 
 
-def _check_parts(data: bytes, format: str) -> None:
-    """Raise DecodeError for a header that takes far more work than its picture, before Pillow reads it."""
-    if format == "TIFF":
-        header = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[2:4] else 8])  # 43 is BigTIFF
-        stream = BytesIO(data)
-        stream.seek(header.next)
-        header.load(stream)
-        wide, long = header.get(TILE_WIDTH, 0), header.get(TILE_LENGTH, 0)
-        if 0 < wide * long < SMALLEST_TILE and header.get(256, 0) * header.get(257, 0) > MAX_TILES * wide * long:
-            message = f"tiles of {wide} x {long} pixels: a TIFF of more than {MAX_TILES:,} tiles needs larger ones"
-            raise DecodeError(message, reason="too-many-pixels")
-    elif format == "PNM":
-        words = re.sub(rb"#[^\r\n]*[\r\n]?", b" ", data[:MAX_COMMENTS]).split(maxsplit=4)
-        if len(data) > MAX_COMMENTS and (len(words) < 4 or (data[1:2] in b"123" and data.count(b"#") > MAX_COMMENTS)):
-            message = f"the PNM has more than {MAX_COMMENTS:,} bytes of comments. Remove them"
-            raise DecodeError(message, reason="corrupt")
-
-
+@within_memory()
 def pixels_of(image: Image.Image) -> np.ndarray:
     """Return the picture of an image that Pillow opened or made, as `decode` returns that of a file.
 
@@ -319,7 +307,7 @@ def pixels_of(image: Image.Image) -> np.ndarray:
     info = dict(image.info)
     try:
         return _loaded(image)
-    except DecodeError:
+    except (DecodeError, MemoryError):
         raise
     except Exception as error:  # see `_decode_carefully`
         raise _explained(error, image.format or "image") from error
@@ -352,6 +340,8 @@ def _may_lack_rows(image: Image.Image, data: bytes) -> bool:
 def _explained(error: Exception, format: str) -> DecodeError:
     """Return a DecodeError for an exception of Pillow. Only the exception's text distinguishes the causes."""
     text = str(error)
+    if re.search("out of memory|insufficient memory|allocat", text, re.I):
+        return no_memory()
     if isinstance(error, Image.DecompressionBombError):
         reason = "too-many-pixels"
     elif re.search("truncated|end of|not enough|incomplete|too small|not large enough", text, re.I):

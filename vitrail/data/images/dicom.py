@@ -184,7 +184,7 @@ def _explained() -> Iterator[None]:
     """Turn what pydicom and its decoders raise for hostile bytes into DecodeError."""
     try:
         yield
-    except DecodeError:
+    except (DecodeError, MemoryError):
         raise
     except ModuleNotFoundError as error:
         if error.name != "pydicom":

@@ -8,14 +8,15 @@ import numpy as np
 import simplejpeg
 
 from vitrail.data.images.pixels import BAND
+from vitrail.data.images.work import MAX_PARTS, too_many_parts
 from vitrail.errors import DecodeError
 
 START_OF_SCAN = 0xDA
 # all frame headers: baseline, extended, progressive, lossless, arithmetic, JPEG-LS; C4, C8 and CC are other segments
 START_OF_FRAME = frozenset((*range(0xC0, 0xD0), 0xF7)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-# segments without a length: TEM, restart markers, start of image
-STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
+# segments without a length: no marker, TEM, restart markers, start of image
+STANDALONE = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 # libjpeg's warnings that mean wrong pixels
 DAMAGE = ("bad Huffman code", "bad arithmetic code", "instead of RST")
 
@@ -40,12 +41,18 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the header of a JPEG, up to its first scan, in microseconds; None if there is no scan."""
+    """Return the header of a JPEG, up to its first scan, in microseconds; None if there is no scan.
+
+    Raises DecodeError for a header of more than `MAX_PARTS` segments.
+    """
     frame: tuple[int, int, int, int] | None = None
     exif, xmp, progressive = b"", b"", False
-    at = 2
+    at, parts = 2, 0
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
+        parts += 1
+        if parts > MAX_PARTS:
+            raise too_many_parts("JPEG")
         if marker == 0xFF:  # fill byte
             at += 1
             continue
@@ -87,6 +94,8 @@ def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.n
         image = simplejpeg.decode_jpeg(data, colorspace, **limits)
     except ValueError as error:
         message = str(error)
+        if "nsufficient memory" in message:
+            raise MemoryError(message) from error
         if "remature end" in message:
             raise DecodeError(f"the JPEG is cut off: {message}", reason="truncated") from error
         if any(sign in message for sign in DAMAGE):

@@ -17,6 +17,7 @@ import torch
 
 from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.geometry import Op
+from vitrail.data.images.work import within_memory
 from vitrail.data.item import Item, Listed, Source, is_distant
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
@@ -190,6 +191,8 @@ class Loader:
         self._labels = labels
         self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
         """Index -> (decoded image, label)."""
+        self._together = cache and isinstance(transform, Op)
+        """Are the images of a part transformed in one call?"""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this process."""
@@ -281,7 +284,7 @@ class Loader:
     def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
         images = self._images(part)
-        if self._cache is not None and isinstance(self._transform, Op):
+        if self._together and isinstance(self._transform, Op):
             # small images are transformed all at once, with the same bits as one by one
             decoded = list(images)
             if decoded and len({image.shape for _, image, _, _ in decoded}) == 1:
@@ -289,37 +292,45 @@ class Loader:
                 stack = np.stack([image for _, image, _, _ in decoded])
                 part.slots.images[slots] = self._transform.batch(stack, [random for *_, random in decoded])
                 return part
-            images = iter(decoded)
-        for slot, image, index, random in images:
-            part.slots.images[slot] = self._transformed(image, random, index)
+            images = iter(
+                (slot, self._transformed(image, random, index), index, random) for slot, image, index, random in decoded
+            )
+        for slot, image, _, _ in images:
+            part.slots.images[slot] = image
         return part
 
     def _images(self, part: BatchPart) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
-        """Yield (slot, decoded image, index, random numbers) of each image, and store its label and index."""
+        """Yield (slot, image, index, random numbers) of each image, and store its label and index.
+
+        The image is transformed, or decoded if images are transformed together.
+        """
         for slot, position in enumerate(part.positions.tolist(), start=part.begin):
             found = self._find(part, position)
             if found is None:
                 continue
-            image, label, index, copy = found
+            image, label, index, random = found
             part.slots.index[slot] = index
             if isinstance(label, np.ndarray) and isinstance(self._labels, LabelSets):
                 part.slots.labels[slot, label] = 1
             else:
                 part.slots.labels[slot] = label
-            yield slot, image, index, stream(self._seed, part.epoch, index + copy * len(self.source))
+            yield slot, image, index, random
 
-    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, int] | None:
-        """Return (image, label, index, copy) for a position; None for an unreadable image in evaluation."""
+    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, np.random.Generator] | None:
+        """Return (image, label, index, random numbers) for a position; None for an unreadable image in evaluation."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
             index, copy = self._order.image(part.permutation, position, attempt)
             part.reading, part.steps = index, part.steps + 1
             try:
                 image, label = self._read(index, part.slots.fetched)
+                random = stream(self._seed, part.epoch, index + copy * len(self.source))
+                if not self._together:
+                    image = self._transformed(image, random, index)
             except DecodeError as error:
                 part.bad.append((index, error.reason))
                 last = error
                 continue
-            return image, label, index, copy
+            return image, label, index, random
         if self._evaluation:
             return None
         reasons = dict(part.bad[-ATTEMPTS:])
@@ -336,8 +347,9 @@ class Loader:
         if self._cache is not None and (cached := self._cache.get(index)) is not None:
             return cached
         try:
-            item = self._item(index, fetched)
-            image = self.pixels.read(item.image)
+            with within_memory():
+                item = self._item(index, fetched)
+                image = self.pixels.read(item.image)
         except VitrailError:
             raise
         except Exception as error:
@@ -356,9 +368,15 @@ class Loader:
         return Item(image, label_at(self.source.labels, index), "")
 
     def _transformed(self, image: np.ndarray, random: np.random.Generator, index: int) -> np.ndarray:
-        """Return the transformed image. Raises DataError, which names the image, for any error of the transform."""
+        """Return the transformed image. Raises DataError, which names the image, for any error of the transform.
+
+        Too little memory is a DecodeError.
+        """
         try:
-            result = self._transform(image, random)
+            with within_memory():
+                result = self._transform(image, random)
+        except DecodeError:
+            raise
         except Exception as error:
             raise DataError(f"image {self._name(index)} could not be transformed: {error!r}") from error
         if result.shape != self._shape:

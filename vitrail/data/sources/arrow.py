@@ -24,7 +24,7 @@ from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, label_at, label_names, label_text
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
-from vitrail.data.sources.table import IMAGE_COLUMNS, Rows, find_column, group_by_split, unused_columns
+from vitrail.data.sources.table import IMAGE_COLUMNS, Rows, find_column, group_by_split, leaves, unused_columns
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 from vitrail.words import is_name
@@ -105,6 +105,10 @@ def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings, 
             found.splits[name] = _files(one, labels, class_names, findings)
         else:
             found.splits[name] = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root)
+            if one.images.null_count and one.paths.null_count < len(one.paths):
+                for path in one.paths.filter(pc.is_null(one.images)).drop_null().to_pylist():
+                    if leaves(one.root, path):
+                        findings.lies_outside(path)
     return found
 
 

@@ -37,14 +37,16 @@ _SAMPLE = 100_000
 
 
 def read_unlabelled(path: Path, selection: Selection = ALL) -> DataSet | None:
-    """Open a folder of images without class folders, at any depth, for training without labels: all are UNKNOWN.
+    """Open a folder of images without class folders, at any depth: all are UNKNOWN.
 
     Returns None if there are class folders or no images."""
     splits = [folder for folder in folders_in(path) if role_of(folder.name) and layout(folder) == "images"]
     if not any(_trains(folder.name) for folder in splits):
         splits = []
     if not splits and not has_image(path):
-        return None
+        deep = (file for folder in folders_in(path) for file in images_in(folder, "", Findings("folder")))
+        if any(layout(folder) != "empty" for folder in folders_in(path)) or next(deep, None) is None:
+            return None
     findings = Findings("folder", warnings=["there are no class folders: the images have no labels"])
     parts = {part.name if splits else "": _listed(part, findings, selection) for part in splits or [path]}
     return DataSet(dict(parts), findings)

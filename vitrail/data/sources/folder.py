@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
+from vitrail.data.images.work import within_memory
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
 from vitrail.data.labels.links import FEWEST, Links, links
 from vitrail.data.labels.sets import Labels, Named, label_at, named, order_classes
@@ -122,6 +123,7 @@ def file_of(source: Listed, index: int) -> Path | None:
     return source.path(index) if isinstance(source, FileSource) else None
 
 
+@within_memory()
 def read_file(path: str | bytes | Path) -> bytes:
     """Return the bytes of a file; a failed read is tried once more. Raises DecodeError "unreadable", "too-large".
 
@@ -144,6 +146,7 @@ def read_file(path: str | bytes | Path) -> bytes:
     raise AssertionError("unreachable")
 
 
+@within_memory()
 def read_pipe(path: Path) -> bytes:
     """Return what comes out of a pipe until its end. Raises DecodeError "unreadable", "too-large"."""
     try:

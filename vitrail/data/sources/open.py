@@ -42,11 +42,12 @@ from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
 from vitrail.data.sources.flat import label_advice
-from vitrail.data.sources.folder import EXPECTED, FileSource
+from vitrail.data.sources.folder import EXPECTED, FileSource, has_image, is_class_tree
 from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
 from vitrail.data.sources.lists import Reference, read_list, refers_to, selected
+from vitrail.data.sources.located import Located
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shards import read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
@@ -79,7 +80,8 @@ class Splits:
     fingerprint: str
     held_out: dict[str, Any] = field(default_factory=dict)
     """Origin of the validation images: {"validation": split name} if the data have such a split, else
-    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`."""
+    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`,
+    and "paths", which are below the data."""
 
     def in_order(self, class_names: list[str]) -> Splits:
         """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
@@ -142,7 +144,10 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
                 "images, name a validation split (data.validation), or set data.holdout to 0"
             )
         ids = [train.id(int(index)) for index in out]
-        part = {"share": data.holdout} if data.fold is None else {"fold": data.fold}
+        part: dict[str, Any] = {"share": data.holdout}
+        if data.fold is not None:
+            shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
+            part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in out]}
         held = {"seed": seed, **part, "from": name, "ids": ids}
         train, validation = View(train, remaining), View(train, out)
     else:
@@ -241,6 +246,25 @@ def find_and_warn(data: Data, *, labels: bool = True) -> DataSet:
     """Return what `find_whole` returns, and log its warnings, for a caller that does not show the findings."""
     found = find_whole(data, labels=labels)
     for line in found.findings.warnings:
+        log.warning("%s", line)
+    return found
+
+
+def find_to_predict(data: Data) -> DataSet:
+    """Return what `find_whole` returns, for a caller that uses labels only where there are any; log what was left out.
+
+    A folder that holds images itself, or far below, is opened without labels, with every image.
+    """
+    place = Path(data.path).expanduser()
+    unlabelled = place.is_dir() and data.label_from is None and has_image(place) and not is_class_tree(place)
+    try:
+        found = find_whole(data, labels=not unlabelled)
+    except DataError as error:
+        try:
+            found = find_whole(data, labels=False)
+        except DataError:
+            raise error from None
+    for line in found.findings.lines():
         log.warning("%s", line)
     return found
 

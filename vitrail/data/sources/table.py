@@ -254,7 +254,7 @@ class Rows:
                 self._findings.drop(name, f"{row}: listed before, in {seen[file]}")
             else:
                 seen[file] = row
-                if os.path.isabs(file) or file.split("/")[0] == "..":
+                if leaves(self._root, file):
                     self._findings.lies_outside(name)
                 rows.setdefault(split, []).append((file, label, size))
         if not rows:
@@ -270,6 +270,12 @@ class Rows:
             if candidate and path.is_file():
                 return os.path.normpath(candidate), path.stat().st_size
         return name, None
+
+
+def leaves(root: Path, path: str) -> bool:
+    """Return whether a path in a table leads out of the folder `root` that it is relative to."""
+    place = os.path.abspath(root)
+    return not os.path.join(os.path.normpath(os.path.join(place, path)), "").startswith(os.path.join(place, ""))
 
 
 def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> tuple[np.ndarray, list[str]]:

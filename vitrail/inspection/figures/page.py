@@ -22,9 +22,11 @@ from einops import rearrange
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.files import replacing
+from vitrail.words import as_text
 
 P = ParamSpec("P")
 FigureFormat = Literal["png", "svg", "pdf"]
@@ -96,6 +98,9 @@ class Folder:
 
     def figure(self, name: str, figure: Figure) -> list[Path]:
         """Write a figure in every format."""
+
+        for text in figure.findobj(Text):
+            text.set_text(as_text(text.get_text()))  # matplotlib cannot draw names of files that are not UTF-8
 
         def save(format: FigureFormat, file: Path) -> None:
             with matplotlib.rc_context(STYLE), warnings.catch_warnings():

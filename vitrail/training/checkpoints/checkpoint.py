@@ -53,7 +53,16 @@ class DiskFullError(CheckpointError):
     """The disk has no room for a checkpoint; the existing ones stay. `need` and `have` are bytes."""
 
     def __init__(self, folder: Path, need: int, have: int) -> None:
-        super().__init__(f"disk full: need {_size(need)}, have {_size(have)} for a checkpoint in {folder}")
+        needed, free = _size(need), _size(have)
+        if needed == free and need > have:  # different only in later digits
+            needed, free = f"{need:,} B", f"{have:,} B"
+        text = f"disk full: need {needed}, have {free} for a checkpoint in {folder}"
+        if need <= have:  # measured after the unfinished checkpoint was removed
+            text = (
+                f"disk full: the space ended while a checkpoint of {needed} was written in {folder}, where {free} are "
+                "free now. Another program or a quota took it"
+            )
+        super().__init__(text)
         self.need, self.have = need, have
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,8 +129,9 @@ class _Draft:
         self.folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(self.folder)
         have = shutil.disk_usage(self.folder).free
-        if have < self.need + 2**16:  # some room for the file system's own blocks
-            raise DiskFullError(self.folder, self.need, have)
+        room = self.need + 2**16  # some room for the file system's own blocks
+        if have < room:
+            raise DiskFullError(self.folder, room, have)
         self.temporary.mkdir()
         return self.temporary
 

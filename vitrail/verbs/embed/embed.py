@@ -299,7 +299,7 @@ def _write_tiles(
     """Write the features, or with `tokens` the tokens, of the tiles of images batch by batch."""
     import numpy as np
 
-    from vitrail.evaluation.predict import as_text
+    from vitrail.words import as_text
 
     with _growing(out, format) as arrays:
         receive = partial(arrays.append, "")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
 from vitrail.verbs.terminal import ProgressLine, unreadable_json
-from vitrail.words import one_line
+from vitrail.words import as_text, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,13 +73,13 @@ def open_job(
     if len(paths) != 1:
         raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
     from vitrail.data.cache import refuse_within
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import find_to_predict
     from vitrail.data.split import fingerprint
     from vitrail.evaluation.bulk import Job
     from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
-    splits = find_and_warn(data).splits
+    splits = find_to_predict(data).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
     return Job(folder, splits, about, data.path)
 
@@ -119,7 +119,7 @@ def class_columns(
     from vitrail.evaluation.labels.numbers import predicted_numbers
     from vitrail.evaluation.labels.ranked import ranked
 
-    names = np.array(list(card.class_names) or [str(number) for number in range(card.config.classes)])
+    names = np.array([*map(as_text, card.class_names)] or [str(number) for number in range(card.config.classes)])
     best, predict = min(top, len(names)), refusing(calibrated(predict, card.temperature), compute.precision)
     transform, size = eval_transform(card.preprocess), card.preprocess.image_size
 
@@ -205,8 +205,8 @@ def _computed(
 
         def send(index: np.ndarray, found: Arrays) -> None:
             texts = map(names_of_text, stored_texts(source.labels[index], source.class_names))
-            labels = [None if text == "" else text for text in texts]
-            about = {"id": pa.array(ids(source, index), pa.string()), "label": pa.array(labels, kind)}
+            labels = [[*map(as_text, text)] if isinstance(text, list) else as_text(text) or None for text in texts]
+            about = {"id": pa.array(map(as_text, ids(source, index)), pa.string()), "label": pa.array(labels, kind)}
             receive(about | columns(found))
 
         send(np.empty(0, np.int64), nothing)

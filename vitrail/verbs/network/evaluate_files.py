@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.disk import writing
 from vitrail.errors import UsageError
-from vitrail.files import check_writable, replacing_text
+from vitrail.files import check_writable, json_text, replacing_text
 from vitrail.verbs.network import label_results, number_results
 from vitrail.version import need
 
@@ -35,13 +34,12 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.store import save_results
-    from vitrail.files import json_value
 
     with writing(out, UsageError):
         if _is_file(out):
             save_results(out, found)
             return
-        text = json.dumps(json_value(numbers), indent=1, ensure_ascii=False)
+        text = json_text(numbers, indent=1)
         with replacing_text(out / "evaluation.json") as file:
             file.write(text + "\n")
         save_results(out / "answers.npz", found)

@@ -185,8 +185,8 @@ class Embedder:
     @cached_property
     def identity(self) -> tuple[str, str]:
         """The hash of the weights, and the name that the user gave."""
-        from vitrail.evaluation.predict import as_text
         from vitrail.weights.load import weights_fingerprint
+        from vitrail.words import as_text
 
         return weights_fingerprint(self._model), as_text(Path(self._model))
 
@@ -302,7 +302,8 @@ class Embedder:
         import torch
 
         from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
-        from vitrail.evaluation.predict import as_text, find_images
+        from vitrail.evaluation.predict import find_images
+        from vitrail.words import as_text
 
         size = self._compute.batch_size
         tiles = prepared_tiles(

@@ -79,8 +79,9 @@ class TileMaps:
         from vitrail.data.bands.pixels import pixels_of
         from vitrail.data.tiles.image import open_image
         from vitrail.data.tiles.reduced import reduced
-        from vitrail.evaluation.predict import as_text, find_images
+        from vitrail.evaluation.predict import find_images
         from vitrail.inspection.figures.page import Folder
+        from vitrail.words import as_text
 
         pixels, files, names = pixels_of(self._preprocess.bands), Folder(folder), set[str]()
         written: list[str] = []

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitrail.disk import is_utf8
 from vitrail.errors import WeightsError
 from vitrail.files import open_regular
 from vitrail.words import shown
@@ -46,6 +47,8 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not is_utf8(path):
+            raise WeightsError(f"{path} cannot be read: a name on the way is not UTF-8. Rename it")
         try:
             self._stream = open_regular(path)
             with safe_open(path, framework="pt"):  # checks the file, which may be another one by now

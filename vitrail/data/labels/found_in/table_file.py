@@ -35,6 +35,11 @@ def _read(argument: str, images: Images, columns: Columns, findings: Findings) -
     if match["id"]:
         columns = columns._replace(image=match["id"], label=match["label"], classes=None)
     table = read_table(file, columns, findings, ID_COLUMNS)
+    if any(table.splits):
+        findings.warnings.append(
+            f"column 'split' of {file.name} is not used: data.label_from reads labels alone, and splits are folders. "
+            f"Give {file} as the data set to use both"
+        )
     rows = [LabelRow(*row) for row in zip(table.rows, table.paths, table.labels, strict=True)]
     return assigned(rows, file, images, columns, findings)
 
