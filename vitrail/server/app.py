@@ -77,7 +77,6 @@ def create_app(service: Service, clients: Clients | None = None) -> Guard:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        root_path=clients.root_path,
     )
     _add_posts(app, service)
     _add_gets(app, service)

@@ -94,7 +94,7 @@ class Guard:
         """Pass a request to the application, or refuse it."""
         refused = self._refused(scope)
         if refused is None:
-            await self.app(scope, receive, send)
+            await self.app({**scope, "root_path": self.clients.root_path}, receive, send)
         else:
             self.metrics.refused.labels(refused.reason).inc()
             # the server still reads the body and drops it, so that the client gets the response
@@ -136,6 +136,7 @@ class Guard:
                 return await receive()
             if body.dropped:
                 raise self._too_slow(body)
+            body.wanted = True
             try:
                 async with asyncio.timeout(max(0.0, body.until - time.monotonic())) as body.waiting:
                     message = await receive()

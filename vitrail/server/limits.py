@@ -91,6 +91,8 @@ class Body:
     """When it must have arrived (time.monotonic)."""
     began: float = field(default_factory=time.monotonic)
     size: int = 0
+    wanted: bool = False
+    """Whether the application has begun to read it."""
     arrived: bool = False
     dropped: bool = False
     waiting: asyncio.Timeout | None = None
@@ -116,7 +118,7 @@ class Bodies:
     @property
     def arriving(self) -> int:
         """Number of bodies that have not arrived completely."""
-        return sum(not body.arrived for body in self.inside)
+        return sum(body.wanted and not body.arrived for body in self.inside)
 
     @contextmanager
     def hold(self, seconds: float) -> Iterator[Body]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import re
 import sys
+import threading
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +31,8 @@ VALID_ID = re.compile(rb"[!-~]{1,128}")
 """Ids that are taken from clients: printable ASCII without spaces, so that no id breaks a line of the log."""
 PROBES = ("/livez", "/readyz", "/metrics")
 """Paths that monitors ask for every few seconds; successful requests are logged only with --verbose."""
+LINES = 10_000
+"""Maximum number of lines of the log that wait to be written."""
 LONGEST = 200
 """Maximum number of characters of a path in the log."""
 
@@ -109,7 +114,7 @@ class JsonLines(logging.Formatter):
         own: dict[str, Any] | None = getattr(record, "fields", None)
         line: dict[str, Any] = {"time": _now(record.created), "level": record.levelname.lower()}
         line |= {"message": record.getMessage()} if own is None else own
-        if own is None and (known := request_id()) is not None:
+        if own is None and (known := getattr(record, "request_id", None)) is not None:
             line["request_id"] = known
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -132,6 +137,53 @@ def log_as_json() -> None:
         logging.getLogger("vitrail").critical("%s: %s", info[0].__name__, info[1], exc_info=info)
 
     sys.excepthook = uncaught
+
+
+class LogThread:
+    """Writes the log from a thread of its own, so that no request waits for a slow disk or a pipe that nobody reads.
+
+    Lines are dropped while `LINES` of them wait. Use: `start`, then `stop`.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[tuple[list[logging.Handler], logging.LogRecord] | None] = queue.Queue(LINES)
+        self._before = {name: logging.getLogger(name).handlers for name in ("", "vitrail", "uvicorn")}
+        self._thread = threading.Thread(target=self._write, name="vitrail-log", daemon=True)
+
+    def start(self) -> None:
+        """Put the thread between the loggers and their handlers."""
+        for name, handlers in self._before.items():
+            logging.getLogger(name).handlers = [_Behind(self._waiting, handlers)] if handlers else []
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Give the loggers their handlers back. Return whether all lines were written, within a second."""
+        for name, handlers in self._before.items():
+            logging.getLogger(name).handlers = handlers
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=1)
+        self._thread.join(1)
+        return not self._thread.is_alive()
+
+    def _write(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            handlers, record = item
+            for handler in handlers:
+                handler.handle(record)
+
+
+class _Behind(logging.Handler):
+    """Hands records to the thread that writes them with `handlers`."""
+
+    def __init__(self, waiting: queue.Queue[Any], handlers: list[logging.Handler]) -> None:
+        super().__init__()
+        self._waiting, self._handlers = waiting, handlers
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        record.request_id = request_id()
+        with suppress(queue.Full):
+            self._waiting.put_nowait((self._handlers, record))
 
 
 def is_json() -> bool:

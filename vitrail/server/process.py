@@ -21,7 +21,7 @@ from vitrail.errors import UsageError
 from vitrail.server.clients import Clients
 from vitrail.server.connection import Connection
 from vitrail.server.guard import App
-from vitrail.server.logs import is_json
+from vitrail.server.logs import LogThread, is_json
 
 if TYPE_CHECKING:
     from vitrail.server.service import Service
@@ -166,9 +166,11 @@ def run(app: App, service: Service, listening: socket.socket, clients: Clients) 
     if is_json():  # uvicorn has set up its own loggers
         for name in ("uvicorn", "uvicorn.error"):
             logging.getLogger(name).handlers, logging.getLogger(name).propagate = [], True
-    server = Server(config, service)
+    server, behind = Server(config, service), LogThread()
+    behind.start()
     try:
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
     finally:
-        server.ended_in_time()
+        if behind.stop():  # else the interpreter would wait for the thread at its end
+            server.ended_in_time()
