@@ -174,7 +174,7 @@ def _add_gets(app: FastAPI, service: Service) -> None:
     limits = RequestLimits(service.limits.body, service.limits.pixels, service.limits.images)
 
     @app.get("/v1/models")
-    async def models() -> Models:
+    def models() -> Models:  # in a thread: before the server is ready, it waits for the checksums
         """List the models with their cards, and the limits of requests."""
         return Models([served.description for served in service.models.values()], limits, __version__)
 

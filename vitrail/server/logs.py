@@ -33,6 +33,8 @@ PROBES = ("/livez", "/readyz", "/metrics")
 """Paths that monitors ask for every few seconds; successful requests are logged only with --verbose."""
 LINES = 10_000
 """Maximum number of lines of the log that wait to be written."""
+TOGETHER = 0.05
+"""Seconds in which lines are collected and then written together: a thread that wakes up for each costs more."""
 LONGEST = 200
 """Maximum number of characters of a path in the log."""
 
@@ -166,10 +168,17 @@ class LogThread:
         return not self._thread.is_alive()
 
     def _write(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            handlers, record = item
-            for handler in handlers:
-                handler.handle(record)
+        while True:
+            batch = [self._waiting.get()]
+            time.sleep(TOGETHER)
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            for item in batch:
+                if item is None:
+                    return
+                handlers, record = item
+                for handler in handlers:
+                    handler.handle(record)
 
 
 class _Behind(logging.Handler):

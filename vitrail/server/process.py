@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
                 yield
             finally:
                 loop.remove_signal_handler(signal.SIGHUP)
-                signal.signal(signal.SIGHUP, before)
+                signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
 
     def _hung_up(self) -> None:
         if self.in_terminal and not _has_terminal():
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
 def _has_terminal() -> bool:
     """Return whether this process belongs to a terminal that is still there."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError:
         return False
     return True
