@@ -22,6 +22,7 @@ from typing import Any
 
 from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
+from vitrail.server.logs import is_json
 from vitrail.verbs.streams import Terminated, prepare_streams, settle_output, terminating
 from vitrail.verbs.table import GROUPS, VERBS, Verb
 from vitrail.version import __version__, extras_named
@@ -98,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.raise_signal(error.number)  # the process ends by the signal, as its parent expects
             return error.exit_code
         if isinstance(error, VitrailError | KeyboardInterrupt):
-            print(f"vitrail: {printable(_with_flags(str(error))) or 'interrupted'}", file=sys.stderr)
+            _tell(printable(_with_flags(str(error))) or "interrupted")
             return error.exit_code if isinstance(error, VitrailError) else 130
         if error.filename is None:  # not about a file
             raise
-        print(f"vitrail: {printable(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
+        _tell(f"{printable(os.fsdecode(error.filename))}: {error.strerror}")
         return 1
     except (RuntimeError, MemoryError) as error:
         if str(error) == NO_HOME and not tell_all:
@@ -114,8 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         if tell_all or not out_of_memory(error):
             raise
-        print(f"vitrail: out of memory ({in_words(error)}). {SMALLER}", file=sys.stderr)
+        _tell(f"out of memory ({in_words(error)}). {SMALLER}")
         return 1
+
+
+def _tell(error: str) -> None:
+    """Write an error to standard error; as a line of the log if that is JSON (`serve --log json`)."""
+    if is_json():
+        logging.getLogger("vitrail").error("%s", error)
+    else:
+        print(f"vitrail: {error}", file=sys.stderr)
 
 
 def _with_flags(text: str) -> str:

@@ -207,8 +207,8 @@ def test_a_server_answers_by_an_engine(tmp_path: Path) -> None:
     assert isinstance(refused, UsageError) and "shows no attention" in str(refused)
     with pytest.raises(UsageError, match="not features"):
         program.features([image])
-    assert program.describe()["parameters"] == served.describe()["parameters"] > 1000
-    assert program.describe()["attention"] is False
+    assert program.description.parameters == served.description.parameters > 1000
+    assert program.description.attention is False
 
 
 @pytest.mark.slow

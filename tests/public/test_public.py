@@ -104,9 +104,8 @@ FLAGS = {
     ),
     "report": "run runs out",
     "serve": (
-        "models host port allow_host reject calibrate image_size batch_size queue max_mb max_megapixels deadline drain "
-        "device precision "
-        "engine"
+        "models host port allow_host allow_origin root_path forwarded_allow_ips keep_alive reject calibrate image_size "
+        "batch_size queue max_mb max_megapixels deadline drain log device precision engine"
     ),
     "export": "model images to out image_size output precision calibrate max_drop any_size overwrite",
     "probe fewshot": (

@@ -20,8 +20,8 @@ NAMES = (HOSTILE, 'quo"ted & <script>alert(1)</script>', "grün", "red")
 TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=len(NAMES))
 
 
-def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None) -> Path:
-    torch.manual_seed(0)
+def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None, *, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
     config = config or ViTConfig(**TINY)
     model = build(config)
     for parameter in model.parameters():

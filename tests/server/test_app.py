@@ -298,6 +298,41 @@ def test_a_body_that_never_ends(models: list[ServedModel]) -> None:
     assert (slow.status, slow.reason, slow.headers["connection"]) == (408, "slow", "close")
 
 
+def test_bodies_that_do_not_arrive_hold_no_place(models: list[ServedModel]) -> None:
+    """70 clients announce an image and send nothing, or only its first bytes; the queue has 4 places."""
+
+    async def scenario(app: Any, service: Any) -> Answer:
+        begun = [
+            asyncio.ensure_future(
+                call(app, "POST", "/v1/predict", b"\x89PNG"[: 4 * (number % 2)], headers=PNG, stalls=True)
+            )
+            for number in range(70)
+        ]
+        while service.bodies.arriving < 70:
+            await asyncio.sleep(0)
+        answer = await call(app, "POST", "/v1/predict", png(), headers=PNG)
+        for one in begun:
+            one.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        assert not service.bodies.inside and service.bodies.size == 0
+        return answer
+
+    assert ask(models, scenario, queue=4).status == 200
+
+
+def test_a_slow_body_gives_way_when_memory_is_needed(models: list[ServedModel]) -> None:
+    async def scenario(app: Any, service: Any) -> tuple[Answer, Answer]:
+        slow = asyncio.ensure_future(call(app, "POST", "/v1/predict", png()[:-9], headers=PNG, stalls=True))
+        while not service.bodies.size:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        return await call(app, "POST", "/v1/predict", png(), headers=PNG), await slow
+
+    fast, slow = ask(models, scenario, queue=1, body=len(png()) + 9)
+    assert fast.status == 200
+    assert (slow.status, slow.reason, slow.headers["retry-after"]) == (408, "slow", "1")
+
+
 def test_foreign_pages_and_names(models: list[ServedModel]) -> None:
     for headers, status in (
         ({"host": "evil.example"}, 400),
@@ -379,8 +414,8 @@ PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py",
 @pytest.mark.parametrize("path", PATHS)
 def test_there_are_no_other_files(models: list[ServedModel], path: str) -> None:
     answer = one(models, "GET", path)
-    assert answer.status == 404 and len(answer.body) < 200
-    assert "nothing at this address; /openapi.json" in answer.json["error"]["message"]
+    assert answer.status == 404 and answer.reason == "no-such-path" and len(answer.body) < 400
+    assert "POST /v1/predict, /v1/embed, /v1/attention; GET /v1/models, " in answer.json["error"]["message"]
 
 
 def test_the_page_may_load_nothing_from_elsewhere(models: list[ServedModel]) -> None:
@@ -437,8 +472,9 @@ def test_not_ready_before_it_is_warm_or_if_it_never_is(
             return [early, await call(app, "GET", "/readyz"), await call(app, "POST", "/v1/predict", png())]
 
     early, failed, refused = asyncio.run(scenario())
-    assert (early.status, early.body) == (503, b"warming up\n")
-    assert failed.status == refused.status == 503 and b"no such kernel" in failed.body
+    assert (early.status, early.body) == (503, b"the networks are not ready yet\n")
+    assert early.headers["retry-after"] == "1" and failed.headers["retry-after"] == "60"
+    assert failed.status == refused.status == 503 and b"resnet fails on a grey image (RuntimeError)" in failed.body
 
 
 def test_the_openapi_description_fits_the_answers(models: list[ServedModel]) -> None:
@@ -460,7 +496,7 @@ def test_an_unsure_image_is_none_of_the_classes(folder: Path, models: list[Serve
         served = ServedModel("vit", vitrail.load(folder / "vit"), "cpu", "float32", reject=threshold)
         (image,) = one([served], "POST", "/v1/predict", png(), headers=PNG).json["images"]
         assert image["rejected"] is rejected and image["top"] == usual["top"]
-        assert served.describe()["reject"] == threshold
+        assert served.description.reject == threshold
 
 
 def test_several_labels_come_as_a_list(tmp_path: Path, models: list[ServedModel]) -> None:
@@ -473,6 +509,6 @@ def test_several_labels_come_as_a_list(tmp_path: Path, models: list[ServedModel]
     assert {one["class"]: one["probability"] for one in image["top"]} == pytest.approx(by_name, abs=1e-5)
     assert [one["class"] for one in image["labels"]] == [NAMES[1]]
     assert image["labels"][0]["probability"] == pytest.approx(by_name[NAMES[1]], abs=1e-5)
-    assert served.describe()["several_labels"] is True
+    assert served.description.several_labels is True
     usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json
     assert usual["images"][0]["labels"] is None

@@ -98,6 +98,34 @@ def test_a_head_that_does_not_end_ends_the_connection() -> None:
     assert talk(30, client) == b"closed"
 
 
+def test_idle_connections_make_room_for_new_ones() -> None:
+    """70 clients, at most 20 connections: half of the others say nothing, half sent the head of a request."""
+    protocol = type("Few", (Connection,), {"most": 20})
+    server = uvicorn.Server(uvicorn.Config(hello, http=protocol, lifespan="off", log_level="error"))
+
+    async def scenario() -> tuple[bytes, list[bytes | BaseException]]:
+        with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
+            serving = asyncio.ensure_future(server._serve([listening]))
+            clients = []
+            for number in range(70):
+                clients.append(await asyncio.open_connection(*listening.getsockname()))
+                clients[-1][1].write(b"" if number % 2 else b"POST / HTTP/1.1\r\nHost: here\r\n")
+            reader, writer = clients[-1]
+            writer.write(WHOLE)
+            answer = await asyncio.wait_for(reader.readuntil(b"hello"), 5)
+            reading = asyncio.gather(*(one.read() for one, _ in clients[:50]), return_exceptions=True)
+            ends = await asyncio.wait_for(reading, 5)
+            for _, one in clients:
+                one.close()
+            server.should_exit = True
+            await serving
+            return answer, ends
+
+    answer, ends = asyncio.run(scenario())
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
+
+
 def test_answers_are_sent_at_once() -> None:
     """Without TCP_NODELAY the second answer of a connection waits 40 ms for the client's acknowledgement."""
     with take_port("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):

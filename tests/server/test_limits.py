@@ -3,28 +3,28 @@ from __future__ import annotations
 import pytest
 
 from vitrail.errors import DecodeError
-from vitrail.server.limits import Gate, Refused, undecodable
+from vitrail.server.limits import Bodies, Gate, Refused, undecodable
 from vitrail.server.upload import check_media_type
 
 
 def test_the_gate_lets_in_as_many_as_it_should_and_forgets_them() -> None:
     gate = Gate(3)
-    with gate.hold() as one:
-        one(1)
-        with gate.hold():
+    with gate.hold(2):
+        with pytest.raises(Refused), gate.hold(2):
+            pass
+        with gate.hold(1):
             assert gate.inside == 3
-            with pytest.raises(Refused) as refused, gate.hold():
-                pass
+            with pytest.raises(Refused) as refused:
+                gate.check()
             assert refused.value.status == 429 and (refused.value.retry_after or 0) >= 1
-            with pytest.raises(Refused):
-                one(1)
+            assert refused.value.as_json()["retry_after"] == refused.value.retry_after
         assert gate.inside == 2
     assert gate.inside == 0
 
 
 def test_places_are_given_back_after_an_error() -> None:
     gate = Gate(1)
-    with pytest.raises(KeyError), gate.hold():
+    with pytest.raises(KeyError), gate.hold(1):
         raise KeyError
     assert gate.inside == 0
 
@@ -32,9 +32,26 @@ def test_places_are_given_back_after_an_error() -> None:
 def test_retry_after_is_the_time_that_those_inside_take() -> None:
     gate = Gate(100)
     gate.answered(images=4, seconds=8.0)  # 2 s each
-    with gate.hold() as held:
-        held(4)
+    with gate.hold(5):
         assert gate.retry_after() == 10
+
+
+def test_the_slowest_body_gives_way_when_there_are_too_many_bytes() -> None:
+    bodies = Bodies(100)
+    with bodies.hold(15) as slow, bodies.hold(15) as fast, bodies.hold(15) as done:
+        slow.began -= 10
+        fast.began -= 1
+        done.began -= 100
+        bodies.add(done, 20)
+        done.arrived = True
+        bodies.add(slow, 30)
+        bodies.add(fast, 40)
+        assert not slow.dropped
+        with bodies.hold(15) as new:
+            bodies.add(new, 15)
+            assert [one.dropped for one in (slow, fast, done, new)] == [True, False, False, False]
+            assert bodies.size == 75
+    assert bodies.size == 0 and not bodies.inside
 
 
 @pytest.mark.parametrize("kind", ["image/png", "IMAGE/JPEG; q=1", "application/octet-stream", ""])

@@ -8,7 +8,7 @@ LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\[\\"n])*",?)+\})? [-+0-9.e]+(
 
 
 def test_every_line_is_one_that_prometheus_reads() -> None:
-    metrics = Metrics(lambda: 3, lambda: True)
+    metrics = Metrics(lambda: 3, lambda: 1, lambda: True)
     metrics.requests.labels("/v1/predict", "200").inc()
     metrics.images.labels('a"b\\c\nd').inc(2)
     metrics.seconds.observe(0.02)
@@ -20,7 +20,7 @@ def test_every_line_is_one_that_prometheus_reads() -> None:
 
 
 def test_a_histogram_counts_what_is_at_most_a_bound() -> None:
-    metrics = Metrics(lambda: 0, lambda: False)
+    metrics = Metrics(lambda: 0, lambda: 0, lambda: False)
     for value in (1, 2, 3, 4, 100):
         metrics.batches.observe(value)
     lines = [line for line in metrics.text().splitlines() if line.startswith("vitrail_batch_images")]
@@ -33,7 +33,7 @@ def test_a_histogram_counts_what_is_at_most_a_bound() -> None:
 
 
 def test_servers_count_apart_and_only_what_they_declare() -> None:
-    first, second = (Metrics(lambda: 0, lambda: True) for _ in range(2))
+    first, second = (Metrics(lambda: 0, lambda: 0, lambda: True) for _ in range(2))
     first.images.labels("a").inc(3)
     first.images.labels("b").inc()
     assert (first.images_answered, second.images_answered) == (4, 0)

@@ -8,6 +8,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,11 +20,13 @@ import psutil
 import pytest
 from asgi_client import png
 from served_models import resnet, saved
-from server_process import serving
+from server_process import ROOT, serving
 
 from vitrail import cli
 from vitrail.errors import UsageError
 from vitrail.verbs.serve import serve
+from vitrail.weights.load import load
+from vitrail.weights.store import checksum
 
 pytest.importorskip("uvicorn", reason="the server needs vitrail[serve]")
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
@@ -127,7 +132,7 @@ def _half_inside(url: str, body: bytes) -> Iterator[socket.socket]:
     head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/png\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:20])
-        while "vitrail_images_inside 1.0\n" not in _get(f"{url}/metrics"):
+        while "vitrail_bodies_arriving 1.0\n" not in _get(f"{url}/metrics"):
             pass
         yield client
 
@@ -140,6 +145,59 @@ def test_ctrl_c_ends_it_and_says_what_was_done(model: Path) -> None:
         out, _ = running.process.communicate(timeout=30)
     assert running.process.returncode == 0
     assert out == f"{running.url}: 1 image answered\n"
+
+
+@pytest.mark.slow
+def test_sighup_loads_the_model_anew_and_every_line_is_json(tmp_path: Path) -> None:
+    """Four clients ask all the time, over connections of their own, while the model is replaced three times."""
+    folder = saved(tmp_path / "tiny")
+    found: list[tuple[int, str]] = []
+    with serving(folder, flags=("--log=json", "--keep-alive=0")) as running:
+        end = threading.Event()
+        clients = [threading.Thread(target=_ask_until, args=(running.url, end, found)) for _ in range(4)]
+        for client in clients:
+            client.start()
+        sums = []
+        for content in ("new", "cut", "newer"):
+            if content == "cut":
+                os.truncate(folder / "model.safetensors", 1000)
+            else:
+                saved(folder, seed=len(content))
+                sums.append(checksum(load(folder).state_dict()))
+            running.process.send_signal(signal.SIGHUP)
+            result = "failed" if content == "cut" else "done"
+            count = 2 if content == "newer" else 1
+            while f'vitrail_reloads_total{{result="{result}"}} {count}.0' not in _get(f"{running.url}/metrics"):
+                assert running.process.poll() is None
+        end.set()
+        for client in clients:
+            client.join()
+        assert _predict(running.url)["weights_sha256"] == sums[-1]
+        running.process.send_signal(signal.SIGINT)
+        out, err = running.process.communicate(timeout=30)
+    assert {status for status, _ in found} == {200} and sums[0] in {name for _, name in found}
+    lines = [json.loads(line) for line in (out + err).splitlines()]
+    said = " ".join(line.get("message", "") for line in lines)
+    for words in ("loading tiny anew", "replaced: tiny (sha256", "previous ones stay", "draining"):
+        assert words in said
+    assert lines[0]["images"] > len(found)
+
+
+def _ask_until(url: str, end: threading.Event, found: list[tuple[int, str]]) -> None:
+    while not end.is_set():
+        request = urllib.request.Request(f"{url}/v1/predict", png(), {"Content-Type": "image/png"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.headers["connection"] == "close"
+            found.append((answer.status, json.load(answer)["weights_sha256"]))
+
+
+@pytest.mark.slow
+def test_an_error_before_the_server_starts_is_json_too(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vitrail", "serve", str(tmp_path / "none"), "--port", "0", "--log", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and json.loads(line)["level"] == "error"
+    assert "there is nothing at" in json.loads(line)["message"]
 
 
 def _get(url: str) -> str:

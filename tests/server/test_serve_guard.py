@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitrail.server.guard import Hosts, foreign
+from vitrail.server.clients import Clients, Hosts
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_only_this_servers_names_pass(bound: str, header: str, allowed: bool) ->
     ],
 )
 def test_a_page_from_elsewhere_is_recognised(headers: dict[str, str], expected: bool) -> None:
-    assert foreign({"host": "127.0.0.1:8000", **headers}) is expected
+    assert Clients().foreign({"host": "127.0.0.1:8000", **headers}) is expected

@@ -55,6 +55,9 @@ class Engine(nn.Module):
             self.card: Card = card_in(about)
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error
+        made = about.get("made_by")
+        self.weights_sha256 = str(made.get("weights_sha256", "")) if isinstance(made, dict) else ""
+        """SHA-256 of the tensors of the network that was exported."""
         self._temperature = self.card.temperature
         self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
         if wanted is not None and (self._output == "features") != (wanted == "features"):

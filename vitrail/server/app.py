@@ -19,7 +19,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from vitrail.server.guard import Guard, Hosts, as_response
+from vitrail.errors import UsageError
+from vitrail.server.clients import Clients
+from vitrail.server.guard import Guard, as_response, problem_response
 from vitrail.server.limits import Refused
 from vitrail.server.metrics import MEDIA_TYPE
 from vitrail.server.responses import (
@@ -29,10 +31,12 @@ from vitrail.server.responses import (
     Embedding,
     ImageFeatures,
     ImagePrediction,
+    Models,
     Prediction,
     Problem,
+    RequestLimits,
 )
-from vitrail.server.served_model import TOP, AttentionQuery
+from vitrail.server.served_model import TOP, AttentionQuery, RankedClasses, ServedModel
 from vitrail.server.service import FileResult, Service, seconds_since
 from vitrail.server.upload import FORM
 from vitrail.version import __version__
@@ -40,7 +44,9 @@ from vitrail.version import __version__
 SCRIPTS = ("page.js", "column.js", "draw.js", "ask.js")
 PAGE = {"/": "index.html"} | {f"/{name}": name for name in ("page.css", "mark.svg", *SCRIPTS)}
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz", "/metrics", *PAGE)
+POSTS = ("/v1/predict", "/v1/embed", "/v1/attention")
+GETS = ("/v1/models", "/openapi.json", "/livez", "/readyz", "/metrics")
+PATHS = (*POSTS, *GETS, *PAGE)
 POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": REFUSALS}
 
 ModelName = Annotated[str | None, Query(description="Name of a model, as in /v1/models (default: the first)")]
@@ -48,11 +54,14 @@ Top = Annotated[int, Query(ge=1, le=TOP, description="Number of classes to retur
 Crop = Annotated[bool, Query(description="Whether to return the part of each image that the network saw")]
 
 
-def create_app(service: Service, hosts: Hosts | None = None) -> Guard:
+def create_app(service: Service, clients: Clients | None = None) -> Guard:
     """Return the ASGI application that passes requests to `service`; it starts and stops the service.
 
-    `hosts` are the host names that requests may use; by default only those of this machine.
+    `clients` are those that may use it; by default only those of this machine.
     """
+    clients = clients or Clients()
+    if any(path.startswith(f"{clients.root_path}/") for path in PATHS if clients.root_path):
+        raise UsageError(f"--root-path is {clients.root_path}, where the server's own addresses begin. Choose another")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -62,13 +71,18 @@ def create_app(service: Service, hosts: Hosts | None = None) -> Guard:
 
     about = "Classes of images, their features, and where a Vision Transformer looks."
     app = FastAPI(
-        title="vitrail", version=__version__, description=about, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="vitrail",
+        version=__version__,
+        description=about,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     _add_posts(app, service)
     _add_gets(app, service)
     _add_page(app)
-    _add_problems(app, service)
-    return Guard(app, service.limits, hosts or Hosts("127.0.0.1"), service.metrics, PATHS)
+    _add_problems(app, service, clients)
+    return Guard(app, service.limits, clients, service.metrics, service.bodies, PATHS)
 
 
 def _add_posts(app: FastAPI, service: Service) -> None:
@@ -91,7 +105,10 @@ def _add_posts(app: FastAPI, service: Service) -> None:
             )
             for one, image in zip(outcomes, crops, strict=True)
         ]
-        return _if_all_refused(outcomes) or Prediction(served.name, images, seconds_since(began))
+        for one in outcomes:
+            if one.refused is None:
+                _count(service, served, one.value)
+        return _if_all_refused(outcomes) or Prediction(*_who(served), images, seconds_since(began))
 
     @app.post("/v1/embed", response_model=Embedding, **POST)
     async def embed(request: Request, model: ModelName = None) -> Any:
@@ -100,7 +117,7 @@ def _add_posts(app: FastAPI, service: Service) -> None:
         outcomes = await service.process(request, served, served.features)
         images = [ImageFeatures(one.name, [] if one.refused else one.value.tolist(), _problem(one)) for one in outcomes]
         width = max(len(one.features) for one in images)
-        return _if_all_refused(outcomes) or Embedding(served.name, width, images, seconds_since(began))
+        return _if_all_refused(outcomes) or Embedding(*_who(served), width, images, seconds_since(began))
 
     @app.post("/v1/attention", response_model=Attention, **POST)
     async def attention(
@@ -121,9 +138,22 @@ def _add_posts(app: FastAPI, service: Service) -> None:
             raise Refused(422, "query", "a patch needs a row and a column: give both or neither")
         what = AttentionQuery(layer, head, None if row is None or column is None else (row, column))
         outcomes = await service.process(request, served, served.look, what)
-        return _if_all_refused(outcomes) or Attention(
-            model=served.name, seconds=seconds_since(began), **outcomes[0].value
-        )
+        return _if_all_refused(outcomes) or Attention(*_who(served), seconds=seconds_since(began), **outcomes[0].value)
+
+
+def _who(served: ServedModel) -> tuple[str, str, str]:
+    """Return who answered: the first three fields of every response."""
+    return served.name, served.weights_sha256, __version__
+
+
+def _count(service: Service, served: ServedModel, found: RankedClasses) -> None:
+    """Count an image under its predicted classes."""
+    (best,) = served.top(found, 1)
+    labels = served.labels(found)
+    classes = [best["class"]] if labels is None else [one["class"] for one in labels]
+    service.metrics.predicted(
+        served.name, best["class"], best["probability"], [] if served.rejected(found) else classes
+    )
 
 
 def _crops(outcomes: list[FileResult]) -> list[str | None]:
@@ -141,13 +171,12 @@ def _if_all_refused(outcomes: list[FileResult]) -> JSONResponse | None:
 
 
 def _add_gets(app: FastAPI, service: Service) -> None:
-    described = [served.describe() for served in service.models.values()]
-    limits = {"body": service.limits.body, "pixels": service.limits.pixels, "images": service.limits.images}
+    limits = RequestLimits(service.limits.body, service.limits.pixels, service.limits.images)
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    def models() -> Models:  # in a thread: before the server is ready, it waits for the checksums
         """List the models with their cards, and the limits of requests."""
-        return {"models": described, "limits": limits, "version": __version__}
+        return Models([served.description for served in service.models.values()], limits, __version__)
 
     @app.get("/livez", response_class=PlainTextResponse)
     async def livez() -> str:
@@ -159,8 +188,9 @@ def _add_gets(app: FastAPI, service: Service) -> None:
         """Respond with 200 while the server accepts images, else with 503."""
         if service.ready:
             return "ready\n"
-        response.status_code = 503
-        return f"{'draining' if service.draining else service.failure or 'warming up'}\n"
+        refused = service.not_ready()
+        response.status_code, response.headers["Retry-After"] = refused.status, str(refused.retry_after)
+        return f"{refused}\n"
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -175,7 +205,13 @@ def _add_page(app: FastAPI) -> None:
         app.router.routes.append(Route(path, Response(content, media_type=kind), methods=["GET"]))
 
 
-def _add_problems(app: FastAPI, service: Service) -> None:
+def _add_problems(app: FastAPI, service: Service, clients: Clients) -> None:
+    below = [[clients.root_path + path for path in paths] for paths in (POSTS, GETS)]
+    nothing = (
+        f"there is nothing at this address. Valid are POST {', '.join(below[0])}; GET {', '.join(below[1])}, and the "
+        f"page {clients.root_path}/"
+    )
+
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
         service.metrics.refused.labels(error.reason).inc()
@@ -193,8 +229,13 @@ def _add_problems(app: FastAPI, service: Service) -> None:
         if error.status_code == 405:
             reason, message = "method", _valid_request(request.url.path, (error.headers or {}).get("Allow", "GET"))
         if error.status_code == 404:
-            message = "there is nothing at this address; /openapi.json describes those that are valid"
-        return JSONResponse({"error": {"reason": reason, "message": message}}, error.status_code, error.headers)
+            reason, message = "no-such-path", nothing
+        return problem_response(error.status_code, {"reason": reason, "message": message}, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        # the error is raised again afterwards, and logged with its traceback
+        return problem_response(500, {"reason": "failed", "message": "the server failed on this request"})
 
 
 def _valid_request(path: str, methods: str) -> str:

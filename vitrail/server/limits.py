@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from vitrail.errors import DecodeError
 
@@ -38,7 +41,7 @@ class Limits:
     pixels: int = 2**27
     """Pixels of one image, as in `vitrail.data.images.decode`."""
     queue: int = 64
-    """Images and unread bodies in the server at once, from the first byte to the response."""
+    """Images in the server at once, from the last byte of their request to the response."""
     batch: int = 8
     """Images in one batch of the network."""
     receive: float = 15.0
@@ -47,6 +50,11 @@ class Limits:
     """Maximum seconds until the result."""
     drain: int = 20
     """Seconds to finish open requests after SIGTERM."""
+
+    @property
+    def bodies(self) -> int:
+        """Bytes of all bodies in the server at once."""
+        return self.queue * self.body
 
 
 class Refused(Exception):
@@ -59,9 +67,10 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.reason, self.retry_after = status, reason, retry_after
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, Any]:
         """Return the description that the client gets."""
-        return {"reason": self.reason, "message": str(self)}
+        again = {} if self.retry_after is None else {"retry_after": self.retry_after}
+        return {"reason": self.reason, "message": str(self), **again}
 
 
 def undecodable(error: DecodeError) -> Refused:
@@ -74,6 +83,68 @@ def too_large(limit: int) -> Refused:
     return Refused(413, "too-large", f"the request is larger than the maximum of {limit:,} bytes")
 
 
+@dataclass(eq=False)
+class Body:
+    """The body of one request, from its first byte to the response."""
+
+    until: float
+    """When it must have arrived (time.monotonic)."""
+    began: float = field(default_factory=time.monotonic)
+    size: int = 0
+    wanted: bool = False
+    """Whether the application has begun to read it."""
+    arrived: bool = False
+    dropped: bool = False
+    waiting: asyncio.Timeout | None = None
+    """The wait for its next bytes."""
+
+    def drop(self) -> None:
+        """End the wait for the rest of it."""
+        self.dropped = True
+        if self.waiting is not None:
+            self.waiting.reschedule(asyncio.get_running_loop().time())
+
+
+class Bodies:
+    """The bodies in the server, of at most `limit` bytes together: beyond that, the slowest is dropped.
+
+    A client that sends its body slowly, or stops sending it, holds nothing that another one needs.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        self.inside: set[Body] = set()
+
+    @property
+    def arriving(self) -> int:
+        """Number of bodies that have not arrived completely."""
+        return sum(body.wanted and not body.arrived for body in self.inside)
+
+    @contextmanager
+    def hold(self, seconds: float) -> Iterator[Body]:
+        """Yield a body that has to arrive within `seconds`, and forget it after the block."""
+        body = Body(time.monotonic() + seconds)
+        self.inside.add(body)
+        try:
+            yield body
+        finally:
+            self.inside.discard(body)
+            self.size -= 0 if body.dropped else body.size
+
+    def add(self, body: Body, count: int) -> None:
+        """Count more bytes of a body, and drop the slowest bodies while there are too many."""
+        now = time.monotonic()
+        body.size += count
+        self.size += count
+        while self.size > self.limit:
+            arriving = [one for one in self.inside if one.size and not (one.arrived or one.dropped)]
+            if not arriving:
+                break
+            slowest = min(arriving, key=lambda one: one.size / max(now - one.began, 0.001))
+            self.size -= slowest.size
+            slowest.drop()
+
+
 class Gate:
     """Counts images in the server and refuses more than `limit`."""
 
@@ -82,24 +153,21 @@ class Gate:
         self.seconds_each = 0.0
         """Recent mean seconds per image, for Retry-After."""
 
+    def check(self, places: int = 1) -> None:
+        """Raise Refused 429 if there are not as many free places."""
+        if self.inside + places > self.limit:
+            message = f"the queue is full ({self.inside} of {self.limit} images); try again later"
+            raise Refused(429, "busy", message, self.retry_after())
+
     @contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
-        """Reserve a place within the block, and yield a function that reserves more. Both raise Refused 429."""
-        reserved = 0
-
-        def reserve(places: int) -> None:
-            nonlocal reserved
-            if self.inside + places > self.limit:
-                message = f"the queue is full ({self.inside} of {self.limit} images); try again later"
-                raise Refused(429, "busy", message, self.retry_after())
-            self.inside += places
-            reserved += places
-
+    def hold(self, places: int) -> Iterator[None]:
+        """Reserve places within the block. Raises Refused 429 if there are not as many."""
+        self.check(places)
+        self.inside += places
         try:
-            reserve(1)
-            yield reserve
+            yield
         finally:
-            self.inside -= reserved
+            self.inside -= places
 
     def retry_after(self) -> int:
         """Return whole seconds until all current images should be done, at least 1."""

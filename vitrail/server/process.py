@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from vitrail.errors import UsageError
+from vitrail.server.clients import Clients
 from vitrail.server.connection import Connection
 from vitrail.server.guard import App
+from vitrail.server.logs import LogThread, is_json
 
 if TYPE_CHECKING:
     from vitrail.server.service import Service
 
-IDLE_SECONDS = 5
-"""Seconds until an idle connection is closed."""
+log = logging.getLogger("vitrail")
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -73,12 +77,46 @@ def end_after(seconds: int, number: int) -> Callable[[], None]:
 
 
 class Server(uvicorn.Server):
-    """The server of uvicorn. At a signal it tells the service to become not ready, then finishes open requests."""
+    """The server of uvicorn. At a signal it tells the service to become not ready, then finishes open requests.
+
+    SIGHUP loads the models anew. If the server was started from a terminal that has gone since, SIGHUP ends it.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
         self.ended_in_time: Callable[[], None] = lambda: None
+        self.in_terminal = _has_terminal()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGHUP, too."""
+        with super().capture_signals():
+            if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            before = signal.getsignal(signal.SIGHUP)
+            if before == signal.SIG_IGN:  # nohup: the server survives its terminal
+                self.in_terminal = False
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+            try:
+                yield
+            finally:
+                loop.remove_signal_handler(signal.SIGHUP)
+                signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+
+    def _hung_up(self) -> None:
+        if self.in_terminal and not _has_terminal():
+            self.handle_exit(signal.SIGHUP, None)
+        else:
+            self.service.reload()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish open requests, and say so: a handler of signals must not write."""
+        inside, seconds = self.service.gate.inside, self.service.limits.drain
+        log.info("draining: open requests are finished first, for at most %d s (%d images inside)", seconds, inside)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: accept no new requests."""
@@ -88,7 +126,25 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def run(app: App, service: Service, listening: socket.socket) -> None:
+def _has_terminal() -> bool:
+    """Return whether this process belongs to a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def _most_connections() -> int:
+    """Return how many connections there may be: half of the files that this process may open."""
+    if sys.platform == "win32":
+        return Connection.most
+    import resource
+
+    return min(Connection.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
+def run(app: App, service: Service, listening: socket.socket, clients: Clients) -> None:
     """Serve until a signal comes, then finish open requests within `limits.drain` seconds.
 
     uvicorn raises the signal again at the end: after SIGTERM the process ends with exit code 143. After Ctrl-C this
@@ -96,19 +152,25 @@ def run(app: App, service: Service, listening: socket.socket) -> None:
     """
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=Connection,
+        http=type("Limited", (Connection,), {"most": _most_connections()}),
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(clients.proxies),
+        forwarded_allow_ips=list(clients.proxies),
         ws="none",
         lifespan="on",
-        timeout_keep_alive=IDLE_SECONDS,
+        timeout_keep_alive=clients.keep_alive,
         timeout_graceful_shutdown=service.limits.drain,
     )
-    server = Server(config, service)
+    if is_json():  # uvicorn has set up its own loggers
+        for name in ("uvicorn", "uvicorn.error"):
+            logging.getLogger(name).handlers, logging.getLogger(name).propagate = [], True
+    server, behind = Server(config, service), LogThread()
+    behind.start()
     try:
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
     finally:
-        server.ended_in_time()
+        if behind.stop():  # else the interpreter would wait for the thread at its end
+            server.ended_in_time()

@@ -11,10 +11,11 @@ from vitrail.server.upload import FORM
 
 @dataclass
 class Problem:
-    """Why there is no result: a short stable word, and a sentence."""
+    """Why there is no result: a short stable word, a sentence, and the seconds until it is worth to try again."""
 
     reason: str
     message: str
+    retry_after: int | None = None
 
 
 @dataclass
@@ -37,9 +38,14 @@ class ImagePrediction:
 
 @dataclass
 class Prediction:
-    """The best classes of each image with probabilities, best first. Images are in the order of the request."""
+    """The best classes of each image with probabilities, best first. Images are in the order of the request.
+
+    `weights_sha256` and `version` name the network's tensors and the version of vitrail that answered.
+    """
 
     model: str
+    weights_sha256: str
+    version: str
     images: list[ImagePrediction]
     seconds: float
 
@@ -58,6 +64,8 @@ class Embedding:
     """The features of each image: the input of the classifier. Images are in the order of the request."""
 
     model: str
+    weights_sha256: str
+    version: str
     width: int
     images: list[ImageFeatures]
     seconds: float
@@ -75,6 +83,8 @@ class Attention:
     """
 
     model: str
+    weights_sha256: str
+    version: str
     grid: list[int]
     rollout: list[list[float]]
     layer: int
@@ -87,6 +97,46 @@ class Attention:
     picture: list[int]
     seen: dict[str, float]
     seconds: float
+
+
+@dataclass
+class ModelDescription:
+    """A served network: its classes, its card without folders, and which layers, heads and patches it has.
+
+    `weights_sha256` is the SHA-256 of its tensors, as in every response. `several_labels` says whether it predicts
+    several labels for an image, or none. `reject` is the smallest probability of the best class, if there is one.
+    """
+
+    name: str
+    weights_sha256: str
+    class_names: list[str]
+    several_labels: bool
+    reject: float | None
+    parameters: int
+    image_size: list[int]
+    attention: bool
+    layers: int
+    heads: int
+    grid: list[int]
+    card: dict[str, Any]
+
+
+@dataclass
+class RequestLimits:
+    """The largest request: bytes of its body, pixels of an image, and images."""
+
+    body: int
+    pixels: int
+    images: int
+
+
+@dataclass
+class Models:
+    """The served networks, the limits of requests, and the version of vitrail."""
+
+    models: list[ModelDescription]
+    limits: RequestLimits
+    version: str
 
 
 IMAGE_BODY: dict[str, Any] = {
@@ -110,6 +160,7 @@ class Refusal:
     """The body of every error response."""
 
     error: Problem
+    request_id: str | None
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,7 +37,9 @@ from vitrail.inspection.positions import PositionTiles, position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
-from vitrail.words import as_text
+from vitrail.server.responses import ModelDescription
+from vitrail.weights.store import checksum
+from vitrail.words import as_text, shown
 
 T = TypeVar("T")
 TOP = 1000
@@ -42,6 +47,9 @@ TOP = 1000
 operations would block the event loop."""
 DIGITS = 6
 """Decimals of shares and similarities in responses."""
+RESTART = "Clients rely on the classes: restart the server to serve it"
+PATH = re.compile(r"(?<![\w.:/\\])(?:~\w*|[A-Za-z]:)?[/\\](?:[^\s,;:'\"()/\\]+[/\\])+(?=[^\s,;:'\"()/\\])")
+"""The folders of an absolute path within a text."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,12 @@ class ServedModel:
         self.name, self.network, self.card = name, network, network.card
         if self.card.scale is not None:
             raise UsageError(f"{name} predicts numbers, and serve names classes. Use vitrail predict")
+        if isinstance(network, Engine):
+            self._checksum: Future[str] | None = None
+        else:  # a second for a gigabyte or two, while the engine is made and tried
+            behind = ThreadPoolExecutor(1, "vitrail-checksum")
+            self._checksum = behind.submit(checksum, _on_cpu(network.state_dict()))
+            behind.shutdown(wait=False)
         self.device = device if isinstance(device, torch.device) else choose_device(device)
         self.precision, self.engine, self.reject = precision, engine, reject
         self.transform = eval_transform(self.card.preprocess)
@@ -110,6 +124,11 @@ class ServedModel:
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
         outputs = engine_predictor(network, self.device, precision, engine=engine)
         self.predict: Predict = calibrated(outputs, self.card.temperature)
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """SHA-256 of the network's tensors: that of its file, and of the programs exported from it."""
+        return self.network.weights_sha256 if self._checksum is None else self._checksum.result()
 
     @cached_property
     def embed(self) -> Predict:
@@ -206,23 +225,37 @@ class ServedModel:
         tiles = self.positions
         return {"positions": _rounded(tiles.values[patch]), "positions_about": f"{tiles.quantity} ({tiles.about})"}
 
-    def describe(self) -> dict[str, Any]:
-        """Return the model card, and which layers, heads and patches there are, as JSON values."""
-        card, config = self.card.to_dict(), self.card.config
+    @cached_property
+    def description(self) -> ModelDescription:
+        """The model card without folders, and which layers, heads and patches there are."""
+        config = self.card.config
+        card = {name: value for name, value in self.card.to_dict().items() if name not in ("class_names", "reference")}
         vit = isinstance(self.network, ViT)
-        return {
-            "name": self.name,
-            "class_names": self.class_names,
-            "several_labels": self.card.several,
-            "reject": self.reject,
-            "parameters": parameters(config),
-            "image_size": list(self.card.preprocess.image_size),
-            "attention": vit,
-            "layers": config.depth if vit else 0,
-            "heads": config.heads if vit else 0,
-            "grid": list(config.grid) if vit else [],
-            "card": {key: value for key, value in card.items() if key not in ("class_names", "reference")},
-        }
+        return ModelDescription(
+            name=self.name,
+            weights_sha256=self.weights_sha256,
+            class_names=self.class_names,
+            several_labels=self.card.several,
+            reject=self.reject,
+            parameters=parameters(config),
+            image_size=list(self.card.preprocess.image_size),
+            attention=vit,
+            layers=config.depth if vit else 0,
+            heads=config.heads if vit else 0,
+            grid=list(config.grid) if vit else [],
+            card=without_folders(card),
+        )
+
+    def check_replaces(self, old: ServedModel) -> None:
+        """Raise WeightsError if clients of `old` would get other classes, or several labels in place of one."""
+        if self.card.several != old.card.several:
+            kinds = [f"predicts {'several labels' if one.card.several else 'one class'}" for one in (self, old)]
+            raise WeightsError(f"{self.name}: the new model {kinds[0]}, and the old one {kinds[1]}. {RESTART}")
+        if self.class_names != old.class_names:
+            pairs = enumerate(zip(self.class_names, old.class_names, strict=False))
+            differ = [f"class {i} is {shown(new)}, not {shown(was)}" for i, (new, was) in pairs if new != was]
+            differ.append(f"it has {len(self.class_names)} classes, not {len(old.class_names)}")
+            raise WeightsError(f"{self.name}: the new model has other classes: {differ[0]}. {RESTART}")
 
     def warm(self) -> None:
         """Process one image, so that the first client does not wait for the set-up."""
@@ -233,6 +266,24 @@ class ServedModel:
         answer = self.rank([image])[0]
         if isinstance(answer, Exception):
             raise answer
+        _ = self.weights_sha256, self.description  # every response names the weights
+
+
+def without_folders(value: Any) -> Any:
+    """Return JSON values in which every absolute path is only its last part: what is served tells nothing of disks."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute() or value.startswith("~"):
+        return PureWindowsPath(value).name
+    return PATH.sub("", value)
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
 def _stack(images: list[PreparedImage]) -> Tensor:

@@ -1,7 +1,7 @@
 """From uploads to results: decode on a few threads, compute in batches, stop at the deadline.
 
 The service also knows whether the server is ready: from the time that every network has processed one image, until the
-server receives a signal to end.
+server receives a signal to end. It can load its networks anew while it answers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +19,17 @@ from starlette.requests import Request
 from vitrail.device import available_cores
 from vitrail.errors import UsageError
 from vitrail.server.batching import Batcher
-from vitrail.server.limits import Gate, Limits, Refused
+from vitrail.server.limits import Bodies, Gate, Limits, Refused
+from vitrail.server.logs import current
 from vitrail.server.metrics import Metrics
 from vitrail.server.served_model import PreparedImage, ServedModel
 from vitrail.server.upload import Upload, disconnected, read_uploads
+from vitrail.words import shown
 
 log = logging.getLogger("vitrail")
 
+FAILED = 60
+"""Seconds after which a client may ask again if a network failed. Only a reload or a restart helps."""
 DECODERS = 4
 """Maximum number of images decoded at once. The largest need up to two gigabytes each."""
 
@@ -42,17 +46,22 @@ class FileResult:
 
 
 class Service:
-    """The networks and their queue. It runs on one event loop, between `start` and `stop`."""
+    """The networks and their queue. It runs on one event loop, between `start` and `stop`.
 
-    def __init__(self, models: list[ServedModel], limits: Limits) -> None:
+    load: Loads all networks anew, for `reload`.
+    """
+
+    def __init__(
+        self, models: list[ServedModel], limits: Limits, load: Callable[[], list[ServedModel]] | None = None
+    ) -> None:
         self.models = {model.name: model for model in models}
-        self.first = models[0]
-        self.limits, self.gate = limits, Gate(limits.queue)
-        self.metrics = Metrics(lambda: self.gate.inside, lambda: self.ready)
+        self.limits, self.gate, self.bodies = limits, Gate(limits.queue), Bodies(limits.bodies)
+        self.metrics = Metrics(lambda: self.gate.inside, lambda: self.bodies.arriving, lambda: self.ready)
+        self._load, self._reloading, self._again = load, False, False
         self.warm, self.draining = False, False
         self.failure: str | None = None
         self.batcher = Batcher(limits.batch, self._answered)
-        self._warming: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._decoders = ThreadPoolExecutor(min(DECODERS, available_cores()), "vitrail-decode")
 
     @property
@@ -63,26 +72,66 @@ class Service:
     def start(self) -> None:
         """Start working. `ready` becomes true when all networks are warm."""
         self.batcher.start()
-        self._warming = asyncio.get_running_loop().create_task(self._warm(), name="vitrail-warm")
+        self._begin(self._warm())
 
     async def stop(self) -> None:
         """Finish the current batch and stop."""
         self.draining = True
-        if self._warming is not None:
-            self._warming.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.batcher.stop()
         await asyncio.to_thread(self._decoders.shutdown, wait=True, cancel_futures=True)
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _warm(self) -> None:
-        try:
-            for model in self.models.values():
+        for name, model in self.models.items():
+            try:
                 await self.batcher.submit(_warm, model)
-        except Exception as error:  # the server stays up to report whatever a network raises
-            self.failure = f"{type(error).__name__}: {error}"
-            log.error("the server cannot become ready: %s", self.failure)
-            return
+            except Exception as error:  # the server stays up to report whatever a network raises
+                # the message may name files, which are nobody's business but the operator's
+                self.failure = f"{name} fails on a grey image ({type(error).__name__}); the server's log says why"
+                log.error("the server cannot become ready: %s: %s: %s", name, type(error).__name__, error)
+                return
         self.warm = True
         log.info("ready")
+
+    def reload(self) -> None:
+        """Begin to load all networks anew. Requests are answered by the old ones until the new ones are checked.
+
+        If a new network cannot be used, or has other classes, all old ones stay, and the log says why.
+        """
+        if self.draining or self._load is None:
+            return
+        if self._reloading:
+            self._again = True  # the files may have changed after they were read
+            return
+        self._reloading = True
+        self._begin(self._reload(self._load))
+
+    async def _reload(self, load: Callable[[], list[ServedModel]]) -> None:
+        try:
+            log.info("loading %s anew", ", ".join(self.models))
+            models = await asyncio.to_thread(load)
+            for model in models:
+                model.check_replaces(self.models[model.name])
+                await self.batcher.submit(_warm, model)
+        except Exception as error:  # whatever is wrong with a file, the server goes on
+            self.metrics.reloads.labels("failed").inc()
+            log.error("the models were not replaced, the previous ones stay: %s", error)
+        else:
+            self.models = {model.name: model for model in models}
+            self.warm, self.failure = True, None
+            self.metrics.reloads.labels("done").inc()
+            log.info("replaced: %s", ", ".join(f"{one.name} (sha256 {one.weights_sha256})" for one in models))
+        finally:
+            self._reloading = False
+        if self._again:
+            self._again = False
+            self.reload()
 
     def _answered(self, images: int, seconds: float) -> None:
         self.gate.answered(images, seconds)
@@ -91,9 +140,11 @@ class Service:
     def model(self, name: str | None) -> ServedModel:
         """Return a network by its name, or the first. Raises Refused 404."""
         if name is None:
-            return self.first
+            name = next(iter(self.models))
         if name not in self.models:
-            raise Refused(404, "no-model", f"no model is called {name!r}; the models are {', '.join(self.models)}")
+            raise Refused(404, "no-model", f"no model is called {shown(name)}; the models are {', '.join(self.models)}")
+        if (exchange := current.get()) is not None:
+            exchange.model = name
         return self.models[name]
 
     async def process(
@@ -105,17 +156,17 @@ class Service:
         must have a single image.
 
         Raises Refused 503 if the server is not ready, 429 if the queue is full, and the refusals of `read_uploads` and
-        `within_deadline`. A place in the queue is reserved before the body is read, which limits the memory of bodies.
+        `within_deadline`. Only images that have arrived have a place in the queue; `Bodies` limits the memory of the
+        others.
         """
         if not self.ready:
-            why = "the server is shutting down" if self.draining else self.failure or "the networks are not ready yet"
-            raise Refused(503, "not-ready", why, None if self.failure else 1)
-        with self.gate.hold() as reserve:
-            uploads = await read_uploads(request, self.limits)
-            if query and len(uploads) != 1:
-                message = f"attention needs exactly one image per request, and this one has {len(uploads)}"
-                raise Refused(413, "too-many-images", message)
-            reserve(len(uploads) - 1)
+            raise self.not_ready()
+        self.gate.check()
+        uploads = await read_uploads(request, self.limits)
+        if query and len(uploads) != 1:
+            message = f"attention needs exactly one image per request, and this one has {len(uploads)}"
+            raise Refused(413, "too-many-images", message)
+        with self.gate.hold(len(uploads)):
             outcomes: list[FileResult] = await self.within_deadline(
                 request, asyncio.gather(*(self._one(model, upload, compute, *query) for upload in uploads))
             )
@@ -124,6 +175,14 @@ class Service:
             if one.refused is not None:
                 self.metrics.refused.labels(one.refused.reason).inc()
         return outcomes
+
+    def not_ready(self) -> Refused:
+        """Return the refusal while the server is not ready. It says when to try again."""
+        if self.draining:
+            return Refused(503, "not-ready", "the server is shutting down", self.limits.drain)
+        if self.failure is not None:
+            return Refused(503, "not-ready", self.failure, FAILED)
+        return Refused(503, "not-ready", "the networks are not ready yet", 1)
 
     async def within_deadline(self, request: Request, work: Awaitable[Any]) -> Any:
         """Return the result of `work`, or drop it: Refused 504 at the deadline, 499 when the client leaves."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from vitrail.config import plain
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, InputSize, Range, Seconds, Share, checked
+from vitrail.server.logs import LogFormat, log_as_json
 from vitrail.verbs.flags.compute import Compute
 from vitrail.version import install_extra
 from vitrail.words import one_line
@@ -18,17 +22,18 @@ from vitrail.words import one_line
 if TYPE_CHECKING:
     from vitrail.server.served_model import ServedModel
 
-log = logging.getLogger("vitrail")
+logger = logging.getLogger("vitrail")  # `log` is a setting
 
 
 @one_line
 @dataclass(frozen=True)
 class ServedRequests:
-    """Address, models and number of images of a server that has ended."""
+    """Address, models, number of images, and format of the log of a server that has ended."""
 
     url: str
     models: list[str]
     images: int
+    log: LogFormat = "text"
 
 
 @checked
@@ -37,6 +42,10 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, Range(0, 65535)] = 8000,
     allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
+    root_path: str = "",
+    forwarded_allow_ips: tuple[str, ...] = (),
+    keep_alive: Annotated[int, Range(0, 3600)] = 5,
     reject: Share | None = None,
     calibrate: bool = True,
     image_size: InputSize | None = None,
@@ -46,13 +55,15 @@ def serve(
     max_megapixels: Annotated[float, Range(0, 1e6, above=True)] | None = None,
     deadline: Seconds = 30.0,
     drain: Annotated[int, Range(1, 10**6)] = 20,
+    log: LogFormat = "text",
     device: str | None = None,
     precision: Precision = "auto",
     engine: EngineName = "auto",
 ) -> ServedRequests:
     """Serve networks until Ctrl-C or SIGTERM: a page on which images can be dropped, and an HTTP interface.
 
-    The function returns after Ctrl-C; SIGTERM ends the process. In both cases open requests are finished first.
+    The function returns after Ctrl-C; SIGTERM ends the process. In both cases open requests are finished first. SIGHUP
+    loads the models anew without losing a request.
 
     The page shows the results of several networks next to each other. Without --host, only this machine can connect.
     The server has no password, so open it to other machines only if everybody there may use it.
@@ -63,18 +74,27 @@ def serve(
         host: Address to listen at; 0.0.0.0 means every address of this machine.
         port: Port to listen at; 0 chooses a free one.
         allow_host: Another name by which clients reach the server, such as that of a proxy. May be repeated.
+        allow_origin: Origin of another web page that may use the server from a browser, such as https://app.example;
+            "*" allows every page that a browser on a machine with access opens. May be repeated.
+        root_path: Prefix of all addresses behind a proxy, such as /vit.
+        forwarded_allow_ips: Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto headers are
+            believed, such as 127.0.0.1. May be repeated.
+        keep_alive: Seconds until an idle connection is closed; 0 closes it after each response.
         reject: Smallest probability of the best class. An image with a lower one is "none of these" (default: every
             image gets a class).
         calibrate: Divide the network's outputs by the temperature of its card, if it has one.
         batch_size: Maximum number of images that are computed together.
         queue: Maximum number of images that wait or are computed. Beyond it, clients get status 429 and try again
-            later.
+            later. A request has at most 32 images, and at most this number.
         max_mb: Maximum size of a request in megabytes.
         max_megapixels: Maximum size of an image in millions of pixels (default: 134). Reading an image takes at most 16
             bytes per pixel, 2.1 GB for the default, and up to four images are read at once.
         deadline: Maximum time for a response in seconds.
         drain: Seconds to finish open requests after Ctrl-C or SIGTERM.
+        log: Format of the log on standard error, which has a line for each request: text, or one JSON object per line.
     """
+    if log == "json":
+        log_as_json()
     if not models:
         raise UsageError("no model is given. Name at least one: vitrail serve MODEL ...")
     compute = Compute(image_size, batch_size, device=device, precision=precision, engine=engine)
@@ -87,18 +107,22 @@ def serve(
         raise UsageError(f"{needed}: {install_extra('serve')}") from error
     from vitrail.data.images.decode import MAX_PIXELS
     from vitrail.device import fast_float32
-    from vitrail.server.guard import Hosts
+    from vitrail.server.clients import Clients, Hosts
     from vitrail.server.limits import Limits
 
+    clients = Clients(Hosts(host, allow_host), allow_origin, root_path, forwarded_allow_ips, keep_alive)
     pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
-    limits = Limits(int(max_mb * 1e6), pixels=pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
+    images = min(Limits.images, queue)  # a request with more would never find enough places
+    limits = Limits(int(max_mb * 1e6), images, pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
+    load = partial(load_served, models, compute, reject, calibrate=calibrate)
     with take_port(host, port) as listening:
-        serving = Service(load_served(models, compute, reject, calibrate=calibrate), limits)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        log.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
+        serving = Service(load(), limits, load)
+        app = create_app(serving, clients)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{clients.root_path}"
+        logger.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
         with fast_float32():
-            run(create_app(serving, Hosts(host, allow_host)), serving, listening)
-        return ServedRequests(url, list(serving.models), serving.metrics.images_answered)
+            run(app, serving, listening, clients)
+        return ServedRequests(url, list(serving.models), serving.metrics.images_answered, log)
 
 
 def load_served(
@@ -122,5 +146,7 @@ def load_served(
 
 
 def show(result: ServedRequests) -> str:
-    """Return the result as text for a terminal."""
+    """Return the result as text for a terminal, or as a line of the JSON log."""
+    if result.log == "json":
+        return json.dumps(plain(result), ensure_ascii=False)
     return f"{result.url}: {result.images} image{'s' * (result.images != 1)} answered"

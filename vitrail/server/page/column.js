@@ -1,6 +1,6 @@
 // The part of the page that belongs to one model. Names and messages are set as text, never as markup.
-import { post } from "/ask.js";
-import { loaded, outline, overlay, paint, range, tinted } from "/draw.js";
+import { post } from "./ask.js";
+import { loaded, outline, overlay, paint, range, tinted } from "./draw.js";
 
 const LONGEST = 3; // maximum aspect ratio: longer pictures would be a stripe
 const EXAMPLES = 10; // maximum number of classes above an answer
@@ -69,7 +69,7 @@ export class Column {
     this.busy = true;
     try {
       const crop = !this.model.attention; // otherwise the crop comes with the attention
-      const answer = await post("/v1/predict", file, { model: this.model.name, crop }, signal);
+      const answer = await post("v1/predict", file, { model: this.model.name, crop }, signal);
       const image = answer.images[0];
       if (image.problem) throw new Error(image.problem.message);
       const labels = image.rejected ? [] : image.labels?.map((label) => label.class);
@@ -114,7 +114,7 @@ export class Column {
     const [row, column] = this.patch ?? [null, null];
     const query = { model: this.model.name, layer: this.layer.value, head: this.head.value, row, column };
     try {
-      const found = await post("/v1/attention", this.file, query, mine.signal);
+      const found = await post("v1/attention", this.file, query, mine.signal);
       const [crop, copy] = await Promise.all([loaded(found.crop), this.picture]);
       if (mine.signal.aborted) return;
       Object.assign(this, { found, crop, copy });

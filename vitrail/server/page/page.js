@@ -1,6 +1,6 @@
-import { ask, nameOf } from "/ask.js";
-import { Column, answer } from "/column.js";
-import { copied } from "/draw.js";
+import { ask, nameOf } from "./ask.js";
+import { Column, answer } from "./column.js";
+import { copied } from "./draw.js";
 
 const byId = (id) => document.getElementById(id);
 const state = { columns: [], limits: null, file: null, url: null, sending: null };
@@ -81,13 +81,13 @@ function moved(chosen, place) {
 async function start() {
   listen();
   try {
-    const { models, limits } = await ask("/v1/models");
+    const { models, limits } = await ask("v1/models");
     state.limits = limits;
     state.columns = models.map((model) => new Column(model, moved));
     byId("models").replaceChildren(...state.columns.map((column) => column.part));
     const most = `At most ${(limits.body / 1e6).toFixed(0)} MB and ${(limits.pixels / 1e6).toFixed(0)} megapixels.`;
     byId("limits").textContent = `${most} The image is sent only to the computer that serves this page.`;
-    byId("program").querySelector("pre").textContent = `curl -F image=@photo.jpg ${location.origin}/v1/predict`;
+    byId("program").querySelector("pre").textContent = `curl -F image=@photo.jpg ${new URL("v1/predict", location.href)}`;
     byId("program").hidden = false;
     say("Ready.");
     if (state.file) take(state.file); // a file that was chosen before the models were loaded
