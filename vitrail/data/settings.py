@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 PerImage = Literal["auto", "one", "several", "numbers"]
-ImageResize = Literal["squash", "small", "pad"]
+ImageResize = Literal["squash", "squash-crop", "small", "pad"]
 Bits = Literal["8", "16", "32f"]
 """Depth of an image's values: 8 and 16 bits, and everything that float32 holds."""
 Colour = tuple[Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)]]
@@ -224,12 +224,12 @@ class Preparation(Settings):
     image_size: tuple[Side, Side] | None = None
     """Height and width of the network's input in pixels (default: those of the network)."""
     resize: ImageResize | None = None
-    """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
-    central crop; pad: the whole image with its aspect ratio, and the rest filled with a colour (default: from the
-    images)."""
+    """How an image is resized. squash: to the input size, whatever its aspect ratio; squash-crop: to image_size / crop,
+    whatever its aspect ratio, then the central crop; small: by its short side, then the central crop; pad: the whole
+    image with its aspect ratio, and the rest filled with a colour (default: from the images)."""
     crop: Part = 0.875
     """Side of the crop as a share of the resized image (0.875: resize to 256, crop 224). Evaluation uses it with
-    resize small only."""
+    resize small and squash-crop only."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation for resizing."""
     fill: Colour | None = None
@@ -268,8 +268,9 @@ class Preprocess(Preparation):
     image_size: tuple[Side, Side] = (224, 224)
     """Height and width of the network's input in pixels."""
     resize: ImageResize = "small"
-    """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
-    central crop; pad: the whole image with its aspect ratio, and the rest filled with a colour."""
+    """How an image is resized. squash: to the input size, whatever its aspect ratio; squash-crop: to image_size / crop,
+    whatever its aspect ratio, then the central crop; small: by its short side, then the central crop; pad: the whole
+    image with its aspect ratio, and the rest filled with a colour."""
 
 
 @dataclass(frozen=True)

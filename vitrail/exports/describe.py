@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 
 from vitrail.config import plain
-from vitrail.data.images.ops import covering
+from vitrail.data.images.ops import CROPPED, covering
 from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, KINDS, OutputName
@@ -65,10 +65,8 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
     scales to exactly `size`. Resize "pad" scales to the largest image that fits into `size`, preserves the aspect
     ratio, and surrounds the image with "fill". Images of other bands than RGB have their statistics under "bands".
     """
-    if preprocess.resize == "small":
-        mode, size = "cover", covering(preprocess)
-    else:
-        mode, size = preprocess.resize, preprocess.image_size
+    mode = {"small": "cover", "squash-crop": "squash"}.get(preprocess.resize, preprocess.resize)
+    size = covering(preprocess) if preprocess.resize in CROPPED else preprocess.image_size
     fill = {"fill": list(preprocess.fill or GREY)} if mode == "pad" else {}
     bands = {} if preprocess.bands is None else {"bands": plain(preprocess.bands)}
     return {

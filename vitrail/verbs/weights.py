@@ -223,7 +223,8 @@ def show(result: Converted | Info | Verification | Pushed) -> Any:
 def _facts(info: Info) -> list[tuple[str, str]]:
     card = info.card
     how = card.preprocess
-    crop = f"short side, then the central {how.crop:.4g}" if how.resize == "small" else how.resize
+    resized = {"small": "short side", "squash-crop": "squash"}.get(how.resize)
+    crop = how.resize if resized is None else f"{resized}, then the central {how.crop:.4g}"
     names = ", ".join(card.class_names[:SHOWN]) or "no names"
     more = f" and {len(card.class_names) - SHOWN} more" if len(card.class_names) > SHOWN else ""
     facts = {

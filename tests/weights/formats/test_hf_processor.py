@@ -27,7 +27,7 @@ OLD_DEIT = dict(feature_extractor_type="DeiTFeatureExtractor", size=256, do_cent
     [
         (dict(size=224, resample=2), Preprocess((224, 224), "squash")),
         (dict(size=dict(height=224, width=192), resample=3), Preprocess((224, 192), "squash", interpolation="bicubic")),
-        (OLD_DEIT, Preprocess((224, 224), "small", 0.875, "bicubic")),
+        (OLD_DEIT, Preprocess((224, 224), "squash-crop", 0.875, "bicubic")),
         (
             dict(size=dict(shortest_edge=256), do_center_crop=True, crop_size=dict(height=224, width=224), resample=3),
             Preprocess((224, 224), "small", 0.875, "bicubic"),
@@ -63,8 +63,6 @@ def test_mean_and_std_are_of_pixels_up_to_1(values: dict[str, Any], mean: Any, s
 @pytest.mark.parametrize(
     ("values", "note"),
     [
-        (dict(resample=1), "bicubic instead of Pillow's resampling 1"),
-        (OLD_DEIT, "squashes to 256 x 256 first"),
         (dict(size=dict(shortest_edge=224)), "keep the aspect ratio"),
         (dict(do_resize=False), "although do_resize is false"),
     ],
@@ -79,7 +77,20 @@ def test_nonsense_is_refused(values: dict[str, Any]) -> None:
         read_processor(values, (32, 32), "file")
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (dict(resample=0), "resample is 0, which vitrail does not have"),
+        (dict(size=[64, 48], crop_size=[32, 32], do_center_crop=True), r"resized to \(64, 48\).*cropped to \(32, 32\)"),
+    ],
+)
+def test_what_vitrail_does_not_have_is_refused(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(WeightsError, match=told):
+        read_processor(values, (32, 32), "file")
+
+
 PROCESSORS = [
+    ("DeiTImageProcessor", dict(size=dict(height=40, width=40), crop_size=dict(height=32, width=32), resample=3)),
     ("ViTImageProcessor", dict(size=dict(height=32, width=32))),
     ("ViTImageProcessor", dict(size=dict(height=32, width=48), resample=3, **IMAGENET)),
     ("BitImageProcessor", dict(size=dict(shortest_edge=40), crop_size=dict(height=32, width=32), **IMAGENET)),
@@ -115,6 +126,7 @@ def test_the_network_sees_what_it_would_see_there(tmp_path: Path, kind: str, val
     [
         Preprocess((32, 48), "squash", interpolation="bicubic"),
         Preprocess((32, 32), "small", 0.8),
+        Preprocess((32, 48), "squash-crop", 0.8),
         Preprocess((32, 32), "small", 1.0, "bicubic"),
     ],
 )

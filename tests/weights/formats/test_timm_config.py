@@ -21,7 +21,6 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.resnet.units import BIT_UNITS
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.verbs.network.classifier import load_network
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import FORMATS, recognise
@@ -63,18 +62,21 @@ def test_preprocessing_names_and_licence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "crop"), [(224, 0.9), (224, 0.875), (240, 0.9), (256, 0.9), (288, 0.965), (384, 0.9), (384, 1.0)]
+    ("side", "crop"), [(224, 0.9), (224, 0.875), (240, 0.9), (256, 0.9), (288, 0.965), (384, 0.95), (384, 1.0)]
 )
 @pytest.mark.parametrize("shape", [(300, 300), (600, 300), (128, 256)])
-def test_an_image_is_prepared_as_in_timm(side: int, crop: float, shape: tuple[int, int]) -> None:
-    values: dict[str, Any] = dict(
-        input_size=(3, side, side), crop_pct=crop, interpolation="bicubic", crop_mode="center"
-    )
+@pytest.mark.parametrize(("mode", "resize"), [("center", "small"), ("squash", "squash-crop")])
+def test_an_image_is_prepared_as_in_timm(
+    side: int, crop: float, shape: tuple[int, int], mode: str, resize: Any
+) -> None:
+    values: dict[str, Any] = dict(input_size=(3, side, side), crop_pct=crop, interpolation="bicubic", crop_mode=mode)
     prepare = create_transform(**values, mean=(0.0,) * 3, std=(1.0,) * 3)
-    card = Card(ViTConfig(mean=0, std=1), preprocess=Preprocess((side, side), crop=crop, interpolation="bicubic"))
+    card = Card(ViTConfig(mean=0, std=1), preprocess=Preprocess((side, side), resize, crop, "bicubic"))
     noise = np.random.default_rng(0).integers(0, 256, (shape[1], shape[0], 3), dtype=np.uint8)
     image = Image.fromarray(noise)
-    assert (card.transform()(image) - prepare(image)).abs().max() <= 2.01 / 255
+    wrong = ((card.transform()(image) - prepare(image)).abs() > 2.01 / 255).float().mean()
+    # values are clipped between the two passes of a resize, and if one side grows and the other shrinks, the order counts
+    assert wrong <= (0 if mode == "center" else 0.02)
 
 
 def test_older_exports_are_one_flat_mapping() -> None:
@@ -94,24 +96,37 @@ def test_names_that_do_not_fit_are_left_out_and_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "expected", "note"),
+    ("entries", "expected"),
     [
-        (dict(crop_mode="squash", crop_pct=1.0), dict(resize="squash"), ""),
-        (dict(crop_mode="squash"), dict(resize="squash"), "the whole image is shown"),
-        (dict(crop_mode="border", crop_pct=1.0), dict(resize="pad", fill=(26, 51, 76)), ""),
-        (dict(crop_mode="border"), dict(resize="pad", fill=(26, 51, 76)), "the whole image is shown"),
-        (dict(crop_mode="tiles"), dict(crop=0.95), "crop_mode 'tiles'"),
-        (dict(interpolation="lanczos"), dict(crop=0.95, interpolation="bicubic"), "'lanczos'"),
-        (dict(crop_pct=None, interpolation=None), dict(crop=0.875, interpolation="bicubic"), ""),
+        (dict(crop_mode="squash", crop_pct=1.0), dict(resize="squash")),
+        (dict(crop_mode="squash"), dict(resize="squash-crop", crop=0.95)),
+        (dict(crop_mode="border", crop_pct=1.0), dict(resize="pad", fill=(26, 51, 76))),
+        (dict(crop_pct=None, interpolation=None), dict(crop=0.875, interpolation="bicubic")),
     ],
 )
-def test_other_preprocessing(entries: dict[str, Any], expected: dict[str, Any], note: str) -> None:
+def test_other_preprocessing(entries: dict[str, Any], expected: dict[str, Any]) -> None:
     config = config_of(global_pool="token")
     config["pretrained_cfg"] |= entries
     found = FORMAT.find(archive(peer("plain"), config))
     values = dict(image_size=(32, 32), interpolation="bilinear") | expected
     assert found.card.preprocess == Preprocess(**values)
-    assert (note in " ".join(found.assumptions)) if note else not found.assumptions
+    assert not found.assumptions
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        (dict(crop_mode="border"), r"crop_pct is 0.95 with crop_mode 'border'"),
+        (dict(crop_mode="tiles"), r"crop_mode is 'tiles'.*Valid: .*'squash'"),
+        (dict(interpolation="nearest"), r"interpolation is 'nearest'.*Valid: 'bilinear', 'bicubic'"),
+        (dict(crop_pct=1.5), r"crop_pct is 1.5"),
+    ],
+)
+def test_preprocessing_that_vitrail_does_not_have_is_refused(entries: dict[str, Any], told: str) -> None:
+    config = config_of(global_pool="token")
+    config["pretrained_cfg"] |= entries
+    with pytest.raises(WeightsError, match=told):
+        FORMAT.find(archive(peer("plain"), config))
 
 
 def test_what_is_written_is_what_timm_resolves(tmp_path: Path) -> None:
@@ -385,21 +400,3 @@ def test_published_bits_are_named() -> None:
     for depth, width in ((50, 1), (101, 3), (152, 2)):
         config = ResNetConfig(units=BIT_UNITS[depth], width=64 * width, std_conv="timm")
         assert bit_architecture(config) == f"resnetv2_{depth}x{width}_bit"
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [(dict(crop_mode="squash"), True), (dict(interpolation="nearest"), True), (dict(crop_mode="center"), False)],
-)
-def test_images_that_are_prepared_otherwise_are_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], told: bool
-) -> None:
-    values = config_of()
-    values["pretrained_cfg"] |= changes
-    save_file(peer("plain").state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
-    load_network(tmp_path)
-    warned = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.message.startswith(f"{tmp_path}: images are prepared otherwise") for record in warned] == [
-        True
-    ] * told

@@ -103,22 +103,33 @@ def eval_transform(preprocess: Preprocess) -> Op:
     """Return the transform of images in evaluation; its result has exactly the size `preprocess.image_size`.
 
     "squash" resizes to this size, and "pad" to the largest picture of the same aspect ratio that fits into it, and
-    fills the rest. "small" resizes to the smallest picture that covers image_size / crop and cuts out its middle: 224
-    with crop 0.875 makes the short side 256.
+    fills the rest. "small" resizes to the smallest picture that covers image_size / crop, "squash-crop" to image_size /
+    crop itself, and both cut out the middle: 224 with crop 0.875 makes the short side 256.
     """
     size = preprocess.image_size
     pixels = pixels_of(preprocess.bands)
-    if preprocess.resize != "small":
-        whole = _whole(preprocess, size)
-        return whole if preprocess.bands is None else Compose((whole,), pixels)
-    return Compose((ResizeSmall(covering(preprocess), preprocess.interpolation), CentralCrop(size)), pixels)
+    if preprocess.resize in CROPPED:
+        return Compose((larger(preprocess), CentralCrop(size)), pixels)
+    whole = _whole(preprocess, size)
+    return whole if preprocess.bands is None else Compose((whole,), pixels)
+
+
+CROPPED = ("small", "squash-crop")
+"""The ways to resize of which evaluation shows the middle."""
+
+
+def larger(preprocess: Preprocess) -> ToSize:
+    """Return the resize to image_size / crop, from which a crop of image_size is cut."""
+    if preprocess.resize == "small":
+        return ResizeSmall(covering(preprocess), preprocess.interpolation)
+    return _whole(preprocess, covering(preprocess))
 
 
 def _whole(preprocess: Preprocess, size: Size) -> ToSize:
     """Return the resize to `size` that cuts nothing off."""
-    if preprocess.resize == "squash":
-        return Squash(size, preprocess.interpolation)
-    return Letterbox(size, preprocess.interpolation, preprocess.fill or GREY)
+    if preprocess.resize == "pad":
+        return Letterbox(size, preprocess.interpolation, preprocess.fill or GREY)
+    return Squash(size, preprocess.interpolation)
 
 
 def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
@@ -129,11 +140,9 @@ def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
         part = (size, augment.scale, augment.ratio, interpolation)
         if resize == "pad":
             return [LetterboxedCrop(*part, fill=preprocess.fill or GREY)]
-        return [InceptionCrop(*part, whole=resize == "squash")]
+        return [InceptionCrop(*part, whole=resize != "small")]
     if augment.crop == "random":
-        larger = covering(preprocess)
-        small = resize == "small"
-        return [ResizeSmall(larger, interpolation) if small else _whole(preprocess, larger), RandomCrop(size)]
+        return [larger(preprocess), RandomCrop(size)]
     if augment.crop == "pad":
         return [as_evaluated, PadShift(augment.pad)]
     return [as_evaluated]

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
-from vitrail.data.images.geometry import Op, ResizeSmall, Size
-from vitrail.data.images.ops import covering
+from vitrail.data.images.geometry import Op, Size
+from vitrail.data.images.ops import CROPPED, larger
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError
 
@@ -62,12 +62,11 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
     """
     if kind == "flip":
         return Mirrored(shown)
-    if preprocess.resize != "small" or preprocess.crop == 1:
+    if preprocess.resize not in CROPPED or preprocess.crop == 1:
         whole = {"squash": "images are resized to its size", "pad": "images are padded to its size"}
         why = whole.get(preprocess.resize, "its crop is 1")
         raise UsageError(
             f"--tta crops cuts ten views out of the image, but this network sees the whole image ({why}). "
             "Use --tta flip"
         )
-    small = ResizeSmall(covering(preprocess), preprocess.interpolation)
-    return TenCrops(small, preprocess.image_size, shown.pixels)
+    return TenCrops(larger(preprocess), preprocess.image_size, shown.pixels)

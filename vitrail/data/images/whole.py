@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,6 +53,8 @@ def with_fill(preprocess: Preprocess, mean: tuple[float, ...]) -> Preprocess:
 
 def share_shown(size: Size, preprocess: Preprocess) -> float:
     """Return the share of the pixels of an image of `size` (height, width) that the network sees."""
+    if preprocess.resize == "squash-crop":
+        return math.prod(preprocess.image_size) / math.prod(covering(preprocess))
     if preprocess.resize != "small":
         return 1.0
     resize = ResizeSmall(covering(preprocess))
@@ -85,7 +88,8 @@ def shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str]:
     small = statistics.median(share_shown(size, replace(preprocess, resize="small")) for size in sizes)
     factor = statistics.median(stretched(size, preprocess) for size in sizes)
     empty = 1 - statistics.median(filled(size, preprocess) for size in sizes)
-    if {"small": small, "squash": 1 / factor, "pad": 1 - empty}[preprocess.resize] > 0.99:
+    seen = share_shown(preprocess.image_size, preprocess)
+    if {"small": small, "squash": 1 / factor, "squash-crop": seen / factor, "pad": 1 - empty}[preprocess.resize] > 0.99:
         return "", ""
     told = (
         f"small shows {small:.0%} of an image's pixels, squash and pad show all; squash changes the proportions by a "

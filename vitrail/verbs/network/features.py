@@ -164,12 +164,12 @@ class Embedder:
     def __init__(self, model: str | Path, compute: Compute, prepare: Prepare = "model", *, whole: bool = False) -> None:
         if prepare not in ("model", "protocol"):
             raise UsageError(f"prepare is {prepare!r}. Valid: model, protocol")
-        from vitrail.data.images.ops import eval_transform
+        from vitrail.data.images.ops import CROPPED, eval_transform
         from vitrail.evaluation.fewshot_images import FewShotImages
 
         self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess
-        if whole and preprocess.resize == "small":
+        if whole and preprocess.resize in CROPPED:
             preprocess = replace(preprocess, resize="squash")
         self.size: tuple[int, int] = preprocess.image_size
         self.transform = FewShotImages(self.size) if prepare == "protocol" else eval_transform(preprocess)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrail.data.images.ops import covering
+from vitrail.data.images.ops import CROPPED, covering
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
@@ -50,8 +50,11 @@ def _read(values: Mapping[str, Any], image_size: tuple[int, int], where: str) ->
     resample = values.get("resample", 2)
     interpolation = RESAMPLE.get(resample) if isinstance(resample, int) else None
     if interpolation is None:
-        notes.append(f"bicubic instead of Pillow's resampling {shown(resample)}")
-        interpolation = "bicubic"
+        valid = " or ".join(f"{number} ({name})" for number, name in RESAMPLE.items())
+        raise UsageError(
+            f"resample is {shown(resample)}, which vitrail does not have. Valid: {valid}. Change it there if the "
+            "difference does not matter"
+        )
     mean, std = _statistics(values, where)
     resized, edge = _resized(values, image_size, where, notes)
     cropped = _pair(values.get("crop_size", 224), where) if values.get("do_center_crop") else None
@@ -62,11 +65,12 @@ def _read(values: Mapping[str, Any], image_size: tuple[int, int], where: str) ->
         # transformers would pad a crop that is larger than the image with black
         preprocess = Preprocess(crop, "small", min(min(crop) / edge, 1.0), interpolation)
     elif cropped and cropped != resized and cropped[0] <= resized[0]:
-        notes.append(
-            f"short side to {resized[0]}, then the centre of {cropped[0]} x {cropped[1]}. transformers squashes to "
-            f"{resized[0]} x {resized[1]} first, which is equivalent for square images"
-        )
-        preprocess = Preprocess(cropped, "small", cropped[0] / resized[0], interpolation)
+        preprocess = Preprocess(cropped, "squash-crop", cropped[0] / resized[0], interpolation)
+        if covering(preprocess) != resized:
+            raise UsageError(
+                f"images are resized to {shown(resized)} and cropped to {shown(cropped)}; vitrail crops the "
+                "same share of both sides"
+            )
     else:
         preprocess = Preprocess(cropped or resized, "squash", interpolation=interpolation)
     return Processing(preprocess, mean, std, notes)
@@ -91,13 +95,13 @@ def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]
         image_mean=list(config.mean),
         image_std=list(config.std),
     )
+    larger = covering(preprocess)
     if preprocess.resize == "small":
-        values |= dict(
-            image_processor_type="BitImageProcessor",
-            size=dict(shortest_edge=min(covering(preprocess))),
-            do_center_crop=True,
-            crop_size=dict(height=height, width=width),
-        )
+        values |= dict(image_processor_type="BitImageProcessor", size=dict(shortest_edge=min(larger)))
+    if preprocess.resize == "squash-crop":
+        values["size"] = dict(height=larger[0], width=larger[1])
+    if preprocess.resize in CROPPED:
+        values |= dict(do_center_crop=True, crop_size=dict(height=height, width=width))
     return values
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 from torch import nn
 
+from vitrail.data.images.ops import CROPPED
 from vitrail.errors import WeightsError
 from vitrail.weights.card import Card, architecture, parameters
 from vitrail.weights.hub.download import refusal, unreachable
@@ -157,8 +158,9 @@ def _preprocessing(card: Card) -> str:
     how = "Resize to exactly this size"
     if card.preprocess.resize == "pad":
         how = "Resize to the largest picture of the same aspect ratio that fits into this size; fill the rest with mean"
-    if card.preprocess.resize == "small":
-        how = f"Resize the short side, then take the central {card.preprocess.crop:.4g} of it"
+    if card.preprocess.resize in CROPPED:
+        what = "the short side" if card.preprocess.resize == "small" else "both sides, whatever their ratio"
+        how = f"Resize {what}, then take the central {card.preprocess.crop:.4g}"
     return _table(
         "step",
         {

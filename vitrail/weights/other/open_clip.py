@@ -126,6 +126,10 @@ class OpenClip:
             _write(path, tensors, {**read, "preprocess_cfg": _preprocess_json(model.config, card)})
             return
         config = model.config
+        if card.preprocess.resize == "squash-crop":
+            raise WeightsError(
+                f"format {self.name!r} cannot squash images and crop them (preprocess.resize squash-crop)"
+            )
         if reason := _refusal(config):
             raise WeightsError(f"format {self.name!r} has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)

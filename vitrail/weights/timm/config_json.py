@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+from vitrail.data.images.ops import CROPPED
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
@@ -94,8 +95,8 @@ def _json(config: ViTConfig | ResNetConfig, card: Card, features: int, pool: str
         input_size=[config.channels, *config.image_size],
         fixed_input_size=False,
         interpolation=card.preprocess.interpolation,
-        crop_pct=card.preprocess.crop if card.preprocess.resize == "small" else 1.0,
-        crop_mode={"squash": "squash", "pad": "border", "small": "center"}[card.preprocess.resize],
+        crop_pct=card.preprocess.crop if card.preprocess.resize in CROPPED else 1.0,
+        crop_mode={"pad": "border", "small": "center"}.get(card.preprocess.resize, "squash"),
         mean=list(config.mean),
         std=list(config.std),
         num_classes=config.classes,

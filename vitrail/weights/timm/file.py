@@ -16,7 +16,7 @@ from vitrail.errors import WeightsError
 from vitrail.weights.archive import Archive
 from vitrail.weights.formats import for_channels
 from vitrail.weights.mapping import imagenet_statistics, numbers_in, size_in
-from vitrail.words import shown
+from vitrail.words import listing, shown
 
 BARE = (".safetensors", ".pth", ".pt", ".bin")
 """Endings of a bare state dict; any other path is a folder with a config.json."""
@@ -45,8 +45,6 @@ class TimmFile:
     labels: Any = None
     notes: list[str] = field(default_factory=list)
     """Assumptions made while the file is read, for the load report."""
-    differences: list[str] = field(default_factory=list)
-    """Those of the notes by which images are prepared otherwise than in timm."""
 
     def error(self, message: str) -> WeightsError:
         """Return the error `message` about this file."""
@@ -135,25 +133,14 @@ def preprocessing(file: TimmFile, image_size: tuple[int, int]) -> Preprocess:
             "resizing, as usual for timm's models of this kind, because a bare file does not say"
         )
 
-    def differs(text: str) -> None:
-        note(text)
-        file.differences.append(text)
-
-    if interpolation not in ("bilinear", "bicubic"):
-        differs(f"bicubic resizing instead of {shown(interpolation)}")
-        interpolation = "bicubic"
-    if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        differs(f"crop 1 instead of crop_pct {shown(crop)}")
-        crop = 1.0
-    if mode in ("squash", "border"):
-        if crop != 1:
-            differs(f"the whole image is shown, but timm would crop {crop:g} of it")
-        if mode == "squash":
-            return Preprocess(image_size, resize="squash", interpolation=interpolation)
+    _check_resize(file, interpolation, crop, mode)
+    if mode == "squash" and crop == 1:
+        return Preprocess(image_size, resize="squash", interpolation=interpolation)
+    if mode == "squash":
+        return Preprocess(image_size, "squash-crop", float(crop), interpolation)
+    if mode == "border":
         red, green, blue = (round(255 * value) for value in statistics(file, 3)["mean"])
         return Preprocess(image_size, resize="pad", interpolation=interpolation, fill=(red, green, blue))
-    if mode != "center":
-        differs(f"a central crop instead of crop_mode {shown(mode)}")
     given = file.image_size()
     if given and given != image_size:
         note(
@@ -161,6 +148,28 @@ def preprocessing(file: TimmFile, image_size: tuple[int, int]) -> Preprocess:
             "number of patches"
         )
     return Preprocess(image_size, crop=float(crop), interpolation=interpolation)
+
+
+def _check_resize(file: TimmFile, interpolation: object, crop: object, mode: object) -> None:
+    """Raise WeightsError for a preprocessing that vitrail does not have: other images would be seen as others."""
+    valid = {
+        "interpolation": (interpolation, ("bilinear", "bicubic")),
+        "crop_mode": (mode, ("center", "squash", "border")),
+    }
+    where = f"{file.archive.path}, config.json"
+    for name, (value, known) in valid.items():
+        if value not in known:
+            raise WeightsError(
+                f"{where}: {name} is {shown(value)}, which vitrail does not have. Valid: {listing(known)}. Change it "
+                "there if the difference does not matter"
+            )
+    if not isinstance(crop, int | float) or not 0 < crop <= 1:
+        raise WeightsError(f"{where}: crop_pct is {shown(crop)}; it must be greater than 0 and at most 1")
+    if mode == "border" and crop != 1:
+        raise WeightsError(
+            f"{where}: crop_pct is {crop:g} with crop_mode 'border', which vitrail does not have. Set crop_pct to 1 if "
+            "the whole image may be shown"
+        )
 
 
 def class_names(file: TimmFile, classes: int) -> list[str]:

@@ -86,7 +86,7 @@ class Timm:
             licence=licence if isinstance(licence := file.pretrained.get("license"), str) else "",
             provenance={"origin": origin},
         )
-        return ForeignModel(card, entries, unused(archive), zeros, file.notes, file.differences, for_config)
+        return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config=for_config)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """See `write_timm`."""
