@@ -129,3 +129,11 @@ def test_a_classifier_of_zeros_is_named(
         vitrail.predict(tmp_path / "new", photo)
         vitrail.export(tmp_path / "new", to="program", out=tmp_path / "out")
     assert caplog.text.count("never trained") == (2 if zero else 0)
+
+
+@pytest.mark.parametrize(("name", "told"), [("ViTModel", False), ("MyNetwork", True)])
+def test_a_class_that_transformers_does_not_have_is_noted(tmp_path: Path, name: str, told: bool) -> None:
+    config = theirs(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]}))
+    notes = vitrail.load(tmp_path).load_report.assumptions
+    assert any("its class 'MyNetwork' is not one of transformers'" in note for note in notes) == told

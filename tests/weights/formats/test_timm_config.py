@@ -75,7 +75,7 @@ def test_an_image_is_prepared_as_in_timm(
     noise = np.random.default_rng(0).integers(0, 256, (shape[1], shape[0], 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     wrong = ((card.transform()(image) - prepare(image)).abs() > 2.01 / 255).float().mean()
-    # values are clipped between the two passes of a resize, and if one side grows and the other shrinks, the order counts
+    # values are clipped between the two passes of a resize, whose order counts if one side grows and the other shrinks
     assert wrong <= (0 if mode == "center" else 0.02)
 
 
