@@ -14,12 +14,13 @@ import torch
 import vitrail
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Preparation, Preprocess
-from vitrail.errors import CheckpointError, UsageError
+from vitrail.errors import CheckpointError, UsageError, WeightsError
 from vitrail.model.build import build, create
 from vitrail.model.variants import OWN, variant
 from vitrail.recipes.registry import recipe
 from vitrail.reports.page import write_report
 from vitrail.training.checkpoints.resume import resumed_run
+from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given
 from vitrail.training.resolve import Resolved, resolve
@@ -28,7 +29,7 @@ from vitrail.training.setup import set_up
 from vitrail.verbs.cost import cost
 from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
-from vitrail.verbs.train.train import train
+from vitrail.verbs.train.train import show, train
 
 
 @pytest.fixture(scope="module")
@@ -321,3 +322,20 @@ def test_the_recipes_own_networks_have_these_parameters(name: str, expected: int
     assert name.partition("/")[0] in OWN
     assert parameters(variant(name, image_size=16, classes=10)) == expected
     assert create(name, image_size=16, classes=10).config == variant(name, image_size=16, classes=10)
+
+
+@pytest.mark.parametrize("stem", ["linear", "linear+norm", "hmlp", "early", "resnet"])
+def test_a_stem_that_no_other_library_has_is_told_at_the_end(tmp_path: Path, stem: str) -> None:
+    units = dict(stem_units=(1,), stem_width=64, patch=16) if stem == "resnet" else {}
+    network = create("Ti/16", width=24, depth=1, heads=2, mlp_dim=24, image_size=32, classes=2, stem=stem, **units)
+    try:
+        vitrail.save(network, tmp_path / "timm", "timm")
+        expected = False
+    except WeightsError:
+        expected = stem != "resnet"  # a hybrid has names of timm's for some sizes
+    vit = Model(stem=stem)  # type: ignore[arg-type]
+    for weights, said in ((None, expected), ("B/16", False)):
+        (tmp_path / "config.yaml").write_text(to_yaml(Run(model="Ti/16" if weights is None else None, vit=vit,
+                                                          weights=weights)))  # fmt: skip
+        lines = show(Result(tmp_path, 1, 1.0, 1.0, "all steps done", {}))
+        assert ("--vit.stem linear" in lines) == said

@@ -313,6 +313,8 @@ def test_own_attention_knows_where_its_tokens_are(tmp_path: Path) -> None:
         model(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
         model(torch.zeros(1, 3, 8, 16, dtype=torch.uint8))
         assert WhereAmI.seen == [((4, 4), 16)] * 2 + [((2, 4), 8)] * 2
+        with pytest.raises(UsageError, match="relevance needs an attention that derives from"):
+            vitrail.relevance(model, torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
 
 
 def test_parts_that_do_not_keep_their_contract_are_named(

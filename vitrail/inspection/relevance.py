@@ -53,13 +53,20 @@ class Relevance:
 def relevance(model: ViT, images: Tensor, target: int | None = None) -> Relevance:
     """Return how much each patch supports class `target`; None: the predicted class of each image.
 
-    `images` are the model's input. Raises UsageError for other networks, for one without a classifier, and for a class
-    that does not exist, WeightsError if a value is NaN or infinite.
+    `images` are the model's input. Raises UsageError for other networks, for one without a classifier or with an
+    attention of the user's own that does not derive from `Attention`, and for a class that does not exist, WeightsError
+    if a value is NaN or infinite.
     """
     require_vit(model, "gradient-weighted relevance")
     classes = model.config.classes
     if model.head is None:
         raise UsageError("this model has no classifier, which relevance needs. Use rollout instead.")
+    own = (one for *_, one in attentions(model) if not isinstance(one, Attention))
+    if (attention := next(own, None)) is not None:
+        raise UsageError(
+            f"relevance needs an attention that derives from vitrail.model.attention.Attention. "
+            f"{type(attention).__name__} is of the user's own and does not. Use rollout or attention maps instead."
+        )
     if target is not None and not 0 <= target < classes:
         raise UsageError(f"no class {target}: this model has {classes}, numbered 0 to {classes - 1}")
     with torch.inference_mode(False), eval_mode(model):

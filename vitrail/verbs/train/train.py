@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from vitrail.config import to_yaml
+from vitrail.config import from_yaml, to_yaml
 from vitrail.device import command_seconds
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metric import headline, in_words, on_images
@@ -250,7 +250,24 @@ def show(result: Result | Preview) -> str:
     lines += [f"report: {report}"] if report.is_file() else []
     if result.shortfall:
         lines.append(f"This network {result.shortfall} (see the first line). The report says what to do next.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_own_stem(result.folder)])
+
+
+def _own_stem(folder: Path) -> list[str]:
+    """Return a line if a network that was trained from scratch has a stem that no other library has."""
+    from vitrail.model.variants import ViTConfig, variant
+
+    try:
+        run = from_yaml(folder / "config.yaml", Run())
+        network = variant(run.network, **run.vit.changes())
+    except VitrailError:  # a network or settings of the user's own
+        return []
+    if run.weights is not None or not isinstance(network, ViTConfig) or network.stem in ("linear", "resnet"):
+        return []
+    return [
+        f"timm and transformers have no stem {network.stem!r}, so this network cannot be written for them. A network "
+        "with --vit.stem linear can."
+    ]
 
 
 def as_json(result: Result | Preview) -> Any:
