@@ -23,11 +23,14 @@ from vitrail.verbs.table import VERBS
 
 PAGES = sorted([*(ROOT / name for name in repository.EMBEDDED), *(ROOT / "docs").rglob("*.md")])
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
-OTHERS = {"curl", "docker", "jupyter", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky", "time"}
+OTHERS = {
+    *("curl", "docker", "jupyter", "kill", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky"),
+    *("source", "time"),
+}
 """Programs of other people that the pages name."""
 LAUNCHERS = {"torchrun", "srun"}
 """Programs that start vitrail with flags of their own in front of it."""
-FOREIGN = {"--", "--version", "--shutdown-timeout", "--kind", "--help"}
+FOREIGN = {"--", "--version", "--build-arg", "--shutdown-timeout", "--kind", "--help"}
 """Flags of the program itself and of other programs."""
 TESTED = {"PAPER.md", "CHANGELOG.md"}
 """Documents whose commands other tests try, or that tell the past."""

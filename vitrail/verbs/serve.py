@@ -63,7 +63,7 @@ def serve(
     """Serve networks until Ctrl-C or SIGTERM: a page on which images can be dropped, and an HTTP interface.
 
     The function returns after Ctrl-C; SIGTERM ends the process. In both cases open requests are finished first. SIGHUP
-    loads the models anew without losing a request.
+    loads the models again without losing a request.
 
     The page shows the results of several networks next to each other. Without --host, only this machine can connect.
     The server has no password, so open it to other machines only if everybody there may use it.
