@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, Opened, Scheme, described, errors_only, reason
+from vitrail.exports.kinds import INPUT, ONNX_IR, OPSET, Opened, Scheme, described, errors_only, reason
 from vitrail.files import json_text
 
 if TYPE_CHECKING:
@@ -22,16 +22,28 @@ if TYPE_CHECKING:
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     """Write `path`, with each entry of `about` as JSON in its metadata. Weights above 1.5 GB go to a file beside it.
 
-    Raises ExportError, naming the operator, if the network has an operator that ONNX does not have.
+    Raises ExportError, naming the operator, if the network has an operator that ONNX, or the version of its operators
+    that `about` names, does not have.
     """
+    opset = about["program"].get("opset", OPSET)
     try:
         with errors_only("onnxscript", "onnx_ir", "torch.onnx"):
             program = torch.onnx.export(
-                traced, input_names=[INPUT], output_names=[about["output"]["name"]], dynamo=True, verbose=False
+                traced,
+                input_names=[INPUT],
+                output_names=[about["output"]["name"]],
+                opset_version=opset,
+                dynamo=True,
+                verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(f"ONNX cannot express this network: {reason(error)}") from error
     assert program is not None
+    if (written := program.model.opset_imports.get("")) != opset:  # torch only logs that it could not convert
+        raise ExportError(
+            f"torch cannot write this network with opset {opset}, only with {written}. Choose another one (--opset)"
+        )
+    program.model.ir_version = ONNX_IR
     program.model.metadata_props.update({key: json_text(value) for key, value in about.items()})
     program.save(path)
 
