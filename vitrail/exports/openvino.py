@@ -24,7 +24,7 @@ SECTION = "vitrail"
 """Section of a model's runtime information that holds its description."""
 IR = 11
 """Version of the format of OpenVINO's files."""
-FIRST_RUNTIME = {11: "2023.0", 12: "2023.1", 15: "2024.6", 16: "2025.3"}
+FIRST_RUNTIME = {12: "2023.1", 15: "2024.6", 16: "2025.3"}
 """Newest set of operators in a program -> first OpenVINO that computes it, as measured (docs/export.md)."""
 
 
