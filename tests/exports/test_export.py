@@ -148,10 +148,17 @@ def test_the_names_and_the_first_version_of_an_openvino_program(tmp_path: Path) 
     assert result.needs == "openvino>=2023.1" and f"\nneeds {result.needs}\n" in str(result)  # measured
 
 
+@pytest.mark.slow
+def test_average_pooling_of_opset_18_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"average pooling wrongly in opset 18\. Choose opset 19"):
+        export_model(made("AxialResNet"), tmp_path / "m", opset=18)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_opset_that_no_program_can_have(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"opset is 17; valid: 18, 19, 20, 21, 22, 23 \(default: 20\)"):
         export_model(made(), tmp_path / "m", opset=17)
-    with pytest.raises(UsageError, match="only programs for onnx have one: remove --opset, or add --to onnx"):
+    with pytest.raises(UsageError, match="only programs for onnx have one: remove it, or export to onnx"):
         export_model(made(), tmp_path / "m", "openvino", opset=18)
     assert not list(tmp_path.iterdir())
 

@@ -122,7 +122,7 @@ def test_161_an_opset_that_torch_does_not_reach(tmp_path: Path, monkeypatch: pyt
         return export(*given, opset_version=20, **more)  # as torch does, with a line in its log
 
     monkeypatch.setattr(torch.onnx, "export", without_conversion)
-    with pytest.raises(ExportError, match=r"torch cannot write this network with opset 21, only with 20.*--opset"):
+    with pytest.raises(ExportError, match=r"torch cannot write this network with opset 21, only with 20"):
         export_model(network(), tmp_path / "out", opset=21)
     assert left(tmp_path) == []
 

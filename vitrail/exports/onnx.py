@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
+AVERAGE_POOL = 19
+"""First opset whose AveragePool is that of torch at the border; ONNX Runtime up to 1.23 computes 18's differently."""
+
+
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     """Write `path`, with each entry of `about` as JSON in its metadata. Weights above 1.5 GB go to a file beside it.
 
@@ -41,7 +45,12 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     assert program is not None
     if (written := program.model.opset_imports.get("")) != opset:  # torch only logs that it could not convert
         raise ExportError(
-            f"torch cannot write this network with opset {opset}, only with {written}. Choose another one (--opset)"
+            f"torch cannot write this network with opset {opset}, only with {written}. Choose another opset"
+        )
+    if opset < AVERAGE_POOL and any(node.op_type == "AveragePool" for node in program.model.graph):
+        raise ExportError(
+            f"ONNX Runtime computes this network's average pooling wrongly in opset {opset}. Choose opset "
+            f"{AVERAGE_POOL} or a later one"
         )
     program.model.ir_version = ONNX_IR
     program.model.metadata_props.update({key: json_text(value) for key, value in about.items()})

@@ -207,7 +207,7 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
 def check_opset(opset: int | None, to: str) -> None:
     """Raise UsageError for an opset that torch cannot write, and for one of a program that has none."""
     if opset is not None and to != "onnx":
-        raise UsageError(f"opset is {opset}, and only programs for onnx have one: remove --opset, or add --to onnx")
+        raise UsageError(f"opset is {opset}, and only programs for onnx have one: remove it, or export to onnx")
     if opset not in (None, *FIRST_RUNTIME):
         raise UsageError(f"opset is {shown(opset)}; valid: {', '.join(map(str, FIRST_RUNTIME))} (default: {OPSET})")
 
