@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from vitrail.errors import DataError, ExportError, UsageError
 from vitrail.exports.write import Exported, export_model
 from vitrail.version import __version__
 
+onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 openvino = pytest.importorskip("openvino")
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -109,7 +111,8 @@ def test_a_program_says_how_it_is_used(plain: Exported) -> None:
     assert {key: json.loads(text) for key, text in inside.items()}.items() <= card.items()
     assert card["class_names"] == NAMES and card["licence"] == "mit"
     assert card["input"]["shape"] == ["batch", 3, 12, 16] == plain.input_shape
-    assert card["output"] == {"name": "logits", "type": "float32", "shape": ["batch", 5]}
+    assert card["output"].items() >= {"name": "logits", "type": "float32", "shape": ["batch", 5]}.items()
+    assert (card["output"]["function"], card["output"]["temperature"]) == ("softmax", 1.0)
     assert card["preprocess"]["size"] == [15, 20] and card["preprocess"]["crop"] == [12, 16]  # 12 / 0.8, 16 / 0.8
     assert card["made_by"]["vitrail"] == __version__ and len(card["made_by"]["weights_sha256"]) == 64
     assert card["parity"]["relative"] == plain.parity.relative <= card["parity"]["tolerance"] == 1e-4
@@ -118,6 +121,46 @@ def test_a_program_says_how_it_is_used(plain: Exported) -> None:
     (image,) = session.get_inputs()
     assert (image.name, image.type, image.shape[1:]) == ("images", "tensor(uint8)", [3, 12, 16])
     assert isinstance(image.shape[0], str)  # a name: any batch
+
+
+@pytest.mark.slow
+def test_the_opset_is_that_which_is_named(plain: Exported, tmp_path: Path) -> None:
+    model = made()
+    older = export_model(model, tmp_path / "m", opset=18)
+    images = pictures(model, 2)
+    for result, opset in ((plain, 20), (older, 18)):
+        program = onnx.load(result.folder / "model.onnx")
+        assert [(found.domain, found.version) for found in program.opset_import] == [("", opset)]
+        inside = json.loads(next(entry.value for entry in program.metadata_props if entry.key == "program"))
+        assert (inside["opset"], inside["ir_version"]) == (opset, program.ir_version)
+        assert inside["needs"] == result.needs == "onnxruntime>=1.21" and f"ONNX opset {opset}, needs" in str(result)
+        assert close(ask(result.folder, images), expected(model, images))
+
+
+@pytest.mark.slow
+def test_the_names_and_the_first_version_of_an_openvino_program(tmp_path: Path) -> None:
+    result = export_model(made(), tmp_path / "m", "openvino")
+    network = openvino.Core().read_model(tmp_path / "m" / "model.xml")
+    assert [port.get_names() for port in (*network.inputs, *network.outputs)] == [{"images"}, {"logits"}]
+    inside = json.loads(network.get_rt_info(["vitrail", "program"]).astype(str))
+    root = ElementTree.parse(tmp_path / "m" / "model.xml").getroot()
+    assert str(inside["ir_version"]) == root.get("version") and inside["needs"] == result.needs
+    assert result.needs == "openvino>=2023.1" and f"\nneeds {result.needs}\n" in str(result)  # measured
+
+
+@pytest.mark.slow
+def test_average_pooling_of_opset_18_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"average pooling wrongly in opset 18\. Choose opset 19"):
+        export_model(made("AxialResNet"), tmp_path / "m", opset=18)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_opset_that_no_program_can_have(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"opset is 17; valid: 18, 19, 20, 21, 22, 23 \(default: 20\)"):
+        export_model(made(), tmp_path / "m", opset=17)
+    with pytest.raises(UsageError, match="only programs for onnx have one: remove it, or export to onnx"):
+        export_model(made(), tmp_path / "m", "openvino", opset=18)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -115,6 +115,19 @@ def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
+def test_161_an_opset_that_torch_does_not_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export = torch.onnx.export
+
+    def without_conversion(*given: Any, opset_version: int, **more: Any) -> Any:
+        return export(*given, opset_version=20, **more)  # as torch does, with a line in its log
+
+    monkeypatch.setattr(torch.onnx, "export", without_conversion)
+    with pytest.raises(ExportError, match=r"torch cannot write this network with opset 21, only with 20"):
+        export_model(network(), tmp_path / "out", opset=21)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "program"])
 def test_47_a_full_disk(to: Any, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

@@ -8,22 +8,37 @@ from typing import Any, get_args
 import torch
 
 from vitrail.config import plain
+from vitrail.data.images.geometry import MAX_ASPECT
 from vitrail.data.images.ops import CROPPED, covering
+from vitrail.data.images.pixels import BACKGROUND
 from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, KINDS, OutputName
+from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX_IR, OutputName
 from vitrail.version import __version__
 from vitrail.weights.card import Card
 from vitrail.words import shown
 
 FORMAT = "vitrail-export"
 VERSION = 1
+PICTURE = {
+    "channels": "RGB; gray is repeated three times, palettes are resolved, Lab is converted to sRGB (D50 white)",
+    "cmyk": "R = (255 - C)(255 - K) / 255, likewise G and B; the inversion of JPEGs is undone",
+    "colour_profile": "not applied",
+    "frame": "the first",
+    "orientation": "applied: of EXIF, else of XMP",
+    "deep": "of samples of more than 8 bits, the upper 8 of the bits that the file declares",
+    "background": list(BACKGROUND),
+    "transparency": "drawn on the background",
+}
+"""How a file becomes the picture that is then resized (`vitrail.data.images.decode`)."""
 
 
 def describe(
-    card: Card, to: str, output: str, precision: str, width: int, checksum: str, step: int = 0
+    card: Card, to: str, output: str, precision: str, width: int, checksum: str, *, opset: int, step: int = 0
 ) -> dict[str, Any]:
     """Return the description of a program as JSON values.
+
+    `opset` is the version of ONNX's operators in a program for ONNX Runtime.
 
     `width` is the number of outputs per image. `checksum` is the SHA-256 of the model's tensors. `step` is the number
     of pixels that must divide height and width; 0 for a program that takes one size only.
@@ -42,7 +57,7 @@ def describe(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "program": {"kind": to, "file": KINDS[to].file, "precision": precision},
+        "program": {"kind": to, "file": KINDS[to].file, "precision": precision, **needs(to, opset)},
         "input": {
             "name": INPUT,
             "type": card.input_type,
@@ -50,7 +65,7 @@ def describe(
             "meaning": meaning,
         },
         "preprocess": steps(preprocess),
-        "output": {"name": output, "type": "float32", "shape": ["batch", width]},
+        "output": {"name": output, "type": "float32", "shape": ["batch", width], **meaning_of(output, card)},
         "class_names": names,
         **own,
         "made_by": made,
@@ -58,19 +73,50 @@ def describe(
     }
 
 
+def needs(to: str, opset: int) -> dict[str, Any]:
+    """Return the versions in a program's format, and under "needs" the package that runs it, as pip writes it.
+
+    Those of OpenVINO are known when it has converted the program (`vitrail.exports.openvino`).
+    """
+    if to == "onnx":
+        return {"opset": opset, "ir_version": ONNX_IR, "needs": f"onnxruntime>={FIRST_RUNTIME[opset]}"}
+    if to == "program":
+        return {"needs": f"torch>={torch.__version__.partition('+')[0]}"}  # torch reads what earlier versions wrote
+    return {}
+
+
+def meaning_of(output: str, card: Card) -> dict[str, Any]:
+    """Return what the outputs mean, and by which temperature logits are divided before they become probabilities."""
+    if output == "features":
+        return {"meaning": "the input of the classifier"}
+    if card.scale is not None:
+        inside = "" if output == "probabilities" else ": outputs * deviation + mean, with the scale in card,"
+        return {"meaning": f"predicted numbers{inside} in the units of the data"}
+    function = "sigmoid" if card.several else "softmax"
+    named = "; a class is predicted from its value of thresholds in card" if card.several else ""
+    if output == "probabilities":
+        return {"meaning": f"probabilities of class_names, {function} and temperature included{named}"}
+    meaning = f"{function}(logits / temperature) are the probabilities of class_names{named}"
+    return {"meaning": meaning, "function": function, "temperature": card.temperature}
+
+
 def steps(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as a resize and a centre crop, with sizes in pixels (height, width).
 
-    Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio. Resize "squash"
+    Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio; of an image whose
+    long side is more than "longest" times its short side, only this middle part. Resize "squash"
     scales to exactly `size`. Resize "pad" scales to the largest image that fits into `size`, preserves the aspect
-    ratio, and surrounds the image with "fill". Images of other bands than RGB have their statistics under "bands".
+    ratio, and surrounds the image with "fill". Images of other bands than RGB have their statistics under "bands";
+    for RGB images "picture" says how a file becomes one.
     """
     mode = {"small": "cover", "squash-crop": "squash"}.get(preprocess.resize, preprocess.resize)
     size = covering(preprocess) if preprocess.resize in CROPPED else preprocess.image_size
     fill = {"fill": list(preprocess.fill or GREY)} if mode == "pad" else {}
-    bands = {} if preprocess.bands is None else {"bands": plain(preprocess.bands)}
+    longest = {"longest": MAX_ASPECT} if mode == "cover" else {}
+    read = {"picture": PICTURE} if preprocess.bands is None else {"bands": plain(preprocess.bands)}
     return {
-        **bands,
+        **read,
+        **longest,
         "resize": mode,
         "size": list(size),
         "interpolation": preprocess.interpolation,

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 from vitrail.errors import ExportError, UsageError
 from vitrail.files import parse_json
+from vitrail.ranges import Range
 from vitrail.version import install_extra
 from vitrail.words import shown
 
@@ -30,6 +31,16 @@ Installed = Literal["torch", "openvino", "onnx"]
 OutputName = Literal["logits", "probabilities", "features"]
 RunProgram = Callable[["np.ndarray"], "np.ndarray"]
 """images [batch, channels, height, width] -> float32 [batch, outputs], computed by the program's runtime"""
+OPSET = 20
+"""Default version of ONNX's operators in a program for ONNX Runtime."""
+FIRST_RUNTIME = {18: "1.21", 19: "1.21", 20: "1.21", 21: "1.21", 22: "1.21", 23: "1.23"}
+"""Valid version of ONNX's operators -> first ONNX Runtime that computes the programs of every network as vitrail does.
+
+Earlier ones know operators up to version 21, but 1.18 ends the process, and 1.20 averages the tokens of an AxialResNet
+wrongly (docs/export.md)."""
+Opset = Annotated[int, Range(min(FIRST_RUNTIME), max(FIRST_RUNTIME))]
+ONNX_IR = 10
+"""Version of the format of ONNX files."""
 INPUT = "images"
 """Name of the input of every program."""
 CARD = "card.json"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, Opened, Scheme, described, errors_only, reason
+from vitrail.exports.kinds import INPUT, ONNX_IR, OPSET, Opened, Scheme, described, errors_only, reason
 from vitrail.files import json_text
 
 if TYPE_CHECKING:
@@ -19,19 +19,40 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
+AVERAGE_POOL = 19
+"""First opset whose AveragePool is that of torch at the border; ONNX Runtime up to 1.23 computes 18's differently."""
+
+
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     """Write `path`, with each entry of `about` as JSON in its metadata. Weights above 1.5 GB go to a file beside it.
 
-    Raises ExportError, naming the operator, if the network has an operator that ONNX does not have.
+    Raises ExportError, naming the operator, if the network has an operator that ONNX, or the version of its operators
+    that `about` names, does not have.
     """
+    opset = about["program"].get("opset", OPSET)
     try:
         with errors_only("onnxscript", "onnx_ir", "torch.onnx"):
             program = torch.onnx.export(
-                traced, input_names=[INPUT], output_names=[about["output"]["name"]], dynamo=True, verbose=False
+                traced,
+                input_names=[INPUT],
+                output_names=[about["output"]["name"]],
+                opset_version=opset,
+                dynamo=True,
+                verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(f"ONNX cannot express this network: {reason(error)}") from error
     assert program is not None
+    if (written := program.model.opset_imports.get("")) != opset:  # torch only logs that it could not convert
+        raise ExportError(
+            f"torch cannot write this network with opset {opset}, only with {written}. Choose another opset"
+        )
+    if opset < AVERAGE_POOL and any(node.op_type == "AveragePool" for node in program.model.graph):
+        raise ExportError(
+            f"ONNX Runtime computes this network's average pooling wrongly in opset {opset}. Choose opset "
+            f"{AVERAGE_POOL} or a later one"
+        )
+    program.model.ir_version = ONNX_IR
     program.model.metadata_props.update({key: json_text(value) for key, value in about.items()})
     program.save(path)
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SECTION = "vitrail"
 """Section of a model's runtime information that holds its description."""
+IR = 11
+"""Version of the format of OpenVINO's files."""
+FIRST_RUNTIME = {12: "2023.1", 15: "2024.6", 16: "2025.3"}
+"""Newest set of operators in a program -> first OpenVINO that computes it, as measured (docs/export.md)."""
 
 
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
@@ -33,7 +37,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     # openvino.convert_model would report each conversion to Intel
     with TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder) / "model.onnx"
-        onnx.write(traced, file, {"output": about["output"]})
+        onnx.write(traced, file, {"output": about["output"], "program": about["program"]})
         write_network(read_network(file), path, about)
 
 
@@ -60,15 +64,26 @@ def read_network(path: Path) -> openvino.Model:
 
 
 def write_network(network: openvino.Model, path: Path, about: dict[str, Any]) -> None:
-    """Write a network and its description as a program. Raises ExportError."""
+    """Write a network and its description, to which the versions of the program are added. Raises ExportError."""
     import openvino
 
+    about["program"] |= {"ir_version": IR, "needs": f"openvino>={_first_runtime(network)}"}
     try:
         for key, value in about.items():
             network.set_rt_info(json_text(value), [SECTION, key])
         openvino.save_model(network, path, compress_to_fp16=about["program"]["precision"] in ("float16", "bf16"))
     except RuntimeError as error:
         raise ExportError(f"OpenVINO cannot express this network: {reason(error)}") from error
+
+
+def _first_runtime(network: openvino.Model) -> str:
+    """Return the first OpenVINO that computes a network: this one if it has operators that were never measured."""
+    import openvino
+
+    sets = (node.get_type_info().version_id.removeprefix("opset") for node in network.get_ops())
+    newest = max(int(number) if number.isdecimal() else max(FIRST_RUNTIME) + 1 for number in sets)
+    here = ".".join(openvino.__version__.split("-")[0].split(".")[:2])
+    return next((version for number, version in FIRST_RUNTIME.items() if newest <= number), here)
 
 
 def hint(precision: str) -> Literal["f32", "bf16"]:

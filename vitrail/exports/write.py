@@ -18,7 +18,7 @@ from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
 from vitrail.exports.elsewhere import origin_here
 from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
-from vitrail.exports.kinds import CARD, KINDS, OutputName, ProgramPrecision, To, runtime
+from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare
 from vitrail.files import beside, check_writable, json_text, sha256, take_place
@@ -28,7 +28,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.present import present_card
 from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import WEIGHTS, checksum
-from vitrail.words import one_line
+from vitrail.words import one_line, shown
 
 log = logging.getLogger("vitrail")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
@@ -56,6 +56,10 @@ class Exported:
     """What int8 changed."""
     temperature: float = 1.0
     """By what the outputs are divided before they become probabilities; 1 if the program does so itself."""
+    opset: int | None = None
+    """Version of ONNX's operators; None for another kind of program."""
+    needs: str = ""
+    """The package that runs it and its first version, as pip writes it: onnxruntime>=1.19."""
 
     def __str__(self) -> str:
         images, numbers = (", ".join(map(str, shape)) for shape in (self.input_shape, self.output_shape))
@@ -63,6 +67,7 @@ class Exported:
         lines = [
             f"wrote {', '.join(self.files)} into {self.folder}: {self.to}, {self.precision}, {total:,.1f} MB",
             f"{self.input_type} images [{images}] -> float32 {self.output} [{numbers}]",
+            f"{'' if self.opset is None else f'ONNX opset {self.opset}, '}needs {self.needs}",
             f"parity{' before int8' if self.quantised else ''}: {self.parity}",
         ]
         if self.temperature != 1:
@@ -84,6 +89,7 @@ def export_model(
     calibrate: Data | str | Path | None = None,
     max_drop: float = MAX_DROP,
     any_size: bool = False,
+    opset: int | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
@@ -97,6 +103,8 @@ def export_model(
     int8 programs are calibrated on training images of the data set `calibrate`, and are kept only if they lose at most
     `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`).
 
+    opset: Version of ONNX's operators in a program for ONNX Runtime (default: 20).
+
     Raises UsageError for invalid arguments or a package that is not installed; ExportError if the network cannot be
     expressed, the outputs differ, or the folder is taken or cannot be written; DataError for unusable `images`.
     """
@@ -108,6 +116,7 @@ def export_model(
     model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
     model.card = card
     check(card, folder, to, output, precision, overwrite)
+    check_opset(opset, to)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)
     given = None if calibrate is None else samples(calibrate, card)
@@ -119,7 +128,8 @@ def export_model(
         size = card.preprocess.image_size
         traced = trace(model, size, output, dtype, any_size=any_size, attention=kind.attention)
         step = step_of_size(model) if any_size else 0
-        about = describe(card, to, output, stored, outputs_per_image(traced), checksum(model.state_dict()), step)
+        width, digest = outputs_per_image(traced), checksum(model.state_dict())
+        about = describe(card, to, output, stored, width, digest, opset=opset or OPSET, step=step)
         module.write(traced, temporary / kind.file, about)
         name = kind.packages[-1]
         opened = module.read(temporary / kind.file)
@@ -145,7 +155,21 @@ def export_model(
     given_to, made = about["input"], about["output"]
     shapes = (given_to["shape"], made["shape"])
     temperature = card.temperature if output == "logits" else 1.0
-    return Exported(folder, to, precision, output, given_to["type"], *shapes, files, parity, found, temperature)
+    program = about["program"]
+    return Exported(
+        folder,
+        to,
+        precision,
+        output,
+        given_to["type"],
+        *shapes,
+        files,
+        parity,
+        found,
+        temperature,
+        program.get("opset"),
+        program["needs"],
+    )
 
 
 def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
@@ -178,6 +202,14 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
             "(--overwrite)."
         )
     check_writable(folder, ExportError, folder=True)
+
+
+def check_opset(opset: int | None, to: str) -> None:
+    """Raise UsageError for an opset that torch cannot write, and for one of a program that has none."""
+    if opset is not None and to != "onnx":
+        raise UsageError(f"opset is {opset}, and only programs for onnx have one: remove it, or export to onnx")
+    if opset not in (None, *FIRST_RUNTIME):
+        raise UsageError(f"opset is {shown(opset)}; valid: {', '.join(map(str, FIRST_RUNTIME))} (default: {OPSET})")
 
 
 def check_calibration(precision: str, output: str, calibrate: Data | str | Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from vitrail.exports.kinds import OutputName, ProgramPrecision, To
+from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
@@ -26,6 +26,7 @@ def export(
     calibrate: str | Path | None = None,
     max_drop: NotNegative = 0.5,
     any_size: bool = False,
+    opset: Opset | None = None,
     overwrite: bool = False,
     **reading: Unpack[DataKeywords],
 ) -> Exported:
@@ -49,6 +50,8 @@ def export(
             necessary; a larger loss is an error.
         any_size: Take images of any height and width that the patch divides; positions are resampled inside the
             program (default: only images of the network's size).
+        opset: Version of ONNX's operators, for runtimes that do not know the default (default: 20). The output
+            names the first ONNX Runtime that knows it.
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
@@ -68,6 +71,7 @@ def export(
         calibrate=None if calibrate is None else read_settings(reading, calibrate, used=(*READ, *SPLIT)),
         max_drop=max_drop,
         any_size=any_size,
+        opset=opset,
         overwrite=overwrite,
     )
 
