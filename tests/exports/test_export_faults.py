@@ -158,6 +158,6 @@ def test_47_a_package_that_is_not_installed(
     for package, to in (("onnxruntime", "onnx"), ("openvino", "openvino"), ("onnxscript", "openvino")):
         monkeypatch.setitem(sys.modules, package, None)
         assert cli.main(["export", str(model_folder), "--to", to, "--out", str(tmp_path / "out")]) == 2
-        assert f"needs {package}: {install_extra('export')}" in capsys.readouterr().err
+        assert f"needs {package}: {install_extra('engines')}" in capsys.readouterr().err
         monkeypatch.undo()
     assert not (tmp_path / "out").exists()

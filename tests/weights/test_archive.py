@@ -559,7 +559,7 @@ class Bomb:
     ("bomb", "named"),
     [
         (Bomb(bytearray, 4 << 30), "asks for (builtins|__builtin__).bytearray"),
-        (Bomb(codecs.encode, "x" * 50, "latin1"), "asks for _codecs.encode"),
+        (Bomb(codecs.encode, "x" * 5000, "latin1"), "asks for _codecs.encode"),
         (Bomb(torch.FloatTensor, 1 << 26), r"'b' claims|claims 268,435,464 bytes of tensors"),
     ],
 )

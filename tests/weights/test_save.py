@@ -330,6 +330,7 @@ def test_equal_models_make_equal_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["accelerate", "compiled block", "checkpointed block", "compiled twice"])
 def test_wrappers_of_accelerate_and_of_blocks_are_looked_through(kind: str, tmp_path: Path) -> None:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     torch.manual_seed(0)
@@ -338,6 +339,7 @@ def test_wrappers_of_accelerate_and_of_blocks_are_looked_through(kind: str, tmp_
     images = torch.rand(2, 3, 16, 16)
     expected, wrapped = model(images), model
     if kind == "accelerate":
+        AcceleratorState._reset_state(True)  # of another test in this process, maybe without mixed precision
         wrapped = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
     elif kind == "compiled twice":
         wrapped = torch.compile(nn.DataParallel(model))
