@@ -32,6 +32,8 @@ def load_network(source: str | Path, image_size: InputSize | None = None) -> ViT
     network: Any = load(source, image_size=image_size)
     report = network.load_report
     log.log(logging.INFO if report.assumptions else logging.DEBUG, "%s", report)
+    if report.path.parent.parts[-2:] == ("model", "last") and Path(source).name not in ("last", report.path.name):
+        log.warning("%s has no model/best, the best model of the run: model/last, its newest one, is used", source)
     for difference in report.differences:
         log.warning("%s: images are prepared otherwise than where the weights come from: %s", source, difference)
     return network
