@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import reprlib
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ def printable(text: str) -> str:
 
 def as_text(value: str | Path) -> str:
     r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9."""
-    return os.fsencode(value).decode("utf-8", "backslashreplace")
+    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def is_name(text: str) -> bool:

@@ -209,7 +209,7 @@ PROCESSORS: list[tuple[dict[str, Any], str]] = [
     (dict(image_mean=[0.5, 0.4]), ""),
     (dict(image_mean=[[0.5]]), r"image_mean in preprocessor_config.json is \[0.5\]"),
     (dict(image_mean=[]), r"image_mean in preprocessor_config.json is \[\]"),
-    (dict(resample=[3]), ""),
+    (dict(resample=[3]), r"resample is \[3\], which vitrail does not have"),
 ]
 
 

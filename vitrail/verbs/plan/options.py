@@ -84,7 +84,9 @@ class PlanRequest:
 
     def command(self, *words: str) -> str:
         """Return a command of `words` with the size of the images and the settings of the data that were asked for."""
-        size = [] if self.image_size is None else ["--image-size", *map(str, height_width(self.image_size))]
+        size = (
+            [] if self.image_size is None else ["--image-size", *map(str, dict.fromkeys(height_width(self.image_size)))]
+        )
         return shlex.join(["vitrail", *words, *size, *as_flags(self.settings)])
 
 
