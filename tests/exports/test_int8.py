@@ -182,7 +182,7 @@ def test_a_command_prints_the_loss_and_predicts_with_the_program(
     words = ["export", tmp_path / "model", "--to", "openvino", "--precision", "int8", "--calibrate", data]
     assert cli.main([str(word) for word in (*words, "--max-drop", 100, "--out", tmp_path / "p")]) == 0
     out, err = capfd.readouterr()  # of the process: NNCF has much to say
-    assert "int8: calibrated on" in out and len(out.splitlines()) == 4 and err == ""
+    assert "int8: calibrated on" in out and len(out.splitlines()) == 5 and err == ""
     assert cli.main(["predict", str(tmp_path / "p"), str(next((data / "test").rglob("*.png")))]) == 0
 
 
