@@ -336,7 +336,12 @@ def shortest_size(size: InputSize) -> InputSize:
 
 def size_text(size: InputSize) -> str:
     """Return the size of an input in words: "64", "32 x 64"."""
-    return " x ".join(map(str, dict.fromkeys(height_width(size))))
+    return " x ".join(size_words(size))
+
+
+def size_words(size: InputSize) -> list[str]:
+    """Return the words that give a size on a command line: ["64"], ["32", "64"]."""
+    return [str(side) for side in dict.fromkeys(height_width(size))]
 
 
 def ends(hint: Any) -> tuple[float, float]:

@@ -127,11 +127,20 @@ def test_a_small_file_that_asks_for_much_work_is_refused(data: bytes, words: str
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("options", [{}, {"big_tiff": True}, {"compression": "tiff_lzw"}])
-def test_ordinary_tiffs_are_read(options: dict[str, object]) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(("TIFF", options) for options in ({}, {"big_tiff": True}, {"compression": "tiff_lzw"})),
+        ("JPEG2000", {}),
+        ("JPEG2000", {"tile_size": (128, 128)}),
+        ("JPEG2000", {"codeblock_size": (16, 16)}),
+        ("JPEG2000", {"num_resolutions": 2}),
+    ],
+)
+def test_ordinary_tiffs_and_jpeg_2000_are_read(kind: str, options: dict[str, object]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 500, 3), dtype=np.uint8)
     file = BytesIO()
-    Image.fromarray(pixels).save(file, "TIFF", **options)
+    Image.fromarray(pixels).save(file, kind, **options)
     np.testing.assert_array_equal(decode(file.getvalue()), pixels)
 
 
@@ -148,16 +157,6 @@ def test_ordinary_comments_and_runs_are_read() -> None:
 def test_files_of_ordinary_parts_are_what_pillow_reads(data: bytes) -> None:
     with Image.open(BytesIO(data)) as image:
         np.testing.assert_array_equal(decode(data), np.asarray(image.convert("RGB")))
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"tile_size": (128, 128)}, {"codeblock_size": (16, 16)}, {"num_resolutions": 2}]
-)
-def test_ordinary_jpeg_2000_are_read(options: dict[str, object]) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (300, 500, 3), dtype=np.uint8)
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG2000", **options)
-    np.testing.assert_array_equal(decode(file.getvalue()), pixels)
 
 
 def test_a_white_page_is_no_bomb() -> None:

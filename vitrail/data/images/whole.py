@@ -88,8 +88,8 @@ def shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str]:
     small = statistics.median(share_shown(size, replace(preprocess, resize="small")) for size in sizes)
     factor = statistics.median(stretched(size, preprocess) for size in sizes)
     empty = 1 - statistics.median(filled(size, preprocess) for size in sizes)
-    seen = share_shown(preprocess.image_size, preprocess)
-    if {"small": small, "squash": 1 / factor, "squash-crop": seen / factor, "pad": 1 - empty}[preprocess.resize] > 0.99:
+    kept = {"small": small, "pad": 1 - empty}.get(preprocess.resize, share_shown(sizes[0], preprocess) / factor)
+    if kept > 0.99:
         return "", ""
     told = (
         f"small shows {small:.0%} of an image's pixels, squash and pad show all; squash changes the proportions by a "

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError
-from vitrail.ranges import InputSize, height_width
+from vitrail.ranges import InputSize, size_words
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import as_flags
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, training_run
@@ -84,9 +84,7 @@ class PlanRequest:
 
     def command(self, *words: str) -> str:
         """Return a command of `words` with the size of the images and the settings of the data that were asked for."""
-        size = (
-            [] if self.image_size is None else ["--image-size", *map(str, dict.fromkeys(height_width(self.image_size)))]
-        )
+        size = [] if self.image_size is None else ["--image-size", *size_words(self.image_size)]
         return shlex.join(["vitrail", *words, *size, *as_flags(self.settings)])
 
 
