@@ -139,7 +139,10 @@ def _absent(module: str, missing: str) -> str:
     below = next((found for found in [here / file, *sorted(here.glob(f"*/{file}"))] if found.is_file()), None)
     advice = f"Run the command in the folder that holds {file}, or add that folder to PYTHONPATH"
     if below is not None:
-        advice = f"{below.relative_to(here)} is the module {'.'.join(below.relative_to(here).with_suffix('').parts)}"
+        found = below.relative_to(here)
+        advice = f"{found} is the module {'.'.join(found.with_suffix('').parts)}"
+        if found != file:  # a run that stores the name has to find it under that name
+            advice += f"; with PYTHONPATH={found.parent} it is {name}"
     return f"no module is named {missing!r}. Looked in {looked} and among the installed packages. {advice}"
 
 
