@@ -14,6 +14,7 @@ import vitrail
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.processes
 def test_a_loop_of_ones_own_learns_saves_loads_and_predicts(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for channel, name in enumerate(("blue", "red")):
