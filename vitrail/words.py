@@ -61,12 +61,27 @@ def digits(value: float) -> str:
 
 def printable(text: str) -> str:
     """Return a text for a terminal: control characters, which names in files may contain, become escapes like \\x1b."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), as_text(text))
+
+
+_SURROGATE, _ESCAPE = re.compile("[\ud800-\udfff]"), re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 def as_text(value: str | Path) -> str:
-    r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9."""
-    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9.
+
+    Every text that is written has names in this form; `from_text` gives them back.
+    """
+    return _SURROGATE.sub(lambda match: _escape(ord(match[0])), str(value))
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def from_text(text: str) -> str:
+    r"""Return the name that `as_text` was given: an escape such as \xe9 becomes the byte that it stands for."""
+    return _ESCAPE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), text)
 
 
 def is_name(text: str) -> bool:

@@ -6,7 +6,6 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -41,7 +40,7 @@ from vitrail.evaluation.confidence.rejection import NONE
 from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
-from vitrail.files import replacing_text
+from vitrail.files import replacing_text, result_json
 from vitrail.words import as_text, listing
 
 FileKind = Literal["csv", "jsonl"]
@@ -204,7 +203,7 @@ def predict_files(
     files, named = find_images(given), {Path(path).expanduser() for path in given}
     if tiles is None:
         prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
-        prepared = _each_prepared(islice(files, skip, None), prepare, as_text, 2 * batch_size, workers)
+        prepared = _each_prepared(islice(files, skip, None), prepare, str, 2 * batch_size, workers)
     else:
         prepared = _prepared_tiles(files, tiles, tile_transform(card.preprocess), 2 * batch_size, workers, named, skip)
     return _answered(prepared, answer, batch_size, precision, reject)
@@ -250,9 +249,9 @@ def _rows(
                 if isinstance(image, Unreadable):
                     yield image
                 elif best is None:
-                    yield Unreadable(as_text(path), NOT_FINITE, no_result)
+                    yield Unreadable(str(path), NOT_FINITE, no_result)
                 else:
-                    yield best._replace(path=as_text(path), box=box)
+                    yield best._replace(path=str(path), box=box)
 
 
 def _each_prepared(
@@ -298,7 +297,7 @@ def _prepared_tiles(
 
 
 def _unreadable(path: Path, error: DecodeError) -> Unreadable:
-    return Unreadable(as_text(path), error.reason, as_text(str(error)))
+    return Unreadable(str(path), error.reason, str(error))
 
 
 def _best(
@@ -388,7 +387,7 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
             summary.unreadable.append(row)
             continue
         if kind == "jsonl":
-            file.write(json.dumps(row.as_json(digits=6), ensure_ascii=False) + "\n")
+            file.write(result_json(row.as_json(digits=6)) + "\n")
         else:
             if not summary.predicted:
                 table.writerow(header(row))

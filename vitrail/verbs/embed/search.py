@@ -181,7 +181,7 @@ def _write(out: Path, like: list[str], found: list[Match], embedder: Embedder, r
     if out.suffix.lower() == ".csv":
         from vitrail.data.spreadsheet import SafeWriter
 
-        with replacing_text(out, UsageError, errors="surrogateescape") as stream:
+        with replacing_text(out, UsageError) as stream:
             writer = SafeWriter(stream, raw=raw)
             writer.writerow(["image", "similarity"])
             writer.writerows([match.image, f"{match.similarity:.6f}"] for match in found)

@@ -303,7 +303,6 @@ class Embedder:
 
         from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
         from vitrail.evaluation.predict import find_images
-        from vitrail.words import as_text
 
         size = self._compute.batch_size
         tiles = prepared_tiles(
@@ -321,7 +320,7 @@ class Embedder:
                 images = []
                 for path, box, image in batch:
                     if isinstance(image, DecodeError):
-                        bad.append((as_text(path), str(image)))
+                        bad.append((str(path), str(image)))
                     elif box is not None:
                         images.append(image)
                         places.append((path, box))
