@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,11 @@ def listing(names: Sequence[str], most: int = 12, *, quoted: bool = True) -> str
     """Return the first `most` names and the number of the others: "'cat', 'dog' and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) if quoted else name for name in names[:most]) + more
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: "1 part", "2,000 parts"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def distinct_labels(paths: Sequence[str | Path]) -> list[str]:
@@ -106,7 +111,12 @@ def one_line(kind: type[Class]) -> type[Class]:
 
 
 def _one_line(result: object) -> str:
-    parts = [f"{name}={_in_brief(value)}" for name, value in vars(result).items() if not _is_empty(value)]
+    return brief(result, vars(result))
+
+
+def brief(result: object, values: Mapping[str, Any]) -> str:
+    """Return a `repr` of one line with these values of a result, as `one_line` writes them."""
+    parts = [f"{name}={_in_brief(value)}" for name, value in values.items() if not _is_empty(value)]
     return f"{type(result).__name__}({', '.join(parts)})"
 
 

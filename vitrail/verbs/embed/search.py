@@ -91,7 +91,7 @@ def search(
     """
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     files, held = paths_or_images(paths, out=out, **reading)
-    like_files, like_held = paths_or_images([like], out=out)
+    like_files, like_held = paths_or_images(like if isinstance(like, tuple) else [like], out=out)
     wanted = [*like_files, *like_held]
     if not wanted:
         raise UsageError(f"no image to compare with: vitrail search {model} PHOTOS --like IMAGE")

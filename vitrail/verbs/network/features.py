@@ -42,6 +42,7 @@ log = logging.getLogger("vitrail")
 Prepare = Literal["model", "protocol"]
 TokenType = Literal["float32", "float16"]
 T = TypeVar("T")
+NO_IMAGES = "there are no images: the list or array is empty. Give at least one path, picture, array or tensor"
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,23 @@ def open_train_and_test(
 def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str | Path, ...], list[Any]]:
     """Return paths, or if there are others among the images, all of them, one by one. Lists are taken apart.
 
-    Raises UsageError if one of `for_files`, settings of files, is set for images that Python holds.
+    Raises UsageError for lists and arrays without an image, and if one of `for_files`, settings of files, is set for
+    images that Python holds.
     """
     from vitrail.data.sources.indexed import one_by_one
 
+    images = tuple(images)
     each = list(one_by_one(images))
+    if images and not each:
+        raise UsageError(NO_IMAGES)
     if all(isinstance(one, str | Path) for one in each):
         return tuple(each), []
     if unfit := [name for name, value in for_files.items() if value is not None]:
-        raise UsageError(f"{unfit[0]} is a setting of files, and there are images that are no paths. Remove it")
+        returned = " and use the result that is returned" if unfit[0] == "out" else ""
+        raise UsageError(
+            f"{unfit[0]} is a setting of files, and some of these images are held in Python's memory. Remove it"
+            f"{returned}, or save the images to files and give their paths"
+        )
     return (), each
 
 

@@ -249,8 +249,17 @@ def show(result: Result | Preview) -> str:
     report = result.folder / "report.html"
     lines += [f"report: {report}"] if report.is_file() else []
     if result.shortfall:
-        lines.append(f"This network {result.shortfall} (see the first line). The report says what to do next.")
+        next_step = " The report says what to do next." if _advises(report) else ""
+        lines.append(f"This network {result.shortfall} (see the first line).{next_step}")
     return "\n".join([*lines, *_own_stem(result.folder)])
+
+
+def _advises(report: Path) -> bool:
+    """Return whether a report says how the network may become better."""
+    from vitrail.reports.run_record import read_run
+    from vitrail.reports.suggestions import advises
+
+    return report.is_file() and advises(read_run(report.parent))
 
 
 def _own_stem(folder: Path) -> list[str]:
