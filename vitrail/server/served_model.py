@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -117,6 +117,8 @@ class ServedModel:
             behind = ThreadPoolExecutor(1, "vitrail-checksum")
             self._checksum = behind.submit(checksum, _on_cpu(network.state_dict()))
             behind.shutdown(wait=False)
+        report = getattr(network, "load_report", None)
+        self.file: Path | None = network.path if isinstance(network, Engine) else report.path if report else None
         self.device = device if isinstance(device, torch.device) else choose_device(device)
         self.precision, self.engine, self.reject = precision, engine, reject
         self.transform = eval_transform(self.card.preprocess)
@@ -245,6 +247,14 @@ class ServedModel:
             grid=list(config.grid) if vit else [],
             card=without_folders(card),
         )
+
+    def check_there(self) -> None:
+        """Raise WeightsError if the file of this network is gone: another model of its run does not replace it."""
+        if self.file is not None and not self.file.exists():
+            raise WeightsError(
+                f"{self.name}: {self.file}, which is in service, is gone. Restore it, or restart the server to serve "
+                "another model"
+            )
 
     def check_replaces(self, old: ServedModel) -> None:
         """Raise WeightsError if clients of `old` would get other classes, or several labels in place of one."""
