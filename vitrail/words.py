@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 Class = TypeVar("Class")
@@ -20,6 +21,30 @@ def listing(names: Sequence[str], most: int = 12, *, quoted: bool = True) -> str
 def counted(count: int, what: str) -> str:
     """Return a number of things: "1 part", "2,000 parts"."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~\w*|[A-Za-z]:)?[/\\](?:[^\s,;:'\"()/\\]+[/\\])+(?=[^\s,;:'\"()/\\])")
+"""The folders of an absolute path within a text."""
+
+
+def without_folders(value: Any, below: str = "") -> Any:
+    """Return JSON values in which every absolute path is only its last part: what is published tells nothing of disks.
+
+    Paths in the folder `below` are relative to it.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_folders(item, below) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(item, below) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value == os.path.expanduser("~"):  # its last part is the user's name
+        return "~"
+    if below.strip("/"):
+        value = value.replace(f"{below.rstrip('/')}/", "")
+    if PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute() or value.startswith("~"):
+        return PureWindowsPath(value).name if "\n" not in value else _FOLDERS.sub("", value)
+    return _FOLDERS.sub("", value)
 
 
 def distinct_labels(paths: Sequence[str | Path]) -> list[str]:

@@ -28,6 +28,7 @@ from vitrail.weights.present import present_card, removed_by_config
 from vitrail.weights.rebuild import card_of, rebuilt, replaced_layers
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
 from vitrail.weights.store import save_model
+from vitrail.words import without_folders
 
 OURS = "vitrail"
 FORMATS = (OURS, *NAMES)
@@ -95,6 +96,7 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
     for name, tensor in written.state_dict().items():
         check_finite(name, tensor, f"the model is not saved to {path}")
     card, stale = present_card(written, card, network)
+    card = replace(card, provenance=without_folders(card.provenance))
     _check_place(path, format, overwrite)
     with writing(path, WeightsError), beside(path) as temporary:
         if format == OURS:
