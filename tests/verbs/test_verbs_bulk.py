@@ -126,6 +126,10 @@ def test_names_that_are_not_utf8(network: Path, tmp_path: Path, caplog: pytest.L
     with caplog.at_level("WARNING", "vitrail"):
         vitrail.predict(network, tmp_path / "photos", out=tmp_path / "out", merge=tmp_path / "all.parquet", workers=0)
     assert "ignored 1 x hidden or system file: @eaDir" in caplog.messages
+    caplog.clear()
+    vitrail.predict(network, tmp_path / "photos", out=tmp_path / "one.csv")
+    vitrail.embed(network, tmp_path / "photos" / "plain", out=tmp_path / "one.npz")
+    assert caplog.messages == [f"ignored 1 x hidden or system file: {tmp_path}/photos/@eaDir"]
     rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
     assert [row["label"] for row in rows] == ["caf\\xe9", "plain"]
     for row in rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
@@ -275,9 +275,17 @@ class Rows:
 
 
 def leaves(root: Path, path: str) -> bool:
-    """Return whether a path in a table leads out of the folder `root` that it is relative to."""
-    place = os.path.abspath(root)
-    return not os.path.join(os.path.normpath(os.path.join(place, path)), "").startswith(os.path.join(place, ""))
+    """Return whether a path in a table leads out of the folder `root` that it is relative to, by itself or by links."""
+    folder, name = os.path.split(os.path.join(os.path.abspath(root), path))
+    real = os.path.join(_real_folder(folder), name)
+    real = os.path.realpath(real) if os.path.islink(real) else real
+    return not real.startswith(os.path.join(_real_folder(os.path.abspath(root)), ""))
+
+
+@lru_cache(10_000)
+def _real_folder(folder: str) -> str:
+    """Return a folder without links. Tables name the same folders in many rows."""
+    return os.path.realpath(folder)
 
 
 def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> tuple[np.ndarray, list[str]]:

@@ -22,6 +22,7 @@ from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.network.classifier import load_runnable
 from vitrail.verbs.terminal import ProgressLine
+from vitrail.words import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import Findings, Listed
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.data.tiles.grid import TileBox, Tiling
@@ -126,6 +127,7 @@ def open_images(
 
     `reading` are settings of the data.
     """
+    from vitrail.data.item import Findings
     from vitrail.data.sources.folder import Files
     from vitrail.data.sources.located import Located
     from vitrail.evaluation.predict import find_images
@@ -138,7 +140,18 @@ def open_images(
         return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
-    return {"": Files(find_images(paths, data.columns.selection))} if splits is None else splits
+    if splits is not None:
+        return splits
+    findings = Findings("files")
+    files = Files(find_images(paths, data.columns.selection, findings))
+    warn_of_ignored(findings)
+    return {"": files}
+
+
+def warn_of_ignored(findings: Findings) -> None:
+    """Log what was ignored in folders of images."""
+    for line in findings.lines():
+        log.warning("%s", as_text(line))
 
 
 def _splits(data: Data) -> dict[str, Listed] | None:
@@ -195,7 +208,6 @@ class Embedder:
     def identity(self) -> tuple[str, str]:
         """The hash of the weights, and the name that the user gave."""
         from vitrail.weights.load import weights_fingerprint
-        from vitrail.words import as_text
 
         return weights_fingerprint(self._model), as_text(Path(self._model))
 
@@ -356,4 +368,4 @@ def _as_type(values: np.ndarray, dtype: TokenType, layer: int) -> np.ndarray:
 
 def _log_unreadable(images: list[tuple[str, str]]) -> None:
     for id_, reason in images:
-        log.warning("unreadable image, skipped: %s (%s)", id_, reason)
+        log.warning("unreadable image, skipped: %s (%s)", as_text(id_), as_text(reason))

@@ -274,8 +274,9 @@ def _own_stem(folder: Path) -> list[str]:
     if run.weights is not None or not isinstance(network, ViTConfig) or network.stem in ("linear", "resnet"):
         return []
     return [
-        f"timm and transformers have no stem {network.stem!r}, so this network cannot be written for them. A network "
-        "with --vit.stem linear can."
+        "note: vitrail can do everything with this network (predict, serve, export). Only the libraries timm and "
+        f"transformers do not know its first layers, the stem {network.stem!r}, so it cannot be converted for them. If you "
+        "need one of them, train again with --vit.stem linear."
     ]
 
 
