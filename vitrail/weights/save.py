@@ -7,6 +7,7 @@ the format cannot express is lost unnoticed.
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, referenc
 from vitrail.weights.store import save_model
 from vitrail.words import without_folders
 
+log = logging.getLogger("vitrail")
 OURS = "vitrail"
 FORMATS = (OURS, *NAMES)
 """Valid values of `format`."""
@@ -105,6 +107,8 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
             format_named(format).write(written, card, temporary)
         error, left_out = _read_back(temporary, network, card, format)
         take_place(temporary, path)
+    for lost in filter(None, (gone, stale)):
+        log.warning("%s does not hold %s", path, lost)
     return Saved(path, format, error, [*_old_names(network, card), *filter(None, (gone, stale)), *left_out])
 
 

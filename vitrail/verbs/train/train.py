@@ -275,8 +275,8 @@ def _own_stem(folder: Path) -> list[str]:
         return []
     return [
         "note: vitrail can do everything with this network (predict, serve, export). Only the libraries timm and "
-        f"transformers do not know its first layers, the stem {network.stem!r}, so it cannot be converted for them. If you "
-        "need one of them, train again with --vit.stem linear."
+        f"transformers do not know its first layers, the stem {network.stem!r}, so it cannot be converted for them. If "
+        "you need one of them, train again with --vit.stem linear."
     ]
 
 
