@@ -217,14 +217,8 @@ def predict(
         collected = _collected(rows(), cut is not None, raw, rejection, strict)
         warn_of_ignored(findings)
         return collected
-    key = [
-        weights_fingerprint(model),
-        top,
-        precision,
-        reject,
-        network.card.temperature,
-        *([tiles, overlap] if cut else []),
-    ]
+    key = [weights_fingerprint(model), top, precision, reject, network.card.temperature]
+    key += [tiles, overlap] if cut else []
     maps = TileMaps(paths, cut, network.card.preprocess) if folder and cut else None
     written = _write(Path(out), key, files_of_rows(paths, cut, network.card.preprocess), rows, raw, maps)
     warn_of_ignored(findings)
