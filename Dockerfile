@@ -1,6 +1,6 @@
 # vitrail for serving, without root, with all engines. The second stage has no compiler and no package cache.
 #   docker build -t vitrail .                       # --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 for CUDA
-#   docker run --rm -p 8000:8000 -v $PWD/runs/train-1:/model:ro vitrail serve /model --host 0.0.0.0 --allow-host localhost
+#   docker run --rm -p 8000:8000 -v $PWD/runs/scratch-photos-1:/model:ro vitrail serve /model --host 0.0.0.0 --allow-host localhost
 #   docker build -t vitrail-train --build-arg EXTRAS=train .                                                # for training
 #   docker run --rm -v $PWD/photos:/data:ro -v $PWD/runs:/work/runs vitrail-train train /data
 # Versions: constraints.txt (see CONTRIBUTING.md) and PYTHON, which also takes TAG@sha256:DIGEST.

@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vitrail.version import install_extra, requirements
 
@@ -37,6 +38,19 @@ def test_without_an_installation_the_copy_is_named(monkeypatch: pytest.MonkeyPat
     folder, _, extra = shlex.split(install_extra("serve").partition(" (")[0])[-1].partition("[")
     project = tomllib.loads((Path(folder) / "pyproject.toml").read_text())["project"]
     assert Path(folder) == ROOT and extra.rstrip("]") in project["optional-dependencies"]
+
+
+def test_every_dependency_has_a_reason() -> None:
+    """The table of CONTRIBUTING.md names the packages of pyproject.toml, extra by extra, no others, each once."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    wanted = {(extra, Requirement(one).name) for extra, some in extras.items() for one in some}
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Dependencies")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    told = [(extra, name, why) for extra, name, why in rows if name != "package"]
+    pairs = [(extra, name) for many, name, _ in told for extra in many.split(", ")]
+    assert {*pairs} == {pair for pair in wanted if pair[0] not in ("docs", "test")} and len({*pairs}) == len(pairs)
+    assert all(why for _, _, why in told)
 
 
 def test_no_text_tells_to_install_vitrail_from_a_package_index() -> None:

@@ -7,7 +7,6 @@ for an error in the input or an output that cannot be written, 2 for an error in
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -155,10 +154,10 @@ class Call:
             return 0
         if self.json:
             from vitrail.config import plain
-            from vitrail.files import json_value
+            from vitrail.files import result_json
 
             value = self.module.as_json(result) if hasattr(self.module, "as_json") else plain(result)
-            print(json.dumps(json_value(value), indent=2, ensure_ascii=False))
+            print(result_json(value, indent=2))
         else:
             shown = self.module.show(result)
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from vitrail.disk import writing
 from vitrail.errors import LONGEST_NAME, VitrailError, WriteError
-from vitrail.words import listing
+from vitrail.words import as_text, listing
 
 RUNS = "runs"
 """Folder in which training makes the folders of runs, if no other one is named."""
@@ -349,19 +349,22 @@ def read_json_object(path: Path, error: type[VitrailError]) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return `value` as JSON that UTF-8 can hold: bytes of file names that are not UTF-8 are escaped."""
+    """Return `value` as JSON that UTF-8 can hold, from which Python reads file names that are not UTF-8 exactly."""
     text = json.dumps(json_value(value), indent=indent, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def json_value(value: Any) -> Any:
-    """Return `value` as JSON values: text for paths, null for numbers that are not finite."""
+def result_json(value: Any, indent: int | None = None) -> str:
+    """Return `value` as JSON that any program reads: names that are not UTF-8 are written as `as_text` writes them."""
+    return json.dumps(json_value(value, as_text), indent=indent, ensure_ascii=False)
+
+
+def json_value(value: Any, text: Callable[[str], str] = str) -> Any:
+    """Return `value` as JSON values: text for paths, null for numbers that are not finite. `text` changes all text."""
     if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
+        return {text(str(key)): json_value(item, text) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
+        return [json_value(item, text) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return str(value)
+    return value if value is None or isinstance(value, bool | int) else text(str(value))

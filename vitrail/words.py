@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 Class = TypeVar("Class")
@@ -15,6 +16,35 @@ def listing(names: Sequence[str], most: int = 12, *, quoted: bool = True) -> str
     """Return the first `most` names and the number of the others: "'cat', 'dog' and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) if quoted else name for name in names[:most]) + more
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: "1 part", "2,000 parts"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~\w*|[A-Za-z]:)?[/\\](?:[^\s,;:'\"()/\\]+[/\\])+(?=[^\s,;:'\"()/\\])")
+"""The folders of an absolute path within a text."""
+
+
+def without_folders(value: Any, below: str = "") -> Any:
+    """Return JSON values in which every absolute path is only its last part: what is published tells nothing of disks.
+
+    Paths in the folder `below` are relative to it.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_folders(item, below) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(item, below) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value == os.path.expanduser("~"):  # its last part is the user's name
+        return "~"
+    if below.strip("/"):
+        value = value.replace(f"{below.rstrip('/')}/", "")
+    if PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute() or value.startswith("~"):
+        return PureWindowsPath(value).name if "\n" not in value else _FOLDERS.sub("", value)
+    return _FOLDERS.sub("", value)
 
 
 def distinct_labels(paths: Sequence[str | Path]) -> list[str]:
@@ -61,12 +91,27 @@ def digits(value: float) -> str:
 
 def printable(text: str) -> str:
     """Return a text for a terminal: control characters, which names in files may contain, become escapes like \\x1b."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), as_text(text))
+
+
+_SURROGATE, _ESCAPE = re.compile("[\ud800-\udfff]"), re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 def as_text(value: str | Path) -> str:
-    r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9."""
-    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9.
+
+    Every text that is written has names in this form; `from_text` gives them back.
+    """
+    return _SURROGATE.sub(lambda match: _escape(ord(match[0])), str(value))
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def from_text(text: str) -> str:
+    r"""Return the name that `as_text` was given: an escape such as \xe9 becomes the byte that it stands for."""
+    return _ESCAPE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), text)
 
 
 def is_name(text: str) -> bool:
@@ -91,7 +136,12 @@ def one_line(kind: type[Class]) -> type[Class]:
 
 
 def _one_line(result: object) -> str:
-    parts = [f"{name}={_in_brief(value)}" for name, value in vars(result).items() if not _is_empty(value)]
+    return brief(result, vars(result))
+
+
+def brief(result: object, values: Mapping[str, Any]) -> str:
+    """Return a `repr` of one line with these values of a result, as `one_line` writes them."""
+    parts = [f"{name}={_in_brief(value)}" for name, value in values.items() if not _is_empty(value)]
     return f"{type(result).__name__}({', '.join(parts)})"
 
 

@@ -180,6 +180,15 @@ def test_height_and_width_are_two_words_on_the_command_line() -> None:
     assert parse(train, ["--image-size", "64", "photos"], "vitrail train")[1]["image_size"] == 64
 
 
+def test_a_number_that_is_also_a_folder_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "10").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"For a width write --image-size 64x10; for the file or folder write \./10"):
+        parse(train, ["--image-size", "64", "10"], "vitrail train")
+    _, given = parse(train, ["--image-size", "64", "./10"], "vitrail train")
+    assert given["image_size"] == 64 and str(given["path"]) in ("10", "./10")
+
+
 def test_both_settings_of_the_size_follow_the_one_that_is_given(photos: Path, tmp_path: Path) -> None:
     run, _ = decided(photos, "deit/vit-s16", preprocess={"image_size": (64, 64)})
     assert run.image_size == 64

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_folders import answers, run_folder
 from sklearn.linear_model import Ridge
 
 from benchmarks.first_run import hog
 from vitrail.data.item import Listed
+from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import read_digits
 from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.validation import floor
@@ -80,7 +82,20 @@ def test_a_run_below_a_floor_says_so_first_and_last() -> None:
     assert lines[0].startswith("top-1 53.20% on 372 test images (95 % confidence: ")
     floors = "a linear classifier reaches 67.20%, the most frequent class 19.60%"
     assert lines[0].endswith(f"; {floors}: this network has not learned enough")
-    assert lines[-1] == "This network has not learned enough (see the first line). The report says what to do next."
+    assert lines[-1] == "This network has not learned enough (see the first line)."  # there is no report
+
+
+@pytest.mark.parametrize(("top1", "advice"), [(1.0, False), (0.5, True)])
+def test_the_report_is_named_only_for_its_advice(top1: float, advice: bool, tmp_path: Path) -> None:
+    """A network without mistakes on 8 images is no better than a linear classifier without mistakes: no advice."""
+    best, floors = {"top1": top1, "count": 8.0}, {LINEAR: {"top1": 1.0}}
+    facts = {"steps": 60, "ended": "all steps done", "best": best, "test": best, "floors": floors}
+    folder = run_folder(tmp_path / "run", Data("photos"), answers(["a", "b"], 8), result=facts)
+    (folder / "report.html").touch()
+    found = Result.of(RunStatus(step=60, ended="all steps done", best=best), folder, 1)
+    last = show(replace(found, floors=floors))
+    assert "is not better than" in last if top1 == 1 else "has not learned enough" in last
+    assert ("The report says what to do next." in last) == advice
 
 
 def test_within_the_error_of_the_floor_a_network_is_as_good() -> None:

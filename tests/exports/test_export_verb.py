@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,20 @@ def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(
     rows = vitrail.predict(run_folder, photos, tmp_path, precision="float32", device="cpu").rows
     found = run_the_page(program, [str(row.path) for row in rows])
     assert close_to_predict(found, rows, 5e-3)  # Pillow and torch round a few of so few pixels differently
+
+
+@pytest.mark.export
+def test_the_example_of_the_page_resizes_bicubically(run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    network: Any = vitrail.load(run_folder)
+    preprocess = replace(network.card.preprocess, interpolation="bicubic")
+    network.card = replace(network.card, preprocess=preprocess)
+    vitrail.save(network, tmp_path / "bicubic")
+    vitrail.export(tmp_path / "bicubic", out=tmp_path / "program", to="onnx")
+    rows = vitrail.predict(tmp_path / "bicubic", photos, precision="float32", device="cpu").rows
+    plain = vitrail.predict(run_folder, photos, precision="float32", device="cpu").rows
+    assert any(one.probabilities != other.probabilities for one, other in zip(rows, plain, strict=True))
+    found = run_the_page(tmp_path / "program", [str(row.path) for row in rows])
+    assert close_to_predict(found, rows, 5e-3)
 
 
 @pytest.mark.export

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from tiny_models import tiny
 
 from vitrail.inspection.distance import Distances
@@ -54,6 +56,15 @@ def data_map() -> Figure:
     names = [f"class number {k} of many" for k in range(12)]
     thumbnail = {3: np.zeros((8, 8, 3), np.uint8)}
     return draw_map(LONG, EmbeddingMap(points, "tsne"), np.arange(60) % 13 - 1, names, thumbnail)
+
+
+@pytest.mark.parametrize(("box", "faded"), [(Box(0, 10, 30, 30), True), (Box(0, 0, 30, 50), False)])
+def test_the_scale_says_faded_only_where_something_is(box: Box, faded: bool) -> None:
+    one = replace(picture(), box=box)
+    figure = draw_overlays("title", "relevance", [one], [np.eye(3)], ["note"])
+    texts = [text.get_text().replace("\n", " ") for text in figure.findobj(Text)]
+    assert any("faded: not seen" in text for text in texts) == faded
+    assert any("every map has its own scale" in text for text in texts)
 
 
 FIGURES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,27 @@ def test_what_is_no_image_and_what_is_for_files(model: Path, tmp_path: Path) -> 
     ):
         with pytest.raises(DataError, match=words):
             vitrail.predict(model, [wrong], **HOW)
-    with pytest.raises(UsageError, match="out is a setting of files"):
-        vitrail.predict(model, pixels, out=tmp_path / "x.csv", **HOW)
+    for verb in (vitrail.predict, vitrail.embed, partial(vitrail.search, like=pixels)):
+        with pytest.raises(UsageError, match=r"out is a setting of files.*use the result.*or save the images to files"):
+            verb(model, pixels, out=tmp_path / "x.csv", **HOW)
     with pytest.raises(UsageError, match="tokens is a setting of files"):
         vitrail.embed(model, pixels, tokens=True, **HOW)
     with pytest.raises(UsageError, match="include is a setting of files"):
         vitrail.predict(model, pixels, include=["*.png"], **HOW)
+
+
+@pytest.mark.parametrize("empty", [[], [[]], np.zeros((0, 8, 8, 3), np.uint8)], ids=["list", "lists", "array"])
+def test_no_images(empty: Any, model: Path, files: list[Path]) -> None:
+    for verb in (
+        vitrail.predict,
+        vitrail.embed,
+        partial(vitrail.search, like=files[0]),
+        partial(vitrail.evaluate, labels=[]),
+    ):
+        with pytest.raises(UsageError, match="there are no images: the list or array is empty"):
+            verb(model, empty, **HOW)
+    with pytest.raises(UsageError, match="inspect takes paths of images"):
+        vitrail.inspect(model, empty)
 
 
 def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files: list[Path], tmp_path: Path) -> None:
@@ -110,7 +126,9 @@ def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files:
         ([pictures[:2], pictures[2], files[3]], torch.tensor([0, 1, 1, 0])),
     )
     for images, labels in given:
-        found = vitrail.evaluate(model, images, labels=labels, **HOW).found
+        evaluated = vitrail.evaluate(model, images, labels=labels, **HOW)
+        found = evaluated.found
+        assert f"top1={round(found.top1, 4)}, images=4" in repr(evaluated)
         assert found.top1 == expected.top1 and found.confusion.tolist() == expected.confusion.tolist()
 
 

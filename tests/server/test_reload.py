@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from test_app import PNG, Limits, Service, create_app, saved
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 
 import vitrail
+from vitrail.server.hang_ups import HangUps
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.serve import load_served
 from vitrail.weights.store import save_model
@@ -90,7 +93,7 @@ def best(answer: Answer) -> list[float]:
     ("changed", "words"),
     [
         (cut, "damaged"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "which is in service, is gone"),
         (lambda folder: change(folder, class_names=["a", "b", "c", "d"]), "has other classes: class 0 is 'a', not"),
         (lambda folder: several(folder), "the new model predicts several labels, and the old one predicts one class"),
     ],
@@ -106,3 +109,28 @@ def test_what_cannot_replace_a_model_leaves_the_old_one(
     assert {answer.json["weights_sha256"] for answer in answers} == {before.json["models"][0]["weights_sha256"]}
     (error,) = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
     assert "the previous ones stay" in error and words in error
+
+
+def test_the_newest_model_of_a_run_does_not_replace_its_best_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("best", "last"):
+        saved(tmp_path / "run" / "model" / name)
+    change(tmp_path / "run" / "model" / "last")
+    answers, before, after = under_load(tmp_path / "run", lambda: shutil.rmtree(tmp_path / "run" / "model" / "best"))
+    assert {answer.status for answer in answers} == {200} and before.json == after.json
+    assert any("best/model.safetensors, which is in service, is gone" in line for line in caplog.messages)
+
+
+def test_sighup_while_models_are_read_is_remembered() -> None:
+    ends: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: ends.append(number))
+    try:
+        with HangUps() as hang_ups:
+            assert not hang_ups.waiting
+            signal.raise_signal(signal.SIGHUP)
+            assert hang_ups.waiting and not ends
+        signal.raise_signal(signal.SIGHUP)  # the handler from before is back
+        assert ends == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -23,9 +23,10 @@ from vitrail.server.clients import Clients
 from vitrail.server.limits import Limits
 from vitrail.server.logs import JsonLines
 from vitrail.server.metrics import COUNTED, NONE, OTHERS, SORTED, Metrics
-from vitrail.server.served_model import ServedModel, without_folders
+from vitrail.server.served_model import ServedModel
 from vitrail.version import __version__
 from vitrail.weights.store import checksum, save_model
+from vitrail.words import without_folders
 
 SECRET = "/home/somebody/hospital/patients"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 from pathlib import Path
 
@@ -113,7 +115,10 @@ def test_photographs_without_class_folders(names: tuple[str, ...], network: Path
 
 
 def test_names_that_are_not_utf8(network: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Bytes become escapes, from which the name can be made again; folders of systems are counted."""
+    """Bytes become escapes in all text, from which the name can be made again; folders of systems are counted.
+
+    In Python names are those of the system, which open.
+    """
     name = os.fsdecode(b"caf\xe9")
     for folder in (name, "plain", "@eaDir"):
         (tmp_path / "photos" / folder).mkdir(parents=True)
@@ -121,9 +126,33 @@ def test_names_that_are_not_utf8(network: Path, tmp_path: Path, caplog: pytest.L
     with caplog.at_level("WARNING", "vitrail"):
         vitrail.predict(network, tmp_path / "photos", out=tmp_path / "out", merge=tmp_path / "all.parquet", workers=0)
     assert "ignored 1 x hidden or system file: @eaDir" in caplog.messages
+    caplog.clear()
+    vitrail.predict(network, tmp_path / "photos", out=tmp_path / "one.csv")
+    vitrail.embed(network, tmp_path / "photos" / "plain", out=tmp_path / "one.npz")
+    assert caplog.messages == [f"ignored 1 x hidden or system file: {tmp_path}/photos/@eaDir"]
     rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
     assert [row["label"] for row in rows] == ["caf\\xe9", "plain"]
     for row in rows:
         assert (
             tmp_path / "photos" / os.fsdecode(row["id"].encode().decode("unicode_escape").encode("latin-1"))
         ).is_file()
+    in_python = [row.path for row in vitrail.predict(network, tmp_path / "photos").rows]
+    escaped = [path.replace("\udce9", "\\xe9") for path in in_python]
+    assert len(in_python) == 2 and all(map(os.path.isfile, in_python))
+    for file in ("predicted.csv", "predicted.jsonl"):
+        vitrail.predict(network, tmp_path / "photos", out=tmp_path / file)
+    with open(tmp_path / "predicted.csv", encoding="utf-8") as lines:
+        assert [row["path"] for row in csv.DictReader(lines)] == escaped
+    text = (tmp_path / "predicted.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line)["path"] for line in text.splitlines()] == escaped
+    vitrail.embed(network, f"{tmp_path}/photos/*/*.png", out=tmp_path / "features.npz")
+    assert np.load(tmp_path / "features.npz")["ids"].tolist() == in_python
+    (tmp_path / "like.png").write_bytes(Path(in_python[1]).read_bytes())
+    found = vitrail.search(
+        network, f"{tmp_path}/photos/*/*.png", like=(tmp_path / "like.png",), out=tmp_path / "found.csv"
+    )
+    assert sorted(match.image for match in found.matches) == in_python
+    with open(tmp_path / "found.csv", encoding="utf-8") as lines:
+        assert sorted(row["image"] for row in csv.DictReader(lines)) == escaped
+    named = find(str(tmp_path / "predicted.csv")).splits[""]  # a table of results leads back to its images
+    assert sorted(os.path.join(tmp_path, named.id(row)) for row in range(2)) == in_python

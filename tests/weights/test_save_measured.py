@@ -50,8 +50,10 @@ def stepped(model: Any) -> None:
     torch.optim.SGD(model.parameters(), 0.01).step()
 
 
-@pytest.mark.parametrize("change", [averaged, stepped])
-def test_changed_weights_lose_what_was_measured(tmp_path: Path, change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("change", [averaged, stepped, lambda model: model.half(), lambda model: model.bfloat16()])
+def test_changed_weights_lose_what_was_measured(
+    tmp_path: Path, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
     model = trained(tmp_path / "run")
     change(model)
     saved = save(model, tmp_path / "changed")
@@ -60,6 +62,8 @@ def test_changed_weights_lose_what_was_measured(tmp_path: Path, change: Callable
     assert (card.metrics, card.temperature, card.class_names) == ({}, 1.0, ["cat", "dog", "owl"])
     assert card.provenance == {"parents": [RUN]}
     text = str(saved)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{tmp_path / 'changed'} does not hold validation top1 0.7778, the temperature 2.5")
     assert "validation top1 0.7778" in text and "the temperature 2.5" in text and "outputs are others now" in text
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,25 @@ def test_a_loaded_model_computes_what_the_saved_one_did(tmp_path: Path, config: 
         assert torch.equal(loaded(images), model(images))
     assert loaded.card == Card(config, NAMES, Preprocess(image_size=config.image_size))
     assert sorted(loaded.load_report.loaded) == sorted(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda card: json.dumps({**json.loads(card), "class_names": ["dog", "cat", "<b>"]}), "differs.*'class_names'"),
+        (lambda card: card[:40], "cannot be read"),
+        (lambda card: json.dumps(json.loads(card)), ""),  # another layout of the same JSON
+    ],
+    ids=["another", "damaged", "same"],
+)
+def test_a_changed_copy_of_the_card_is_named(
+    change: Callable[[str], str], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path)
+    copy = tmp_path / "card.json"
+    copy.write_text(change(copy.read_text()))
+    assert load_model(tmp_path).card.class_names == NAMES
+    assert len(caplog.messages) == bool(said) and re.search(said, caplog.text)
 
 
 def test_run_folders_prefer_the_best_model(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class Report:
 
     def write_csv(self, path: str | Path, *, raw: bool = False) -> None:
         """Write `rows` to a CSV file; `raw` is SafeWriter's. Raises WriteError."""
-        with replacing_text(Path(path), errors="surrogateescape") as file:
+        with replacing_text(Path(path)) as file:
             SafeWriter(file, raw=raw, end="\r\n").writerows(self.rows())
 
 

@@ -29,6 +29,8 @@ ROLES = {
 """Purpose of a split -> its usual names."""
 
 
+SYSTEM_FILE = "hidden or system file"
+"""Reason why a file or folder is ignored (`image_names.is_junk`)."""
 _EXAMPLES = 3
 """Number of ignored files of a kind that are named."""
 

@@ -45,18 +45,14 @@ def _is_number(text: str) -> bool:
 
 
 class _Rows:
-    """A file that gets rows of a csv.writer, each with the line end `end`.
-
-    Names of files that are not UTF-8 become escapes, unless the file was opened for their bytes.
-    """
+    """A file that gets rows of a csv.writer, each with the line end `end`; names that are not UTF-8 become escapes."""
 
     def __init__(self, file: TextIO, end: str) -> None:
         self._file, self._end = file, end
 
     def write(self, row: str) -> None:
         """Write one row, which ends in a carriage return and a line feed."""
-        row = row.removesuffix("\r\n") + self._end
-        self._file.write(row if getattr(self._file, "errors", None) == "surrogateescape" else as_text(row))
+        self._file.write(as_text(row.removesuffix("\r\n") + self._end))
 
 
 class SafeWriter:

@@ -19,6 +19,7 @@ from vitrail.data.npz import Npz
 from vitrail.errors import DataError
 from vitrail.evaluation.features import Features, labelled_pair, unit_rows
 from vitrail.files import replacing
+from vitrail.words import from_text
 
 KEYS = ("train_features", "train_labels", "test_features", "test_labels")
 BLANK = "blank_features"
@@ -147,7 +148,7 @@ def load_shard_features(folder: Path, width: int, network: str) -> tuple[list[st
         for file in sorted(folder.glob("*.parquet")):
             table = pq.read_table(file, columns=["id", "features"])
             table.validate(full=True)
-            names += table["id"].to_pylist()
+            names += map(from_text, table["id"].to_pylist())
             rows += [part.flatten().to_numpy(zero_copy_only=False) for part in table["features"].chunks]
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{folder} does not hold features of a data set ({error}): {anew}") from error

@@ -19,11 +19,13 @@ from vitrail.data.image_names import bad_kinds
 from vitrail.device import Precision
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, check_labels, predictor, refusing, unreadable
+from vitrail.words import one_line
 
 _CHECKED = 4096
 """Number of rows checked at a time."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Features:
     """One row per image that could be read, sorted by `index`."""

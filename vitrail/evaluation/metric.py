@@ -21,6 +21,8 @@ SEVERAL_LABELS = ("map", "micro_f1", "exact")
 NUMBERS = ("r2", "mae", "rmse")
 """Metrics of images whose labels are numbers."""
 
+HEADLINES = ("top1", "map", "r2")
+"""The number of each kind of evaluation that says how good a network is."""
 TITLES = {
     "top1": "top-1",
     "map": "mAP",
@@ -38,7 +40,7 @@ FEW = 1000
 
 def headline(numbers: Mapping[str, float]) -> str | None:
     """Return which number of an evaluation says how good a network is: top1, map or r2; None for none of them."""
-    return next((name for name in ("top1", "map", "r2") if name in numbers), None)
+    return next((name for name in HEADLINES if name in numbers), None)
 
 
 def in_words(name: str, value: float) -> str:

@@ -17,7 +17,6 @@ from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.evaluation.predict import Prediction, Row, Unreadable
 from vitrail.files import lock
-from vitrail.words import as_text
 
 
 class PartialPredictions:
@@ -42,7 +41,7 @@ class PartialPredictions:
             whole = len(head) if file.readline(len(head)) == head else 0
             for line, path in zip(file if whole else (), files, strict=False):
                 row = _read(line)
-                if row is None or row.path != as_text(path):
+                if row is None or row.path != str(path):
                     break
                 whole += len(line)
                 self.finished += 1

@@ -6,7 +6,6 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from vitrail.data.image_names import KINDS, images_among, in_junk, is_junk, othe
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import Listed
+from vitrail.data.item import SYSTEM_FILE, Findings, Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
@@ -41,7 +40,7 @@ from vitrail.evaluation.confidence.rejection import NONE
 from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
-from vitrail.files import replacing_text
+from vitrail.files import replacing_text, result_json
 from vitrail.words import as_text, listing
 
 FileKind = Literal["csv", "jsonl"]
@@ -95,10 +94,13 @@ def _pairs(pairs: Iterable[Sequence[Any]], digits: int | None) -> list[dict[str,
 Row = Prediction | Unreadable
 
 
-def find_images(paths: Iterable[str | Path], selection: Selection = ALL) -> Iterator[Path]:
+def find_images(
+    paths: Iterable[str | Path], selection: Selection = ALL, findings: Findings | None = None
+) -> Iterator[Path]:
     """Yield the files of `paths`: files, folders (all images below them) and patterns such as "photos/**/*.jpg".
 
-    Only files that `selection` leaves are among them. Raises DataError if there is no file.
+    Only files that `selection` leaves are among them. `findings` counts what is ignored. Raises DataError if there is
+    no file.
 
     In folders and patterns, hidden files and files without an image suffix are skipped. A file that is itself in
     `paths` is always yielded, even if it is missing, and its row then gives the reason.
@@ -116,24 +118,25 @@ def find_images(paths: Iterable[str | Path], selection: Selection = ALL) -> Iter
             f"data.exclude {selection.lists[0]!r} is a list of images of a data set, and these are files. Give "
             "patterns, such as '*_mask.png'"
         )
-    files = (file for file in _expanded(found) if not (selection.patterns and selection.reason(str(file))))
+    findings = findings or Findings("files")
+    files = (file for file in _expanded(found, findings) if not (selection.patterns and selection.reason(str(file))))
     first = next(files, None)
     if first is None:
         what = listing([str(path) for path in named], 3, quoted=False)
-        if selection.patterns and next(_expanded(found), None) is not None:
+        if selection.patterns and next(_expanded(found, Findings("files")), None) is not None:
             raise DataError(f"none of the images in {what} is left by {selection}. Change or remove a pattern")
         folders = [path for path in named if path.is_dir()]
         raise DataError(f"no images in {what}{other_files(folders[0]) if folders else ''}")
     return chain([first], files)
 
 
-def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]]) -> Iterator[Path]:
+def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]], findings: Findings) -> Iterator[Path]:
     for path, matches in found:
         for match in map(Path, matches or [path]):
             if match != path and in_junk(match.relative_to(_fixed(path)).as_posix()):
-                continue
-            if match.is_dir():
-                yield from _below(match, set())
+                findings.ignore(SYSTEM_FILE, str(match))
+            elif match.is_dir():
+                yield from _below(match, set(), findings)
             elif match == path or any(is_image(str(match)) for is_image in KINDS):
                 yield match
 
@@ -144,10 +147,10 @@ def _fixed(pattern: Path) -> Path:
     return Path(*parts[: next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))])
 
 
-def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
+def _below(folder: Path, visited: set[tuple[int, int]], findings: Findings) -> Iterator[Path]:
     """Yield all images below a folder, sorted. A folder that several links lead to is visited once."""
     try:
-        paths = [folder / name for name in sorted(os.listdir(folder)) if not is_junk(name)]
+        names = sorted(os.listdir(folder))
         status = folder.stat()
     except OSError:
         yield folder  # reading it as an image fails with the reason
@@ -155,10 +158,13 @@ def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
     if (status.st_dev, status.st_ino) in visited:
         return
     visited.add((status.st_dev, status.st_ino))
+    for name in filter(is_junk, names):
+        findings.ignore(SYSTEM_FILE, str(folder / name))
+    paths = [folder / name for name in names if not is_junk(name)]
     yield from (Path(path) for path in images_among(map(str, paths)) if not os.path.isdir(path))
     for path in paths:
         if path.is_dir():
-            yield from _below(path, visited)
+            yield from _below(path, visited, findings)
 
 
 def predict_files(
@@ -174,6 +180,7 @@ def predict_files(
     skip: int = 0,
     reject: float | None = None,
     tiles: Tiling | None = None,
+    findings: Findings | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), or each image of a source, in order, batch by batch.
 
@@ -183,9 +190,10 @@ def predict_files(
     `precision` is then what that engine computes in. The first `skip` files are skipped. Each row has the `top` best
     classes, or all if there are fewer, with probabilities of the card's temperature. An image whose best class is less
     probable than `reject` gets none. `workers` threads decode; at most a few batches are in memory. With `tiles` there
-    is a row for each tile of each file, and the first `skip` rows are skipped. Raises DataError if there is no file, or
-    if reading one in a thread takes longer than `prefetch.TIMEOUT`, WeightsError for a model without a card, and
-    UsageError for an impossible batch size or number of threads.
+    is a row for each tile of each file, and the first `skip` rows are skipped. `findings` counts what is ignored.
+
+    Raises DataError if there is no file, or if reading one in a thread takes longer than `prefetch.TIMEOUT`,
+    WeightsError for a model without a card, and UsageError for an impossible batch size or number of threads.
     """
     check_batch_size(batch_size)
     card = getattr(model, "card", None)
@@ -201,10 +209,10 @@ def predict_files(
         prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
         return _answered(prepared, answer, batch_size, precision, reject)
     given = list(paths)
-    files, named = find_images(given), {Path(path).expanduser() for path in given}
+    files, named = find_images(given, findings=findings), {Path(path).expanduser() for path in given}
     if tiles is None:
         prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
-        prepared = _each_prepared(islice(files, skip, None), prepare, as_text, 2 * batch_size, workers)
+        prepared = _each_prepared(islice(files, skip, None), prepare, str, 2 * batch_size, workers)
     else:
         prepared = _prepared_tiles(files, tiles, tile_transform(card.preprocess), 2 * batch_size, workers, named, skip)
     return _answered(prepared, answer, batch_size, precision, reject)
@@ -250,9 +258,9 @@ def _rows(
                 if isinstance(image, Unreadable):
                     yield image
                 elif best is None:
-                    yield Unreadable(as_text(path), NOT_FINITE, no_result)
+                    yield Unreadable(str(path), NOT_FINITE, no_result)
                 else:
-                    yield best._replace(path=as_text(path), box=box)
+                    yield best._replace(path=str(path), box=box)
 
 
 def _each_prepared(
@@ -298,7 +306,7 @@ def _prepared_tiles(
 
 
 def _unreadable(path: Path, error: DecodeError) -> Unreadable:
-    return Unreadable(as_text(path), error.reason, as_text(str(error)))
+    return Unreadable(str(path), error.reason, str(error))
 
 
 def _best(
@@ -388,7 +396,7 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
             summary.unreadable.append(row)
             continue
         if kind == "jsonl":
-            file.write(json.dumps(row.as_json(digits=6), ensure_ascii=False) + "\n")
+            file.write(result_json(row.as_json(digits=6)) + "\n")
         else:
             if not summary.predicted:
                 table.writerow(header(row))

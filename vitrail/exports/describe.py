@@ -16,7 +16,7 @@ from vitrail.errors import ExportError
 from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX_IR, OutputName
 from vitrail.version import __version__
 from vitrail.weights.card import Card
-from vitrail.words import shown
+from vitrail.words import shown, without_folders
 
 FORMAT = "vitrail-export"
 VERSION = 1
@@ -53,6 +53,7 @@ def describe(
     values = card.to_dict()
     names = values.pop("class_names") if output != "features" else []
     own = {name: values.pop(name) for name in ("source", "licence", "metrics", "provenance")}
+    own["provenance"] = without_folders(own["provenance"])
     made = {"vitrail": __version__, "torch": torch.__version__, "weights_sha256": checksum}
     return {
         "format": FORMAT,

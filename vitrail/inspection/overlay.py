@@ -31,6 +31,11 @@ class Box:
     height: float
     width: float
 
+    def covers(self, height: int, width: int) -> bool:
+        """Return whether a whole picture lies in the rectangle, but for half a pixel."""
+        bottom, right = self.top + self.height, self.left + self.width
+        return max(self.top, self.left, height - bottom, width - right) <= 0.5
+
     def scaled(self, vertical: float, horizontal: float) -> Box:
         """Return the same part of a picture that was resized by these factors."""
         return Box(self.top * vertical, self.left * horizontal, self.height * vertical, self.width * horizontal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitrail.evaluation.calibration import calibration
@@ -13,6 +14,7 @@ from vitrail.reports.figures import SERIES
 from vitrail.reports.render import render, write_page
 from vitrail.reports.run_record import attempt, validation_images
 from vitrail.reports.tables import MOST_CLASSES
+from vitrail.words import without_folders
 
 
 def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comparison:
@@ -27,17 +29,21 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
     notes, galleries = list(found.notes), None
     if found.against:
         galleries = attempt(notes, "pictures", lambda: disagreements(found, validation_images(found.runs[0])))
+    settings = {
+        name: [run.local(v) for run, v in zip(found.runs, values, strict=True)]
+        for name, values in found.settings.items()
+    }
     page = render(
         "comparison.html",
         title=f"{', '.join(found.labels[:-1])} and {found.labels[-1]}",
-        found=found,
+        found=replace(found, runs=[run.published() for run in found.runs], settings=settings),
         curves=comparison_curves(found.runs, found.labels),
         colours=len(SERIES),
         calibration=calibration,
         shifts=class_shifts(found),
         most_classes=MOST_CLASSES,
         galleries=galleries or [],
-        notes=notes,
+        notes=without_folders(notes),
     )
     write_page(Path(out), page)
     if found.folds:

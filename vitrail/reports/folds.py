@@ -58,7 +58,7 @@ class Folds:
 
     def write(self, file: Path) -> None:
         """Write the predictions to a CSV. Raises UsageError if it cannot be written."""
-        with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+        with replacing_text(file, UsageError) as stream:
             writer = SafeWriter(stream, read_back=True)
             writer.writerow(COLUMNS)
             writer.writerows(self.rows)

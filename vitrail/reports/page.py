@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,13 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     page = render(
         "report.html",
         title=folder.resolve().name,
-        record=record,
-        network=tables.network_in_words(record),
+        record=record.published(),
+        network=record.local(tables.network_in_words(record)),
         parameters=None if model is None else sum(parameter.numel() for parameter in model.parameters()),
-        suggestions=suggestions(record, None if model is None else min(model.config.image_size)),
+        suggestions=[
+            replace(one, reason=record.local(one.reason), command=record.local(one.command))
+            for one in suggestions(record, None if model is None else min(model.config.image_size))
+        ],
         shares=SHARES,
         curves=training_curves(record),
         classes=None if evaluation is None else _classes(evaluation),
@@ -77,10 +81,10 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         positions=position_figure(model),
         examples=examples,
         cost=cost_of(record, None if model is None else model.config),
-        settings=None if record.run is None else to_yaml(record.run),
-        problems=tables.data_problems(record),
-        particulars=tables.particulars(record),
-        notes=record.notes,
+        settings=None if record.run is None else record.local(to_yaml(record.run)),
+        problems=record.local(tables.data_problems(record)),
+        particulars=record.local(tables.particulars(record)),
+        notes=record.local(record.notes),
     )
     return write_page(out or folder / "report.html", page)
 

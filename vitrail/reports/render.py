@@ -20,14 +20,14 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.metric import wilson
 from vitrail.files import replacing_text
 from vitrail.reports.figures import data_uri, picture
-from vitrail.words import time_span
+from vitrail.words import as_text, time_span
 
 
 def without_controls(value: Any) -> Any:
-    """Replace characters that cannot be printed, such as those that reverse the direction of text."""
+    """Replace characters that cannot be printed, such as those that reverse the direction of text; see `as_text`."""
     if isinstance(value, Markup):
         return value
-    return "".join(char if char.isprintable() else "�" for char in str(value))
+    return "".join(char if char.isprintable() else "�" for char in as_text(value))
 
 
 def short(value: Any, longest: int = 120) -> str:

@@ -6,7 +6,9 @@ read, and a note says so.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.training.run import Run
 from vitrail.training.validation.floor import shortfall
+from vitrail.words import without_folders
 
 T = TypeVar("T")
 LOSSES = {
@@ -88,6 +91,20 @@ class RunRecord:
     def loss_in_words(self) -> str:
         """What the loss of self-supervised training measures; empty for supervised training."""
         return "" if self.run is None else LOSSES.get(self.run.objective.kind, "")
+
+    def local(self, value: Any) -> Any:
+        """Return JSON values for a page that others see: paths below the folder of the command are relative to it.
+
+        Other absolute paths are only their last part.
+        """
+        return without_folders(value, str(self.facts.get("directory") or ""))
+
+    def published(self) -> RunRecord:
+        """Return the record for a page that others see: see `local`."""
+        facts = {name: value for name, value in self.facts.items() if name != "directory"}
+        with suppress(ValueError):  # somebody has edited run.json
+            facts["command"] = shlex.join(self.local(shlex.split(facts.get("command") or "")))
+        return replace(self, folder=Path(self.local(str(self.folder))), facts=self.local(facts))
 
     def curve(self, name: str, *, having: str) -> Points:
         """Return steps and values of metric `name`, from the lines that also have `having`.

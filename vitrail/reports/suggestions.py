@@ -43,6 +43,13 @@ class Suggestion:
     reason: str
     """What was seen, with its numbers, and what follows."""
     command: str | None = None
+    improves: bool = True
+    """Whether the network would be better; else it is used, or looked into."""
+
+
+def advises(record: RunRecord) -> bool:
+    """Return whether a suggestion says how the network may become better."""
+    return any(one.improves for one in suggestions(record, None))
 
 
 def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
@@ -226,12 +233,15 @@ def _one_pair(seen: _Seen) -> Suggestion | None:
 
 
 def _use(seen: _Seen) -> Suggestion | None:
-    return Suggestion("Name the classes of new images.", f"vitrail predict {seen.folder} new-photos/ --out classes.csv")
+    command = f"vitrail predict {seen.folder} new-photos/ --out classes.csv"
+    return Suggestion("Name the classes of new images.", command, improves=False)
 
 
 def _look(seen: _Seen) -> Suggestion | None:
     return Suggestion(
-        "Look inside: what the filters, positions and attention have learned.", f"vitrail inspect {seen.folder}"
+        "Look inside: what the filters, positions and attention have learned.",
+        f"vitrail inspect {seen.folder}",
+        improves=False,
     )
 
 

@@ -21,6 +21,7 @@ from vitrail.errors import UsageError
 from vitrail.server.clients import Clients
 from vitrail.server.connection import Connection
 from vitrail.server.guard import App
+from vitrail.server.hang_ups import HangUps
 from vitrail.server.logs import LogThread, is_json
 
 if TYPE_CHECKING:
@@ -82,11 +83,10 @@ class Server(uvicorn.Server):
     SIGHUP loads the models anew. If the server was started from a terminal that has gone since, SIGHUP ends it.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, hang_ups: HangUps) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self.hang_ups = service, hang_ups
         self.ended_in_time: Callable[[], None] = lambda: None
-        self.in_terminal = _has_terminal()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,8 +96,6 @@ class Server(uvicorn.Server):
                 yield
                 return
             before = signal.getsignal(signal.SIGHUP)
-            if before == signal.SIG_IGN:  # nohup: the server survives its terminal
-                self.in_terminal = False
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
             try:
@@ -106,8 +104,14 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(signal.SIGHUP)
                 signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then answer a SIGHUP that came while the models were read."""
+        await super().startup(sockets)
+        if self.hang_ups.waiting:
+            self._hung_up()
+
     def _hung_up(self) -> None:
-        if self.in_terminal and not _has_terminal():
+        if self.hang_ups.of_terminal:
             self.handle_exit(signal.SIGHUP, None)
         else:
             self.service.reload()
@@ -126,15 +130,6 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _has_terminal() -> bool:
-    """Return whether this process belongs to a terminal that is still there."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError:
-        return False
-    return True
-
-
 def _most_connections() -> int:
     """Return how many connections there may be: half of the files that this process may open."""
     if sys.platform == "win32":
@@ -144,9 +139,10 @@ def _most_connections() -> int:
     return min(Connection.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
-def run(app: App, service: Service, listening: socket.socket, clients: Clients) -> None:
+def run(app: App, service: Service, listening: socket.socket, clients: Clients, hang_ups: HangUps) -> None:
     """Serve until a signal comes, then finish open requests within `limits.drain` seconds.
 
+    `hang_ups` holds SIGHUP since before the models were read.
     uvicorn raises the signal again at the end: after SIGTERM the process ends with exit code 143. After Ctrl-C this
     function returns.
     """
@@ -166,7 +162,7 @@ def run(app: App, service: Service, listening: socket.socket, clients: Clients) 
     if is_json():  # uvicorn has set up its own loggers
         for name in ("uvicorn", "uvicorn.error"):
             logging.getLogger(name).handlers, logging.getLogger(name).propagate = [], True
-    server, behind = Server(config, service), LogThread()
+    server, behind = Server(config, service, hang_ups), LogThread()
     behind.start()
     try:
         with suppress(KeyboardInterrupt):

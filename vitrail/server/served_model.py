@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -39,7 +38,7 @@ from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
 from vitrail.server.responses import ModelDescription
 from vitrail.weights.store import checksum
-from vitrail.words import as_text, shown
+from vitrail.words import as_text, shown, without_folders
 
 T = TypeVar("T")
 TOP = 1000
@@ -48,8 +47,6 @@ operations would block the event loop."""
 DIGITS = 6
 """Decimals of shares and similarities in responses."""
 RESTART = "Clients rely on the classes: restart the server to serve it"
-PATH = re.compile(r"(?<![\w.:/\\])(?:~\w*|[A-Za-z]:)?[/\\](?:[^\s,;:'\"()/\\]+[/\\])+(?=[^\s,;:'\"()/\\])")
-"""The folders of an absolute path within a text."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,8 @@ class ServedModel:
             behind = ThreadPoolExecutor(1, "vitrail-checksum")
             self._checksum = behind.submit(checksum, _on_cpu(network.state_dict()))
             behind.shutdown(wait=False)
+        report = getattr(network, "load_report", None)
+        self.file: Path | None = network.path if isinstance(network, Engine) else report.path if report else None
         self.device = device if isinstance(device, torch.device) else choose_device(device)
         self.precision, self.engine, self.reject = precision, engine, reject
         self.transform = eval_transform(self.card.preprocess)
@@ -246,6 +245,14 @@ class ServedModel:
             card=without_folders(card),
         )
 
+    def check_there(self) -> None:
+        """Raise WeightsError if the file of this network is gone: another model of its run does not replace it."""
+        if self.file is not None and not self.file.exists():
+            raise WeightsError(
+                f"{self.name}: {self.file}, which is in service, is gone. Restore it, or restart the server to serve "
+                "another model"
+            )
+
     def check_replaces(self, old: ServedModel) -> None:
         """Raise WeightsError if clients of `old` would get other classes, or several labels in place of one."""
         if self.card.several != old.card.several:
@@ -267,19 +274,6 @@ class ServedModel:
         if isinstance(answer, Exception):
             raise answer
         _ = self.weights_sha256, self.description  # every response names the weights
-
-
-def without_folders(value: Any) -> Any:
-    """Return JSON values in which every absolute path is only its last part: what is served tells nothing of disks."""
-    if isinstance(value, Mapping):
-        return {name: without_folders(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_folders(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute() or value.startswith("~"):
-        return PureWindowsPath(value).name
-    return PATH.sub("", value)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

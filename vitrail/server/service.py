@@ -115,6 +115,8 @@ class Service:
     async def _reload(self, load: Callable[[], list[ServedModel]]) -> None:
         try:
             log.info("loading %s anew", ", ".join(self.models))
+            for model in self.models.values():
+                model.check_there()
             models = await asyncio.to_thread(load)
             for model in models:
                 model.check_replaces(self.models[model.name])

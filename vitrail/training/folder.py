@@ -102,7 +102,7 @@ class RunFolder:
         path = Path(path)
         if not (path / "run.json").is_file():
             what = "holds no run.json" if path.is_dir() else "does not exist"
-            raise CheckpointError(f"{path} {what}: give the folder of an earlier run, such as runs/train-1")
+            raise CheckpointError(f"{path} {what}: give the folder of an earlier run, such as runs/finetune-1")
         return cls(path)
 
     def read_json(self, name: str) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from vitrail.training.run import Run, check_batch
 from vitrail.weights.assemble import HEAD, Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
+from vitrail.words import without_folders
 
 USUAL_SIDE = 224
 """Side of the input in pixels for images that are not smaller."""
@@ -75,6 +76,7 @@ class Resolved:
         provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
         provenance |= {"teacher": self.run.teacher} if self.run.teacher is not None else {}
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
+        provenance = without_folders(provenance)  # a card is published; config.yaml has the paths
         names = list(class_names) if self.run.supervised else []
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
         return Card(self.config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)

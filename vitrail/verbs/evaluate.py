@@ -22,8 +22,9 @@ from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
+from vitrail.verbs.network.features import NO_IMAGES
 from vitrail.verbs.terminal import ProgressLine
-from vitrail.words import one_line
+from vitrail.words import brief
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 ViewKind = Literal["flip", "crops"]
 
 
-@one_line
 @dataclass(frozen=True)
 class Evaluation:
     """A network's results on a data set."""
@@ -58,6 +58,13 @@ class Evaluation:
     """Assumptions, and images or classes that were skipped."""
     temperature: float = 1.0
     """The temperature by which logits were divided; 1 for the mean over views, whose probabilities have theirs."""
+
+    def __repr__(self) -> str:
+        from vitrail.evaluation.metric import HEADLINES
+
+        main = next(name for name in HEADLINES if hasattr(self.found, name))
+        numbers = {main: round(float(getattr(self.found, main)), 4), "images": self.found.count}
+        return brief(self, {name: value for name, value in vars(self).items() if name != "found"} | numbers)
 
 
 @dataclass(frozen=True)
@@ -246,11 +253,14 @@ def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence
     """Return images that Python holds, one by one, and their labels. Raises UsageError unless both are given."""
     from vitrail.data.sources.indexed import one_by_one
 
+    images = list(one_by_one([] if data is None else [data]))
+    if data is not None and not images:
+        raise UsageError(NO_IMAGES)
     if data is None or labels is None or isinstance(labels, str | Path):
         raise UsageError("images in Python need a label each: evaluate(model, images, labels=['cat', 'dog'])")
     if unfit := [name for name, value in for_files.items() if value is not None]:
         raise UsageError(f"{unfit[0]} is a setting of files, and the labels are given in Python. Remove it")
-    return list(one_by_one([data])), list(labels)
+    return images, list(labels)
 
 
 def _given(held: tuple[list[Any], Sequence[Any]], card: Card) -> GivenImages:

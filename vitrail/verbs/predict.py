@@ -21,9 +21,9 @@ from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
 from vitrail.verbs.network.classifier import explained_rejection, load_runnable
-from vitrail.verbs.network.features import paths_or_images
+from vitrail.verbs.network.features import paths_or_images, warn_of_ignored
 from vitrail.verbs.network.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
-from vitrail.words import listing, one_line
+from vitrail.words import as_text, listing, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -178,15 +178,17 @@ def predict(
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
+    from vitrail.data.item import Findings
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.data.tiles.grid import tiling
     from vitrail.evaluation.predict import errors_file, find_images, predict_files
     from vitrail.weights.load import weights_fingerprint
 
+    findings = Findings("files")
     images_of_data_set = out is not None and is_bulk(out) and tiles is None
     data = read_settings(reading, next(iter(paths), None), used=READ if images_of_data_set else ("include", "exclude"))
     if not images_of_data_set and reading:
-        paths = tuple(find_images(paths, data.columns.selection))
+        paths = tuple(find_images(paths, data.columns.selection, findings))
     folder = None
     if tiles is not None and out is not None and is_bulk(out):
         folder = check_folder(out, paths)
@@ -210,19 +212,16 @@ def predict(
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     subject = GivenImages(held, bands=network.card.preprocess.bands is not None) if held else paths
     rows = partial(predict_files, network, subject, predict=predictions_of, precision=compute.precision, top=top)
-    rows = partial(rows, batch_size=batch_size, workers=compute.threads(), reject=reject, tiles=cut)
+    rows = partial(rows, batch_size=batch_size, workers=compute.threads(), reject=reject, tiles=cut, findings=findings)
     if out is None:
-        return _collected(rows(), cut is not None, raw, rejection, strict)
-    key = [
-        weights_fingerprint(model),
-        top,
-        precision,
-        reject,
-        network.card.temperature,
-        *([tiles, overlap] if cut else []),
-    ]
+        collected = _collected(rows(), cut is not None, raw, rejection, strict)
+        warn_of_ignored(findings)
+        return collected
+    key = [weights_fingerprint(model), top, precision, reject, network.card.temperature]
+    key += [tiles, overlap] if cut else []
     maps = TileMaps(paths, cut, network.card.preprocess) if folder and cut else None
     written = _write(Path(out), key, files_of_rows(paths, cut, network.card.preprocess), rows, raw, maps)
+    warn_of_ignored(findings)
     drawn = maps.draw(folder) if maps and folder else []
     code = _exit_code(written, strict)
     return Predictions([], written.unreadable, str(written), str(out), rejection=rejection, exit_code=code, maps=drawn)
@@ -235,7 +234,7 @@ def _collected(rows: Iterator[Row], tiles: bool, raw: bool, rejection: Rejection
     found = list(rows)
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
-        log.warning("skipped %s: %s", row.path, row.message)
+        log.warning("skipped %s: %s", as_text(row.path), as_text(row.message))
     good = [row for row in found if isinstance(row, Prediction)]
     summary = Summary(len(good), bad, what="tile" if tiles else "image")
     return Predictions(good, bad, str(summary), raw=raw, rejection=rejection, exit_code=_exit_code(summary, strict))

@@ -14,6 +14,7 @@ from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, InputSize, Range, Seconds, Share, checked
+from vitrail.server.hang_ups import HangUps
 from vitrail.server.logs import LogFormat, log_as_json
 from vitrail.verbs.flags.compute import Compute
 from vitrail.version import install_extra
@@ -98,31 +99,34 @@ def serve(
     if not models:
         raise UsageError("no model is given. Name at least one: vitrail serve MODEL ...")
     compute = Compute(image_size, batch_size, device=device, precision=precision, engine=engine)
-    try:
-        from vitrail.server.app import create_app
-        from vitrail.server.process import run, take_port
-        from vitrail.server.service import Service
-    except ImportError as error:
-        needed = f"the server needs {error.name}, which is not installed"
-        raise UsageError(f"{needed}: {install_extra('serve')}") from error
-    from vitrail.data.images.decode import MAX_PIXELS
-    from vitrail.device import fast_float32
-    from vitrail.server.clients import Clients, Hosts
-    from vitrail.server.limits import Limits
+    with HangUps() as hang_ups:
+        try:
+            from vitrail.server.app import create_app
+            from vitrail.server.process import run, take_port
+            from vitrail.server.service import Service
+        except ImportError as error:
+            needed = f"the server needs {error.name}, which is not installed"
+            raise UsageError(f"{needed}: {install_extra('serve')}") from error
+        from vitrail.data.images.decode import MAX_PIXELS
+        from vitrail.device import fast_float32
+        from vitrail.server.clients import Clients, Hosts
+        from vitrail.server.limits import Limits
 
-    clients = Clients(Hosts(host, allow_host), allow_origin, root_path, forwarded_allow_ips, keep_alive)
-    pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
-    images = min(Limits.images, queue)  # a request with more would never find enough places
-    limits = Limits(int(max_mb * 1e6), images, pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
-    load = partial(load_served, models, compute, reject, calibrate=calibrate)
-    with take_port(host, port) as listening:
-        serving = Service(load(), limits, load)
-        app = create_app(serving, clients)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{clients.root_path}"
-        logger.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
-        with fast_float32():
-            run(app, serving, listening, clients)
-        return ServedRequests(url, list(serving.models), serving.metrics.images_answered, log)
+        clients = Clients(Hosts(host, allow_host), allow_origin, root_path, forwarded_allow_ips, keep_alive)
+        pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
+        images = min(Limits.images, queue)  # a request with more would never find enough places
+        limits = Limits(
+            int(max_mb * 1e6), images, pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain
+        )
+        load = partial(load_served, models, compute, reject, calibrate=calibrate)
+        with take_port(host, port) as listening:
+            serving = Service(load(), limits, load)
+            app = create_app(serving, clients)
+            url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{clients.root_path}"
+            logger.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
+            with fast_float32():
+                run(app, serving, listening, clients, hang_ups)
+            return ServedRequests(url, list(serving.models), serving.metrics.images_answered, log)
 
 
 def load_served(

@@ -7,6 +7,7 @@ the format cannot express is lost unnoticed.
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from vitrail.weights.present import present_card, removed_by_config
 from vitrail.weights.rebuild import card_of, rebuilt, replaced_layers
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
 from vitrail.weights.store import save_model
+from vitrail.words import without_folders
 
+log = logging.getLogger("vitrail")
 OURS = "vitrail"
 FORMATS = (OURS, *NAMES)
 """Valid values of `format`."""
@@ -95,6 +98,7 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
     for name, tensor in written.state_dict().items():
         check_finite(name, tensor, f"the model is not saved to {path}")
     card, stale = present_card(written, card, network)
+    card = replace(card, provenance=without_folders(card.provenance))
     _check_place(path, format, overwrite)
     with writing(path, WeightsError), beside(path) as temporary:
         if format == OURS:
@@ -103,6 +107,8 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
             format_named(format).write(written, card, temporary)
         error, left_out = _read_back(temporary, network, card, format)
         take_place(temporary, path)
+    for lost in filter(None, (gone, stale)):
+        log.warning("%s does not hold %s", path, lost)
     return Saved(path, format, error, [*_old_names(network, card), *filter(None, (gone, stale)), *left_out])
 
 

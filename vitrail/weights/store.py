@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.files import names_near, parse_json, replacing, replacing_text
+from vitrail.files import names_near, parse_json, read_json_object, replacing, replacing_text
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.rewrites.low_rank import misfit, separated, updated
 from vitrail.model.vit import ViT
@@ -35,6 +36,7 @@ from vitrail.weights.readers.tensor_file import TensorFile
 from vitrail.weights.rebuild import check_described
 from vitrail.words import shown
 
+log = logging.getLogger("vitrail")
 WEIGHTS = "model.safetensors"
 CARD = "card.json"
 RUN = "run.json"
@@ -140,6 +142,26 @@ def load_model(
     return assemble(card, source, report, changes or Overrides())
 
 
+def _warn_of_another_card(file: Path, card: str) -> None:
+    """Log a warning if card.json, the copy of a card for people, is not the `card` of the file, which alone counts."""
+    copy = file.with_name(CARD)
+    if file.name != WEIGHTS or not copy.is_file():
+        return
+    try:
+        told = read_json_object(copy, WeightsError)
+        used = parse_json(card)
+        differ = [name for name in {**used, **told} if used.get(name) != told.get(name)]
+        what = f"differs from the card in the header of {file.name} ({', '.join(map(shown, differ[:3]))})"
+    except WeightsError:
+        differ, what = [CARD], f"cannot be read, unlike the card in the header of {file.name}"
+    if differ:
+        log.warning(
+            "%s %s. It is only a copy: the header counts. To change the card, load the model in Python, change "
+            "model.card (dataclasses.replace), and save the model with vitrail.save",
+            copy, what,
+        )  # fmt: skip
+
+
 def is_ours(path: Path) -> bool:
     """Return whether vitrail wrote the model at `path` (folder, run or file); only the header is read."""
     for place in [""] if path.is_file() else _PLACES:
@@ -183,6 +205,7 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
     """Return card and tensors of a file, after checking that they are complete, finite and undamaged."""
     with _open(file) as (opened, card):
         header, names = opened.metadata, set(opened.shapes)
+        _warn_of_another_card(file, header["card"])
         needed = expected(card.config, file)
         base = _base(header, file)
         for name, like in needed.items():

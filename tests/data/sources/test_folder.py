@@ -306,6 +306,10 @@ def test_images_outside_are_counted_and_packed_only_when_asked_for(tmp_path: Pat
     assert not (tmp_path / "packed").exists()
     assert pack_data(str(root), tmp_path / "packed", outside=True)[""].count == 5
     table = tmp_path / "d" / "t.csv"
+    (root / "link.png").symlink_to(secret / "s" / "1.png")
+    (root / "all").symlink_to(secret / "s")
+    table.write_text("path,label\nlink.png,x\nall/2.png,y\na/1.png,x\nb/inside.png,y\n")
+    assert any(line.startswith("2 images lie outside") for line in find(str(table)).findings.warnings)
     table.write_text(f"path,label\n../secret/s/1.png,x\n{secret}/s/2.png,y\na/1.png,x\n{root}/b/1.png,y\n")
     assert any(line.startswith("2 images lie outside") for line in find(str(table)).findings.warnings)
     paths = [str(root / "a" / "1.png"), f"{root}/../secret/s/1.png", "../secret/s/2.png", "b/1.png"]

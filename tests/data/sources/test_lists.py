@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from PIL import Image
 from vitrail.data.item import Joined, Listed, View
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
-from vitrail.data.sources.lists import COLUMNS, read_list, refers_to, write_list
+from vitrail.data.sources.lists import COLUMNS, read_list, refers_to, without, write_list
 from vitrail.data.sources.open import find, open_data
 from vitrail.data.split import hold_out, subset
 from vitrail.errors import DataError, UsageError
@@ -101,6 +102,21 @@ def test_paths_and_labels_are_there_for_others(tmp_path: Path) -> None:
     assert [Path(row["path"]).read_bytes() for row in rows] == [found.splits["train"][index].image for index in (0, 7)]
     assert [row["label"] for row in rows] == [Path(row["path"]).parent.name for row in rows]
     assert {row["data"] for row in rows} == {str((tmp_path / "photos").resolve())}
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_names_that_are_not_utf8(raw: bool, tmp_path: Path) -> None:
+    """A list is UTF-8 text for all programs, and leads back to the images; so does one that leaves images out."""
+    bytes_ = os.fsdecode(b"caf\xe9")
+    data = str(photos(tmp_path / bytes_, (bytes_, "plain"), count=2))
+    found = find(data)
+    write_list(tmp_path / "a.csv", data, found, {"": View(found.splits["train"], np.array([0, 3]))}, raw=raw)
+    text = (tmp_path / "a.csv").read_text(encoding="utf-8")
+    assert "caf\\xe9/train/caf\\xe9/0.png" in text
+    read = find(str(tmp_path / "a.csv")).splits[""]
+    assert everything(read) == [everything(found.splits["train"])[row] for row in (0, 3)]
+    (tmp_path / "out.csv").write_text("split,id\ntrain,caf\\xe9/1.png\n", encoding="utf-8")
+    assert len(without(found, tmp_path / "out.csv").splits["train"]) == 3
 
 
 def test_classes_without_an_image_in_the_list_stay_classes(tmp_path: Path) -> None:

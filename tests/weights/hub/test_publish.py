@@ -126,7 +126,7 @@ def test_the_home_folder_stays_at_home(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOME", str(tmp_path / "somebody"))
     provenance = {"data": str(tmp_path / "somebody" / "photos"), "from": [str(tmp_path / "somebody")], "step": 3}
     prepare(made(provenance=provenance), tmp_path / "m", "owner/name")
-    assert load(tmp_path / "m").card.provenance == {"data": "~/photos", "from": ["~"], "step": 3}
+    assert load(tmp_path / "m").card.provenance == {"data": "photos", "from": ["~"], "step": 3}
     assert "somebody" not in (tmp_path / "m" / "card.json").read_text()
 
 

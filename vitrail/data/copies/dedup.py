@@ -374,7 +374,7 @@ def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pair
 
     Raises UsageError if it cannot be written.
     """
-    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+    with replacing_text(file, UsageError) as stream:
         writer = SafeWriter(stream, raw=raw)
         writer.writerow(COLUMNS)
         writer.writerows(rows(left, right, pairs))

@@ -37,11 +37,11 @@ from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bits, Data
 from vitrail.data.sources.open import find_and_warn
-from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood, valid_text
+from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.files import check_writable, locked_folder, refuse_other_files, replacing
-from vitrail.words import one_line
+from vitrail.words import as_text, one_line
 
 EncodedImage = tuple[int, tuple[str, bytes] | DecodeError]
 """Index of an image, and (suffix, bytes) of its file in a shard or the error from reading it."""
@@ -225,7 +225,7 @@ def _write_shard(
                 offset = _add(file, f"{index:09d}.{suffix}", data)
                 label = label_at(source.labels, index)
                 if isinstance(label, np.ndarray):
-                    names = [valid_text(source.class_names[one]) for one in label.tolist()]
+                    names = [as_text(source.class_names[one]) for one in label.tolist()]
                     _add(file, f"{index:09d}.json", json.dumps({"labels": names}).encode())
                 elif label >= 0:
                     _add(file, f"{index:09d}.cls", str(label).encode())
@@ -302,7 +302,7 @@ def _same(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
 def _write_index(folder: Path, records: list[dict[str, Any]], source: Listed, settings: dict[str, Any]) -> None:
     manifest = {
         "settings": settings,
-        "class_names": [valid_text(name) for name in source.class_names],
+        "class_names": [as_text(name) for name in source.class_names],
         "shards": [{"name": record["name"], "bytes": record["bytes"]} for record in records],
         "bad": [row for record in records for row in record["bad"]],
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
+from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
 from vitrail.data.labels.links import FEWEST, Links, links
 from vitrail.data.labels.sets import Labels, Named, label_at, named, order_classes
 from vitrail.data.selection import ALL, Selection
@@ -209,7 +209,7 @@ def note_others(path: Path, splits: list[Path], findings: Findings) -> None:
     """List what lies beside the folders of splits and is not used."""
     for name in entries(path):
         if is_junk(name) or not (path / name).is_dir():
-            findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders", name)
+            findings.ignore(SYSTEM_FILE if is_junk(name) else "file beside the split folders", name)
         elif path / name not in splits:
             findings.warnings.append(f"folder {name!r} is not a split: left out")
 
@@ -246,7 +246,7 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
     class_names: list[str] = []
     for name in entries(path):
         if is_junk(name) or not (path / name).is_dir():
-            findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders", name)
+            findings.ignore(SYSTEM_FILE if is_junk(name) else "file beside the class folders", name)
             continue
         files = list(images_in(path / name, name, findings, is_image, selection))
         if not files:
@@ -404,7 +404,7 @@ def images_in(
         for entry in found:
             name = f"{below}/{entry.name}" if below else entry.name
             if is_junk(entry.name):
-                findings.ignore("hidden or system file", name)
+                findings.ignore(SYSTEM_FILE, name)
             elif _is_dir(entry) and not is_image(entry.path):
                 leads = away or (entry.is_symlink() and _leaves(entry.path, root))
                 pending.append((directory / entry.name, name, (*above, here), leads))

@@ -11,6 +11,7 @@ r"""A list of images: a CSV that assigns images of a data set to splits without 
 
 Whatever reads data reads such a list too. Ids and class names are those of the data set, also of classes that the
 list leaves out, so that the images drawn by id, and the network's outputs, are equal for all lists of one data set.
+Names that are not UTF-8 are written as `as_text` writes them; lists with their bytes are read, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from vitrail.data.sources.folder import file_of
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
 from vitrail.files import regular_descriptor, replacing_text
-from vitrail.words import listing
+from vitrail.words import as_text, from_text, listing
 
 COLUMNS = ("path", "label", "split", "id", "from", "data")
 LABEL_FROM = "label_from"
@@ -61,7 +62,7 @@ def write_list(
     place = Path(data).expanduser()
     data = str(place.resolve()) if place.exists() else data
     names = {id(source): name for name, source in found.splits.items()}
-    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+    with replacing_text(file, UsageError) as stream:
         writer = SafeWriter(stream, raw=raw, read_back=True)
         writer.writerow((*COLUMNS, *([LABEL_FROM] if label_from else [])))
         for split, images in splits.items():
@@ -88,6 +89,8 @@ def refers_to(file: Path) -> Reference | None:
     data, *label_from = [unescape_formula(cell) for cell in first[len(COLUMNS) - 1 :]]
     if data == str(file.resolve()):
         raise DataError(f"{file} is a list of images that refers to itself. Name the data set in its column 'data'")
+    if not Path(data).expanduser().exists() and Path(from_text(data)).exists():
+        data = from_text(data)
     return Reference(data, label_from[0] if label_from else None)
 
 
@@ -122,13 +125,13 @@ def _read(file: Path) -> dict[str, _Wanted]:
     splits: dict[str, _Wanted] = {}
     data = refers_to(file)
     assert data is not None
-    ends = [data.data, *([data.label_from] if data.label_from is not None else [])]
+    ends = [as_text(data.data), *([as_text(data.label_from)] if data.label_from is not None else [])]
     with open(regular_descriptor(file), newline="", encoding="utf-8", errors="surrogateescape") as stream:
         rows = csv.reader(stream)
         next(rows)
         for number, row in enumerate(rows, start=2):
             row = [unescape_formula(cell) for cell in row]
-            if row[len(COLUMNS) - 1 :] != ends:
+            if list(map(as_text, row[len(COLUMNS) - 1 :])) != ends:
                 raise DataError(f"{file}, row {number}: not {', '.join(COLUMNS)} of {' '.join(ends)}")
             _, label, split, name, origin = row[: len(COLUMNS) - 1]
             wanted = splits.setdefault(split, _Wanted(origin))
@@ -158,7 +161,7 @@ def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> 
         raise DataError(f"{file}: none of the {len(known)} images it lists is there, the first is {wanted.ids[0]!r}")
     for number in np.flatnonzero(known).tolist():
         label = _class(source, int(places[number]))
-        if label != wanted.labels[number]:
+        if as_text(label) != as_text(wanted.labels[number]):
             raise DataError(
                 f"{file}, row {wanted.rows[number]}: {wanted.ids[number]!r} is {wanted.labels[number]!r} here and "
                 f"{label!r} in the data it refers to; a list cannot change labels"
@@ -190,13 +193,13 @@ def without(found: DataSet, file: Path) -> DataSet:
                 if split not in found.splits:
                     there = ", ".join(map(repr, found.splits))
                     raise DataError(f"{file}, row {number}: the data have no split {split!r}; there are {there}")
-                excluded.setdefault(split, set()).add(name)
+                excluded.setdefault(split, set()).add(as_text(name))
     except (OSError, csv.Error) as error:
         raise DataError(f"the list of excluded images {file} cannot be read: {error}") from error
     splits = dict(found.splits)
     for split, names in excluded.items():
         source = splits[split]
-        stays = np.array([source.id(index) not in names for index in range(len(source))], dtype=bool)
+        stays = np.array([as_text(source.id(index)) not in names for index in range(len(source))], dtype=bool)
         if not stays.any():
             raise DataError(f"{file} excludes all {len(source)} images of {split_title(split)}")
         gone = len(source) - int(stays.sum())
@@ -247,5 +250,5 @@ def _class(source: Listed, index: int) -> str:
 
 def _marks(ids: Iterable[str]) -> np.ndarray:
     """Return a hash of 16 bytes for each id: a table that is smaller than the ids and fast to search."""
-    hashes = (hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest() for name in ids)
+    hashes = (hashlib.blake2b(as_text(name).encode(), digest_size=16).digest() for name in ids)
     return np.frombuffer(b"".join(hashes), dtype="S16")

@@ -31,6 +31,7 @@ from vitrail.data.sources.table import group_by_split
 from vitrail.data.split import row_digest
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
+from vitrail.words import as_text
 
 _LONGEST_READ = 2 << 20  # bytes: the longest label, and longer than any name in a header
 _LABEL_KEYS = ("label", "class", "cls", "class_name", "label_name", "labels", "classes")
@@ -207,11 +208,6 @@ def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
     return result
 
 
-def valid_text(name: str) -> str:
-    """Return a name as text that UTF-8 can hold: bytes of another encoding are written as in "caf\\udce9.jpg"."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
 def index_schema() -> pa.Schema:
     """Return the columns of an index: the place of each image, and its `vitrail.data.split.row_digest`.
 
@@ -224,7 +220,7 @@ def index_schema() -> pa.Schema:
 def index_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Return a part of an index: rows of shard, offset, size, label and id, with the digest of each."""
     for row in rows:
-        row["id"], row["label"] = valid_text(row["id"]), row["label"] and valid_text(row["label"])
+        row["id"], row["label"] = as_text(row["id"]), row["label"] and as_text(row["label"])
         digest = row_digest(row["id"], row["size"], row["label"] or "")
         row["digest"] = int.from_bytes(digest, "big")
     return pa.Table.from_pylist(rows, index_schema())

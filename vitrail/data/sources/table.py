@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from vitrail.data.sources.folder import FileSource, named_file_source
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, unescape_formula
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.files import regular_descriptor
-from vitrail.words import listing
+from vitrail.words import from_text, listing
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
@@ -138,7 +138,8 @@ def read_table(
     label, classes = _label_columns(file, header, rows, columns, {image, split})
     used = {header[place] for place in (image, split, label) if place is not None} | {*classes}
     unused_columns(header, used, file.name, findings)
-    text = unescape_formula if _is_predictions(header) else str
+    predictions = _is_predictions(header)
+    text = unescape_formula if predictions else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
     table = Table(file, [], [], [], [], () if numbers else classes, predicted)
@@ -156,7 +157,8 @@ def read_table(
             cells = [row[place] for place in places]
             table.labels.append(_joined(cells) if numbers else marked(cells, classes, f"{file}, {where}"))
         else:
-            table.labels.append(text(_cell(row, label)))
+            cell = text(_cell(row, label))
+            table.labels.append(from_text(cell) if predictions else cell)
     if classes:
         kind = "target" if numbers else "class"
         findings.warnings.append(f"each of the {len(classes)} columns {listing(classes)} is a {kind} ({file.name})")
@@ -265,7 +267,7 @@ class Rows:
 
     def _locate(self, name: str) -> tuple[str, int | None]:
         """Return (name relative to the root, size or None if there is no such file)."""
-        for candidate in (name, name.replace("\\", "/")):
+        for candidate in (name, from_text(name), name.replace("\\", "/")):
             path = self._root / candidate
             if candidate and path.is_file():
                 return os.path.normpath(candidate), path.stat().st_size
@@ -273,9 +275,17 @@ class Rows:
 
 
 def leaves(root: Path, path: str) -> bool:
-    """Return whether a path in a table leads out of the folder `root` that it is relative to."""
-    place = os.path.abspath(root)
-    return not os.path.join(os.path.normpath(os.path.join(place, path)), "").startswith(os.path.join(place, ""))
+    """Return whether a path in a table leads out of the folder `root` that it is relative to, by itself or by links."""
+    folder, name = os.path.split(os.path.join(os.path.abspath(root), path))
+    real = os.path.join(_real_folder(folder), name)
+    real = os.path.realpath(real) if os.path.islink(real) else real
+    return not real.startswith(os.path.join(_real_folder(os.path.abspath(root)), ""))
+
+
+@lru_cache(10_000)
+def _real_folder(folder: str) -> str:
+    """Return a folder without links. Tables name the same folders in many rows."""
+    return os.path.realpath(folder)
 
 
 def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> tuple[np.ndarray, list[str]]:

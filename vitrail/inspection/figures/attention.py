@@ -84,7 +84,7 @@ def draw_overlays(
         left, right = panels[number // columns, 2 * (number % columns) :][:2]
         show(left, picture.shown, short(picture.name))
         show(right, under_attention(picture.shown, shares, picture.box), short(note))
-    _scale(figure, panels, quantity)
+    _scale(figure, panels, quantity, pictures)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
 
@@ -103,7 +103,7 @@ def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps
             axes = panels[number * lines + at // across, 1 + at % across]
             tinted = under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box)
             show(axes, tinted, _head_name(one, head, len(found)))
-    _scale(figure, panels, "attention")
+    _scale(figure, panels, "attention", pictures)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
 
@@ -113,7 +113,8 @@ def _head_name(one: HeadMaps, head: int, attentions: int) -> str:
     return f"head {head}{where}"
 
 
-def _scale(figure: Figure, panels: np.ndarray, quantity: str) -> None:
+def _scale(figure: Figure, panels: np.ndarray, quantity: str, pictures: Sequence[Picture]) -> None:
     """Draw the colour scale of overlays, which differs between maps."""
-    label = f"{quantity}; every map has its own scale; faded: not seen by the network"
+    faded = any(not picture.box.covers(*picture.shown.shape[:2]) for picture in pictures)
+    label = f"{quantity}; every map has its own scale{'; faded: not seen by the network' if faded else ''}"
     colour_scale(figure, panels, ("lowest", "highest"), label, TINT)

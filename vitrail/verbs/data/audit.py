@@ -198,7 +198,7 @@ def _write(file: Path, doubts: list[Doubt], raw: bool) -> None:
     from vitrail.data.spreadsheet import SafeWriter
     from vitrail.files import replacing_text
 
-    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+    with replacing_text(file, UsageError) as stream:
         writer = SafeWriter(stream, raw=raw, read_back=True)
         writer.writerow(COLUMNS)
         writer.writerows([getattr(doubt, name) for name in COLUMNS] for doubt in doubts)

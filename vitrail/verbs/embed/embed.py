@@ -299,12 +299,10 @@ def _write_tiles(
     """Write the features, or with `tokens` the tokens, of the tiles of images batch by batch."""
     import numpy as np
 
-    from vitrail.words import as_text
-
     with _growing(out, format) as arrays:
         receive = partial(arrays.append, "")
         places, bad = embedder.each_tile(paths, cut, tokens or embedder.features, receive)
-        ids = [f"{as_text(path)}#xywh={','.join(map(str, box))}" for path, box in places]
+        ids = [f"{path}#xywh={','.join(map(str, box))}" for path, box in places]
         about = {"ids": np.array(ids, np.str_), "boxes": np.array([box for _, box in places], np.int64)}
         arrays.save(about if tokens else about | _network(embedder))
     width = max(shape[-1] for shape in arrays.shapes.values())

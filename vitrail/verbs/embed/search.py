@@ -91,7 +91,7 @@ def search(
     """
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     files, held = paths_or_images(paths, out=out, **reading)
-    like_files, like_held = paths_or_images([like], out=out)
+    like_files, like_held = paths_or_images(like if isinstance(like, tuple) else [like], out=out)
     wanted = [*like_files, *like_held]
     if not wanted:
         raise UsageError(f"no image to compare with: vitrail search {model} PHOTOS --like IMAGE")
@@ -181,7 +181,7 @@ def _write(out: Path, like: list[str], found: list[Match], embedder: Embedder, r
     if out.suffix.lower() == ".csv":
         from vitrail.data.spreadsheet import SafeWriter
 
-        with replacing_text(out, UsageError, errors="surrogateescape") as stream:
+        with replacing_text(out, UsageError) as stream:
             writer = SafeWriter(stream, raw=raw)
             writer.writerow(["image", "similarity"])
             writer.writerows([match.image, f"{match.similarity:.6f}"] for match in found)

@@ -173,11 +173,19 @@ def _spellings(prefix: str, name: str) -> set[str]:
 
 
 def _joined(flags: Iterable[StructFieldSpec], argv: Sequence[str]) -> list[str]:
-    """Write height and width as one word, so that a subject may follow: "--image-size 32 64" becomes "... 32x64"."""
+    """Write height and width as one word, so that a subject may follow: "--image-size 32 64" becomes "... 32x64".
+
+    Raises UsageError if the second number is also the name of a file or folder here.
+    """
     sizes = {flag_of(name) for name, flag in _walk(flags) if is_size(get_args(flag.type)[0])}
     words: list[str] = []
     for word in argv:
         if len(words) > 1 and words[-2] in sizes and words[-1].isdecimal() and word.isdecimal():
+            if os.path.lexists(word):
+                raise UsageError(
+                    f"{words[-2]} {words[-1]} {word}: {word} may be a width, and something here has this name. For a "
+                    f"width write {words[-2]} {words[-1]}x{word}; for the file or folder write ./{word}"
+                )
             words[-1] += f"x{word}"
         else:
             words.append(word)

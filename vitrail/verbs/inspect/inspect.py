@@ -92,6 +92,8 @@ def inspect(
         batch_size: Number of images per batch. Memory grows with it.
     """
     chosen, formats = _checked(what, What, "--what"), _checked(format, FigureFormat, "--format")
+    if wrong := [type(image).__name__ for image in images if not isinstance(image, str | Path)]:
+        raise UsageError(f"inspect takes paths of images, one after another, and not a {wrong[0]}. Save it to a file")
     compute = Compute(image_size, batch_size, device=device, precision="float32")
     from vitrail.data.cache import refuse_within
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
 from vitrail.verbs.terminal import ProgressLine, unreadable_json
-from vitrail.words import as_text, one_line
+from vitrail.words import as_text, counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,9 @@ def run(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: 
             raise UsageError(f"--merge {merge} is not valid: results are merged into a file that ends in .parquet")
         check_writable(Path(merge), DataError)
     rank, size = world.share()
-    log.info("process %d of %d: %d of %d parts", rank, size, len(job.parts[rank::size]), len(job.parts))
+    if size > 1:
+        mine = len(job.parts[rank::size])
+        log.info("process %d of %d computes %d of %s", rank + 1, size, mine, counted(len(job.parts), "part"))
     state = job.run(compute, rank, size, ProgressLine("computed"))
     code = int(strict and bool(state.bad))
     if merge is None or not state.complete:
@@ -227,12 +229,14 @@ def show(result: BulkProgress) -> str:
     state = result.state
     if not state.complete:
         return (
-            f"{state.done} of {state.parts} parts are done, {state.images:,} images. Other processes, or the same "
-            f"command again, compute the other parts: {state.folder}"
+            f"{state.done} of {counted(state.parts, 'part')} done, {counted(state.images, 'image')}. Other processes, "
+            f"or the same command again, compute the other parts: {state.folder}"
         )
-    unread = f", {len(state.bad):,} of them unreadable (listed in the markers)" if state.bad else ""
+    unread = f", {len(state.bad):,} of them unreadable (listed in the .done.json files)" if state.bad else ""
     merged = f"; merged into {result.merged}" if result.merged else ""
-    return f"complete: {state.images:,} images in {state.parts} parts{unread}: {state.folder}{merged}"
+    return (
+        f"complete: {counted(state.images, 'image')} in {counted(state.parts, 'part')}{unread}: {state.folder}{merged}"
+    )
 
 
 def as_json(result: BulkProgress) -> Any:

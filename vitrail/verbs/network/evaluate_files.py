@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.disk import writing
 from vitrail.errors import UsageError
-from vitrail.files import check_writable, json_text, replacing_text
+from vitrail.files import check_writable, replacing_text, result_json
 from vitrail.verbs.network import label_results, number_results
 from vitrail.version import need
 
@@ -39,7 +39,7 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
         if _is_file(out):
             save_results(out, found)
             return
-        text = json_text(numbers, indent=1)
+        text = result_json(numbers, indent=1)
         with replacing_text(out / "evaluation.json") as file:
             file.write(text + "\n")
         save_results(out / "answers.npz", found)

@@ -22,6 +22,7 @@ from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.network.classifier import load_runnable
 from vitrail.verbs.terminal import ProgressLine
+from vitrail.words import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import Findings, Listed
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.data.tiles.grid import TileBox, Tiling
@@ -42,6 +43,7 @@ log = logging.getLogger("vitrail")
 Prepare = Literal["model", "protocol"]
 TokenType = Literal["float32", "float16"]
 T = TypeVar("T")
+NO_IMAGES = "there are no images: the list or array is empty. Give at least one path, picture, array or tensor"
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,23 @@ def open_train_and_test(
 def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str | Path, ...], list[Any]]:
     """Return paths, or if there are others among the images, all of them, one by one. Lists are taken apart.
 
-    Raises UsageError if one of `for_files`, settings of files, is set for images that Python holds.
+    Raises UsageError for lists and arrays without an image, and if one of `for_files`, settings of files, is set for
+    images that Python holds.
     """
     from vitrail.data.sources.indexed import one_by_one
 
+    images = tuple(images)
     each = list(one_by_one(images))
+    if images and not each:
+        raise UsageError(NO_IMAGES)
     if all(isinstance(one, str | Path) for one in each):
         return tuple(each), []
     if unfit := [name for name, value in for_files.items() if value is not None]:
-        raise UsageError(f"{unfit[0]} is a setting of files, and there are images that are no paths. Remove it")
+        returned = " and use the result that is returned" if unfit[0] == "out" else ""
+        raise UsageError(
+            f"{unfit[0]} is a setting of files, and some of these images are held in Python's memory. Remove it"
+            f"{returned}, or save the images to files and give their paths"
+        )
     return (), each
 
 
@@ -117,6 +127,7 @@ def open_images(
 
     `reading` are settings of the data.
     """
+    from vitrail.data.item import Findings
     from vitrail.data.sources.folder import Files
     from vitrail.data.sources.located import Located
     from vitrail.evaluation.predict import find_images
@@ -129,7 +140,18 @@ def open_images(
         return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
-    return {"": Files(find_images(paths, data.columns.selection))} if splits is None else splits
+    if splits is not None:
+        return splits
+    findings = Findings("files")
+    files = Files(find_images(paths, data.columns.selection, findings))
+    warn_of_ignored(findings)
+    return {"": files}
+
+
+def warn_of_ignored(findings: Findings) -> None:
+    """Log what was ignored in folders of images."""
+    for line in findings.lines():
+        log.warning("%s", as_text(line))
 
 
 def _splits(data: Data) -> dict[str, Listed] | None:
@@ -186,7 +208,6 @@ class Embedder:
     def identity(self) -> tuple[str, str]:
         """The hash of the weights, and the name that the user gave."""
         from vitrail.weights.load import weights_fingerprint
-        from vitrail.words import as_text
 
         return weights_fingerprint(self._model), as_text(Path(self._model))
 
@@ -303,7 +324,6 @@ class Embedder:
 
         from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
         from vitrail.evaluation.predict import find_images
-        from vitrail.words import as_text
 
         size = self._compute.batch_size
         tiles = prepared_tiles(
@@ -321,7 +341,7 @@ class Embedder:
                 images = []
                 for path, box, image in batch:
                     if isinstance(image, DecodeError):
-                        bad.append((as_text(path), str(image)))
+                        bad.append((str(path), str(image)))
                     elif box is not None:
                         images.append(image)
                         places.append((path, box))
@@ -348,4 +368,4 @@ def _as_type(values: np.ndarray, dtype: TokenType, layer: int) -> np.ndarray:
 
 def _log_unreadable(images: list[tuple[str, str]]) -> None:
     for id_, reason in images:
-        log.warning("unreadable image, skipped: %s (%s)", id_, reason)
+        log.warning("unreadable image, skipped: %s (%s)", as_text(id_), as_text(reason))

@@ -81,12 +81,11 @@ class TileMaps:
         from vitrail.data.tiles.reduced import reduced
         from vitrail.evaluation.predict import find_images
         from vitrail.inspection.figures.page import Folder
-        from vitrail.words import as_text
 
         pixels, files, names = pixels_of(self._preprocess.bands), Folder(folder), set[str]()
         written: list[str] = []
         for path in find_images(self._images):
-            found = self._found.get(as_text(path))
+            found = self._found.get(str(path))
             if not found:
                 continue
             name = path.stem if path.stem not in names else f"{path.stem}-{len(names) + 1}"

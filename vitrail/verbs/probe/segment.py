@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
-from vitrail.files import check_writable, json_text, refuse_other_files, replacing_text
+from vitrail.files import check_writable, refuse_other_files, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
@@ -141,7 +141,7 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
 
     scores = result.found.scores
     with replacing_text(folder / "result.json", DataError) as stream:
-        stream.write(json_text(as_json(result), indent=1) + "\n")
+        stream.write(result_json(as_json(result), indent=1) + "\n")
     files = Folder(folder)
     pixels = scores.confusion.sum(axis=1)
     rows = zip(images.values, scores.class_names, pixels.tolist(), scores.iou.tolist(), strict=True)

@@ -249,8 +249,17 @@ def show(result: Result | Preview) -> str:
     report = result.folder / "report.html"
     lines += [f"report: {report}"] if report.is_file() else []
     if result.shortfall:
-        lines.append(f"This network {result.shortfall} (see the first line). The report says what to do next.")
+        next_step = " The report says what to do next." if _advises(report) else ""
+        lines.append(f"This network {result.shortfall} (see the first line).{next_step}")
     return "\n".join([*lines, *_own_stem(result.folder)])
+
+
+def _advises(report: Path) -> bool:
+    """Return whether a report says how the network may become better."""
+    from vitrail.reports.run_record import read_run
+    from vitrail.reports.suggestions import advises
+
+    return report.is_file() and advises(read_run(report.parent))
 
 
 def _own_stem(folder: Path) -> list[str]:
@@ -265,8 +274,9 @@ def _own_stem(folder: Path) -> list[str]:
     if run.weights is not None or not isinstance(network, ViTConfig) or network.stem in ("linear", "resnet"):
         return []
     return [
-        f"timm and transformers have no stem {network.stem!r}, so this network cannot be written for them. A network "
-        "with --vit.stem linear can."
+        "note: vitrail can do everything with this network (predict, serve, export). Only the libraries timm and "
+        f"transformers do not know its first layers, the stem {network.stem!r}, so it cannot be converted for them. If "
+        "you need one of them, train again with --vit.stem linear."
     ]
 
 

@@ -25,6 +25,7 @@ from vitrail.weights.present import parents, present_card
 from vitrail.weights.rebuild import card_of, rebuilt
 from vitrail.weights.reference import reference
 from vitrail.weights.save import save
+from vitrail.words import without_folders
 
 log = logging.getLogger("vitrail")
 README = "README.md"
@@ -56,7 +57,7 @@ def prepare(
     card, gone = present_card(rebuilt(model, card), card, model)
     if gone:
         log.warning("not published: %s", gone)
-    card = replace(card, reference=reference(model), provenance=_without_home(card.provenance))
+    card = replace(card, reference=reference(model), provenance=without_folders(card.provenance))
     card = card if licence is None else replace(card, licence=licence)
     if not card.licence:
         log.warning("no licence is known for these weights, so others may not use them: say it with --licence")
@@ -142,15 +143,6 @@ def _results(card: Card) -> list[dict[str, Any]]:
         }
         for split, metrics in splits.items()
     ]
-
-
-def _without_home(value: Any) -> Any:
-    """The value with the user's home folder written as ~ in every text: what is pushed is public."""
-    if isinstance(value, Mapping):
-        return {name: _without_home(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_home(item) for item in value]
-    return value.replace(os.path.expanduser("~"), "~") if isinstance(value, str) else value
 
 
 def _preprocessing(card: Card) -> str:
