@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import Programs, made
 from torch import Tensor
 
 from vitrail import cli
@@ -44,7 +46,7 @@ def model_folder(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_47_an_operator_that_onnx_does_not_have(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +59,7 @@ def test_47_an_operator_that_onnx_does_not_have(
     assert left(tmp_path) == before
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_47_a_network_that_decides_by_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(_: ClassToken, tokens: Tensor, prefix: int) -> Tensor:
         return tokens[:, 0] if tokens.sum() > 0 else tokens[:, 1]
@@ -70,51 +72,47 @@ def test_47_a_network_that_decides_by_what_it_sees(tmp_path: Path, monkeypatch: 
     assert left(tmp_path) == []
 
 
-def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
-    """Write as ever, then change the classifier's weights by 1 % in the file."""
-    write(traced, path, about)
-    model = onnx.load(path)
-    (weight,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) in ([3, 16], [16, 3]))
-    values = onnx.numpy_helper.to_array(weight)
-    weight.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(1.01)).astype(np.float32), weight.name))
-    onnx.save(model, path)
-
-
-write = onnx_export.write
-
-
-@pytest.mark.slow
+@pytest.mark.export
 def test_47_numbers_that_differ(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert cli.main(["export", str(model_folder), "--to", "program", "--out", str(out)]) == 0
+    """A program whose classifier's weights are 1 % larger in the file."""
+
+    def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
+        model = onnx.load(programs().folder / "model.onnx")
+        (weight,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) in ([5, 16], [16, 5]))
+        values = onnx.numpy_helper.to_array(weight)
+        weight.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(1.01)).astype(np.float32), weight.name))
+        onnx.save(model, path)
+
+    save(made(), tmp_path / "saved")
+    out = shutil.copytree(programs("distilled, parallel", "program").folder, tmp_path / "out")
     good = {path: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setattr(onnx_export, "write", tampered)
-    capsys.readouterr()
     for argv in (["--out", str(out), "--overwrite"], ["--out", f"{out}-2", "--to", "openvino"]):
-        assert cli.main(["export", str(model_folder), *argv]) == 1
+        assert cli.main(["export", str(tmp_path / "saved"), *argv]) == 1
         error = capsys.readouterr().err
         assert "differ from the network's" in error and "allowed 0.0001" in error
         assert not Path(f"{out}-2").exists()
         assert {path: path.read_bytes() for path in out.iterdir()} == good
 
 
-@pytest.mark.slow
-def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.export
+def test_47_a_program_that_its_runtime_refuses(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def from_the_future(traced: Any, path: Path, about: dict[str, Any]) -> None:
-        write(traced, path, about)
-        model = onnx.load(path)
+        model = onnx.load(programs().folder / "model.onnx")
         model.opset_import[0].version = 999
         onnx.save(model, path)
 
     monkeypatch.setattr(onnx_export, "write", from_the_future)
     with pytest.raises(ExportError, match=r"ONNX Runtime [\d.]+ does not run it: (?s:.)*[Oo]pset 999"):
-        export_model(network(), tmp_path / "out")
+        export_model(made(), tmp_path / "out")
     assert left(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_161_an_opset_that_torch_does_not_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export = torch.onnx.export
 
@@ -127,7 +125,7 @@ def test_161_an_opset_that_torch_does_not_reach(tmp_path: Path, monkeypatch: pyt
     assert left(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("to", ["onnx", "program"])
 def test_47_a_full_disk(to: Any, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
