@@ -12,7 +12,7 @@ import pytest
 import sklearn.metrics
 import torch
 import torch.multiprocessing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -72,7 +72,6 @@ sizes = dict(images=st.integers(1, 60), classes=st.integers(1, 12), seed=st.inte
 
 
 @pytest.mark.filterwarnings("ignore:A single label", "ignore:y_pred contains classes")
-@settings(max_examples=40, deadline=None)
 @given(**sizes)
 def test_scores_that_count_every_class_the_same_are_those_of_scikit_learn(images: int, classes: int, seed: int) -> None:
     logits, labels = draw(images, classes, seed)
@@ -83,7 +82,6 @@ def test_scores_that_count_every_class_the_same_are_those_of_scikit_learn(images
 
 
 @pytest.mark.full_size
-@settings(max_examples=60, deadline=None)
 @given(**{**sizes, "classes": st.integers(2, 12)}, batch_size=st.integers(1, 64))
 def test_numbers_agree_with_scikit_learn(images: int, classes: int, seed: int, batch_size: int) -> None:
     logits, labels = draw(images, classes, seed)
@@ -109,7 +107,6 @@ def test_numbers_agree_with_scikit_learn(images: int, classes: int, seed: int, b
 
 
 @pytest.mark.full_size
-@settings(max_examples=40, deadline=None)
 @given(**sizes, batch_size=st.integers(1, 64), ranks=st.integers(1, 4))
 def test_every_image_counts_once_however_it_is_split(
     images: int, classes: int, seed: int, batch_size: int, ranks: int

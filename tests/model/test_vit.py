@@ -9,7 +9,7 @@ import timm
 import torch
 import torchvision
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import resample_abs_pos_embed
 
@@ -225,7 +225,6 @@ def test_every_position_place_and_head_trains(positions: str, place: str, pool: 
 
 
 @pytest.mark.full_size
-@settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 5), columns=st.integers(1, 5), patch=st.sampled_from([2, 3, 7]),
     block=st.sampled_from([dict(), dict(block="parallel", branches=3), dict(block="axial", pool="gap")]),
