@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-import torch.multiprocessing
+from forked import server
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -253,7 +253,12 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, str(tmp_path)), nprocs=2)
+    processes = [server().Process(target=_rank, args=(rank, port, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
     alone = classify(identity, Fake(*draw(41, 8, 3)), names(8))
     for rank in range(2):
         found: Classification = load_classification(tmp_path / f"{rank}.npz", names(8))

@@ -34,7 +34,6 @@ def by_hand(qkv: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return out.flatten(2)
 
 
-@pytest.mark.train
 @given(
     batch=st.integers(1, 3), tokens=st.integers(1, 9), heads=st.integers(1, 3), features=st.sampled_from([1, 4, 16]),
     biases=st.sampled_from(["none", "one", "one each"]), seed=st.integers(0, 99),
