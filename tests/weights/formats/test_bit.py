@@ -188,7 +188,7 @@ def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
 def test_full_size(tmp_path: Path) -> None:
     arrays = bit(units=(3, 4, 6, 3), width=64, classes=1000)
     model = load(save(tmp_path / "a.npz", arrays))
-    images = pixels(96, 96, batch=1)
+    images = pixels(224, 224, batch=1)
     agrees_at_full_size(model, images, reference(arrays, images))
     FORMAT.write(model, model.card, tmp_path / "b.npz")
     identical(read(tmp_path / "b.npz"), arrays)
