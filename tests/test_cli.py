@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import pytest
+from gathered import failures
 
 from vitrail import cli
 from vitrail.data.settings import Data
@@ -49,14 +50,27 @@ def test_help_lists_the_verbs(argv: list[str], capsys: pytest.CaptureFixture[str
         assert (verb in out and about.summary in out) == (verb.startswith("data ") or "data" not in argv)
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*verb.split(), "--help"]) == 0
-    out = capsys.readouterr().out
-    assert f"usage: vitrail {verb}" in out
-    _, function = cli.VERBS[verb].load()
-    assert " ".join((function.__doc__ or "").split("\n")[0].split()) in out
-    assert "--traceback" in out
+HARD_TO_READ = re.compile(
+    r"left out:|so many|what is\b|of which|goes on\b|\bkept\b|\btold\b|side by side|in a row|\bis no\b|\banew\b", re.I
+)
+"""Phrases that help must not have: each has a plainer form."""
+
+
+def test_every_verb_has_help_of_plain_full_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    def helps(verb: str) -> None:
+        assert cli.main([*verb.split(), "--help"]) == 0
+        out = capsys.readouterr().out
+        assert f"usage: vitrail {verb}" in out
+        _, function = cli.VERBS[verb].load()
+        assert " ".join((function.__doc__ or "").split("\n")[0].split()) in out
+        assert "--traceback" in out
+        texts = flag_texts(function)
+        assert {name: text for name, text in texts.items() if not re.match(r"[A-Z].*\.$", text)} == {}
+        text = " ".join(out.replace("│", " ").split())
+        assert HARD_TO_READ.findall(text) == [] and HARD_TO_READ.findall(cli.VERBS[verb].summary) == []
+        assert not re.search(r"\(default: (True|False)\)", text)  # of a switch
+
+    assert failures(cli.VERBS, helps) == []
 
 
 HELP = f"""
@@ -143,7 +157,6 @@ def test_errors_are_one_message(
     assert capsys.readouterr() == ("", f"vitrail: {str(error) or 'interrupted'}\n")
 
 
-@pytest.mark.full_size
 def test_a_signal_during_training_decides_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,8 +314,11 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("word", ["null", "none", "None"])
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_what_may_be_null_can_be_typed(verb: str, word: str) -> None:
+def test_what_may_be_null_can_be_typed(word: str) -> None:
+    assert failures(cli.VERBS, lambda verb: typed_null(verb, word)) == []
+
+
+def typed_null(verb: str, word: str) -> None:
     _, function = cli.VERBS[verb].load()
     words = flags_that_may_be_null(function)
     null = [name for name in words if word not in words[name] and name not in ("recipe", "config")]
@@ -352,11 +368,6 @@ def test_a_pattern_that_the_shell_has_replaced_should_be_quoted(tmp_path: Path) 
         parse(train, ["x", os.curdir, str(files[0])], "vitrail train")
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_help_of_a_switch_does_not_say_true(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not re.search(r"\(default: (True|False)\)", help_of(verb.split(), capsys))
-
-
 def test_a_class_may_be_called_none() -> None:
     assert parse(inspect_images, ["model", "--class", "none"], "inspect") == (["model"], {"class_name": "none"})
     assert parse(inspect_images, ["model", "--class", "null"], "inspect") == (["model"], {"class_name": None})
@@ -391,7 +402,6 @@ def test_help_is_the_text_under_each_field(capsys: pytest.CaptureFixture[str]) -
                 assert " ".join((parameter.description or "").split()) in shown
 
 
-@pytest.mark.full_size
 def test_help_shows_the_defaults_of_the_recipe_and_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,21 +416,6 @@ def test_help_shows_the_defaults_of_the_recipe_and_the_files(
     assert f"(default: {digits.duration})" in shown
     for verb, name in (("finetune", "finetune-by-data"), ("sweep", "finetune")):
         assert f"(default: {recipe(name).optim.name})" in help_of([verb], capsys)
-
-
-HARD_TO_READ = re.compile(
-    r"left out:|so many|what is\b|of which|goes on\b|\bkept\b|\btold\b|side by side|in a row|\bis no\b|\banew\b", re.I
-)
-"""Phrases that help must not have: each has a plainer form."""
-
-
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_help_is_plain_full_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, function = cli.VERBS[verb].load()
-    texts = flag_texts(function)
-    assert {name: text for name, text in texts.items() if not re.match(r"[A-Z].*\.$", text)} == {}
-    assert HARD_TO_READ.findall(help_of(verb.split(), capsys)) == []
-    assert HARD_TO_READ.findall(cli.VERBS[verb].summary) == []
 
 
 def test_a_flag_that_equals_its_default_was_given() -> None:

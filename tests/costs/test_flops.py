@@ -8,6 +8,7 @@ from collections.abc import Callable
 import closed_form
 import pytest
 import torch
+from pairwise import pairwise
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.costs.count import macs, parameters, training_flops
@@ -67,13 +68,10 @@ def prefixes() -> list[ViTConfig]:
 def options() -> list:
     configs = [
         ViTConfig(**TINY, positions=positions, place=place, pool=pool, registers=registers)
-        for positions, place, pool, registers in itertools.product(
-            ("none", "1d", "2d", "relative", "sincos"),
-            ("input", "every", "shared"),
-            ("cls", "gap", "map"),
-            (0, 3),
+        for positions, place, pool, registers in pairwise(
+            *(("none", "1d", "2d", "relative", "sincos"), ("input", "every", "shared"), ("cls", "gap", "map"), (0, 3)),
+            valid=lambda positions, place, pool, registers: positions not in ("none", "sincos") or place != "every",
         )
-        if not (positions in ("none", "sincos") and place == "every")
     ]
     configs.append(ViTConfig(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
     configs.append(ViTConfig(**{**TINY, "classes": 0, "channels": 5}))
@@ -81,7 +79,7 @@ def options() -> list:
     configs += prefixes()
     for positions, pool in itertools.product(("1d", "relative"), ("gap", "map")):
         configs.append(ViTConfig(**TINY, block="axial", pool=pool, positions=positions))
-    for stem, norm, patch in itertools.product(("levit", "early", "hmlp"), ("batch", "layer"), (2, 8, 16)):
+    for stem, norm, patch in itertools.product(("levit", "early", "hmlp"), ("batch", "layer"), (2, 16)):
         size = (2 * patch, 3 * patch)
         configs.append(ViTConfig(**{**TINY, "patch": patch, "image_size": size}, stem=stem, stem_norm=norm))
     for patch in (7, 12, 14):
@@ -99,7 +97,7 @@ def test_every_option(config):
     assert (parameters(config), macs(config)) == (closed_form.parameters(config), closed_form.macs(config))
 
 
-@pytest.mark.parametrize("config", options()[::9], ids=lambda config: "")
+@pytest.mark.parametrize("config", options()[::5], ids=lambda config: "")
 def test_another_image_size(config):
     """More to compute, no more to learn."""
     patch = getattr(config, "patch", 16)
@@ -115,7 +113,7 @@ def test_one_number_is_a_square():
 
 
 @pytest.mark.full_size
-@pytest.mark.parametrize("name", ["S/16", "B/32", "S18x2/16"])
+@pytest.mark.parametrize("name", ["S/32", "S18x2/16"])
 def test_a_training_step_is_three_forward_passes(name):
     """All but the gradient with respect to the image, which nobody asks for."""
     config = variant(name)

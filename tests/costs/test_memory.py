@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from torch import Tensor
 
 from vitrail.costs.count import _activation_bytes, activation_bytes
@@ -19,20 +20,20 @@ from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 
-SMALL: dict[str, Any] = dict(width=96, depth=3, heads=3, mlp_dim=384, patch=16, image_size=(64, 96), classes=10)
+SMALL: dict[str, Any] = dict(width=32, depth=2, heads=2, mlp_dim=48, patch=16, image_size=(32, 48), classes=10)
 
 
 def options() -> list[ViTConfig | ResNetConfig]:
     configs: list[ViTConfig | ResNetConfig] = [
         ViTConfig(**SMALL, positions=positions, place=place, pool=pool, registers=registers)
-        for positions, place, pool, registers in itertools.product(
-            ("1d", "2d", "relative", "relative_bias"), ("input", "shared"), ("cls", "gap", "map", "cls+gap"), (0, 4)
+        for positions, place, pool, registers in pairwise(
+            *(("1d", "2d", "relative", "relative_bias"), ("input", "shared"), ("cls", "gap", "map", "cls+gap"), (0, 4)),
+            valid=lambda positions, place, pool, registers: not (positions == "relative_bias" and registers),
         )
-        if not (positions == "relative_bias" and registers)
     ]
     configs += [
         ViTConfig(**SMALL, positions="1d", place="every", class_token=True, pool="gap", final_norm="pooled"),
-        ViTConfig(**SMALL, layer_scale=1e-4, drop_path=0.1, pre_logits=64),
+        ViTConfig(**SMALL, layer_scale=1e-4, drop_path=0.1, pre_logits=24),
         ViTConfig(**SMALL, mlp="swiglu", pool="map", final_norm="pooled"),
         ViTConfig(**SMALL, mlp="swiglu", layer_scale=1e-4),
         ViTConfig(**SMALL, distilled=True),
@@ -43,10 +44,10 @@ def options() -> list[ViTConfig | ResNetConfig]:
     ]
     for stem, norm in itertools.product(("levit", "early", "hmlp"), ("batch", "layer")):
         configs.append(ViTConfig(**SMALL, stem=stem, stem_norm=norm))
-    for units, patch in (((), 32), ((2, 2, 4), 16), ((1, 2, 1, 1), 32)):
-        configs.append(ViTConfig(**{**SMALL, "patch": patch}, stem="resnet", stem_units=units))
-    for axial, size in itertools.product((False, True), ((64, 96), (97, 130))):
-        configs.append(ResNetConfig(units=(2, 1, 2, 1), width=64, image_size=size, classes=10, axial=axial))
+    for units, patch in (((), 32), ((1, 2, 1), 16), ((1, 2, 1, 1), 32)):
+        configs.append(ViTConfig(**{**SMALL, "patch": patch, "image_size": (32, 64)}, stem="resnet", stem_units=units))
+    for axial, size in itertools.product((False, True), ((32, 64), (47, 70))):
+        configs.append(ResNetConfig(units=(2, 1, 1), width=32, image_size=size, classes=10, axial=axial))
     return configs
 
 
@@ -77,14 +78,13 @@ def on_torchs_layers(config: ViTConfig | ResNetConfig, precision: str, monkeypat
         return on_this_cpu(config, precision)
 
 
-@pytest.mark.full_size
 @pytest.mark.parametrize("config", options(), ids=lambda config: "")
 def test_every_option(config: ViTConfig | ResNetConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = on_torchs_layers(config, "float32", monkeypatch)
     assert activation_bytes(config, precision="float32") == round(seen)
 
 
-@pytest.mark.parametrize("size", [(112, 224), (336, 224)])
+@pytest.mark.parametrize("size", [(32, 64), (96, 64)])
 @pytest.mark.parametrize("config", [variant("Ti/16", depth=2), variant("R50x1", units=(1, 1))], ids=["vit", "resnet"])
 def test_any_resolution(
     config: ViTConfig | ResNetConfig, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -104,22 +104,20 @@ def test_dropout_keeps_a_byte_for_each_value() -> None:
 
 
 CPU = [
-    variant("Ti/16", depth=2),
-    variant("Ti/16", depth=2, pool="gap", layer_scale=1e-4, drop_path=0.1),
-    variant("Ti/16", depth=2, positions="relative", pool="gap", image_size=128),
-    variant("Ti/16", depth=2, pool="map", mlp="swiglu", registers=2),
-    variant("Ti/16", depth=2, dropout=0.1),
-    variant("Ti/16", depth=2, stem="hmlp", block="parallel", branches=2),
+    variant("Ti/16", depth=2, image_size=96),
+    variant("Ti/16", depth=2, pool="gap", layer_scale=1e-4, drop_path=0.1, image_size=64),
+    variant("Ti/16", depth=2, positions="relative", pool="gap", image_size=64),
+    variant("Ti/16", depth=2, pool="map", mlp="swiglu", registers=2, image_size=64),
+    variant("Ti/16", depth=2, dropout=0.1, image_size=64),
+    variant("Ti/16", depth=2, stem="hmlp", block="parallel", branches=2, image_size=64),
     variant("R26+S/32", depth=2, image_size=64),
     variant("R50x1", units=(1, 1, 1, 1), image_size=64),
 ]
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("amx", [False, True], ids=["no AMX", "AMX"])  # which decides how attention is computed
-@pytest.mark.parametrize("config", CPU, ids=lambda config: "")
+@pytest.mark.parametrize(("config", "amx", "precision"), pairwise(CPU, (False, True), ("float32", "bf16")))
 def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX attention is computed in another way."""
     monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)
     monkeypatch.setattr("vitrail.costs.count._activation_bytes", _activation_bytes.__wrapped__)  # without its cache
     seen = on_this_cpu(config, precision)
@@ -131,10 +129,10 @@ def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, m
 @pytest.mark.parametrize(
     "config",
     [
-        variant("Ti/16", depth=2),
-        variant("Ti/16", depth=2, pool="gap", layer_scale=1e-4),
-        variant("Ti/16", depth=2, mlp="swiglu"),
-        variant("Ti/16", depth=2, block="parallel", branches=2),
+        variant("Ti/16", depth=2, image_size=64),
+        variant("Ti/16", depth=2, image_size=64, pool="gap", layer_scale=1e-4),
+        variant("Ti/16", depth=2, image_size=64, mlp="swiglu"),
+        variant("Ti/16", depth=2, image_size=64, block="parallel", branches=2),
     ],
     ids=lambda config: "",
 )
@@ -142,7 +140,6 @@ def test_bf16_on_an_accelerator(config: ViTConfig, monkeypatch: pytest.MonkeyPat
     assert activation_bytes(config) == pytest.approx(on_torchs_layers(config, "bf16", monkeypatch), rel=1e-3)
 
 
-@pytest.mark.full_size
 def test_a_block_by_hand() -> None:
     """One more layer of B/16 keeps, of 197 tokens: 2 inputs and 2 outputs of norms, q, k, v, the heads' outputs,
     and the MLP's hidden features before and after the GELU; mean and deviation of each norm; a sum per head."""
@@ -162,7 +159,6 @@ def test_memory_grows_with_tokens_and_with_precision() -> None:
     assert activation_bytes(config, precision="float32") > 1.5 * activation_bytes(config)
 
 
-@pytest.mark.full_size
 def test_what_is_kept_is_freed_afterwards() -> None:
     """Normalisations keep their own results, which autograd frees only if what is kept is not the result itself."""
     norm = torch.nn.LayerNorm(8)

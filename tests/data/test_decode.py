@@ -9,7 +9,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peak_memory import peak_growth
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
@@ -505,7 +505,6 @@ def test_bytes_after_the_end_do_not_matter():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(sorted(SMALL_FILES)),
     changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=6),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from scipy import stats
@@ -59,7 +59,6 @@ def pillow_resized(image: np.ndarray, height: int, width: int, interpolation: st
 # ---------------------------------------------------------------- resizing and the transform of evaluation
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     source=st.tuples(st.integers(1, 90), st.integers(1, 90)),
     target=st.tuples(st.integers(1, 90), st.integers(1, 90)),

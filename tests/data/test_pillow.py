@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import server
 from PIL import Image, ImageOps
 from real_images import SHARED
 from torch import Tensor
@@ -162,7 +163,7 @@ def test_workers_of_a_data_loader(tmp_path: Path, model: ViT) -> None:
     again = pickle.loads(pickle.dumps(transform))
     images = ImageFolder(str(tmp_path), transform=transform)
     expected = torch.stack([again(image) for image, _ in ImageFolder(str(tmp_path))])
-    for context, workers in (("fork", 2), ("spawn", 1)):
+    for context, workers in (("fork", 2), (server(), 1)):
         loader = DataLoader(images, batch_size=4, num_workers=workers, multiprocessing_context=context)
         found = torch.cat([batch for batch, _ in loader])
         assert torch.equal(found, expected)

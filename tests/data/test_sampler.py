@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.data.item import Item
@@ -55,7 +55,6 @@ def epoch(number: int = 0, start: int = 0, **options: object) -> list[Batch]:
         loader.close()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any),
     st.integers(0, 4),

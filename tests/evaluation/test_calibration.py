@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
@@ -83,7 +83,6 @@ def test_a_bin_holds_its_upper_edge() -> None:
 
 
 @pytest.mark.full_size
-@settings(max_examples=50, deadline=None)
 @given(images=st.integers(1, 60), classes=st.integers(2, 12), seed=st.integers(0, 10**6), bins=st.integers(1, 30))
 def test_numbers_agree_with_scikit_learn_and_a_plain_loop(images: int, classes: int, seed: int, bins: int) -> None:
     rows, labels = draw_probabilities(images, classes, seed)

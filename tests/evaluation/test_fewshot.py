@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge as Sklearn
 from sklearn.preprocessing import StandardScaler
@@ -124,7 +124,6 @@ def test_one_eigendecomposition_serves_all_strengths(monkeypatch: pytest.MonkeyP
     assert calls[1:] == [(5, 5)]  # of either form the smaller
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), images=st.integers(3, 30), width=st.integers(1, 20))
 def test_order_of_images_features_and_classes_does_not_matter(seed: int, images: int, width: int) -> None:
     rng = np.random.default_rng(seed)
@@ -148,7 +147,6 @@ def test_a_strength_must_be_above_zero(l2: float) -> None:
 counts = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
-@settings(max_examples=50, deadline=None)
 @given(counts=counts, seed=st.integers(0, 99), unknown=st.integers(0, 4))
 def test_shots_are_those_that_the_protocol_draws(counts: list[int], seed: int, unknown: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(-1, len(counts)), [unknown, *counts]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 from torch import nn
 
 from vitrail.data.settings import Preprocess
+from vitrail.exports.write import Exported
 from vitrail.model.build import build
 from vitrail.model.rotary.settings import Rotary
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 
+Programs = Callable[..., Exported]
+"""Name of a small network, kind of program, what else `export_model` takes -> the program in a folder."""
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
 TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(12, 16), classes=len(NAMES))
 

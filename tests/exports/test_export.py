@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,10 +13,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from small_models import ALL, NAMES, made
+from small_models import ALL, NAMES, Programs, made
 
 from vitrail.errors import DataError, ExportError, UsageError
-from vitrail.exports.write import Exported, export_model
+from vitrail.exports.network import Exportable
+from vitrail.exports.write import export_model
 from vitrail.version import __version__
 
 onnx = pytest.importorskip("onnx")
@@ -32,49 +36,63 @@ def expected(model: Any, images: np.ndarray) -> np.ndarray:
     return model(torch.from_numpy(images)).numpy()
 
 
-def ask(folder: Path, images: np.ndarray) -> np.ndarray:
+def opened(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
     """The program of a folder, by its runtime as anybody would use it."""
     if (folder / "model.onnx").exists():
-        return onnxruntime.InferenceSession(folder / "model.onnx").run(None, {"images": images})[0]
+        session = onnxruntime.InferenceSession(folder / "model.onnx")
+        return lambda images: session.run(None, {"images": images})[0]
     if (folder / "model.xml").exists():
         compiled = openvino.Core().compile_model(folder / "model.xml", "CPU", FLOAT32)
-        return compiled(images)[0]
-    return torch.export.load(folder / "model.pt2").module()(torch.from_numpy(images)).detach().numpy()
+        return lambda images: compiled(images)[0]
+    module = torch.export.load(folder / "model.pt2").module()
+    return lambda images: module(torch.from_numpy(images)).detach().numpy()
 
 
 def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-4) -> bool:
     return found.shape == wanted.shape and np.abs(found - wanted).max() <= tolerance * np.abs(wanted).max()
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return export_model(made(), tmp_path_factory.mktemp("plain") / "m")
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_traced_computes_what_the_network_does(name: str) -> None:
+    model = made(name)
+    images = torch.from_numpy(pictures(model, 3))
+    with torch.no_grad():
+        logits = model(images)
+        wanted = {"logits": logits, "probabilities": logits.softmax(1), "features": model.features(images)}
+        for (output, numbers), any_size in product(wanted.items(), (False, True)):
+            traced = Exportable(model, model.config.image_size, output, torch.float32, any_size=any_size)
+            assert close(traced(images).numpy(), numbers.numpy())
 
 
 @pytest.mark.export
 @pytest.mark.parametrize("name", ALL)
-def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, plain: Exported, tmp_path: Path) -> None:
-    model = made(name)
-    result = plain if name == "plain" else export_model(model, tmp_path)
+def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, programs: Programs) -> None:
+    model, result = made(name), programs(name)
     assert list(result.files) == ["model.onnx", "card.json"] and result.parity.agreement == 1
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(result.folder / "model.onnx"), "CPU", FLOAT32)
+    run = opened(result.folder)
     for count in (1, 2, 5):  # any batch
         images = pictures(model, count)
-        assert close(ask(result.folder, images), expected(model, images))
+        assert close(run(images), expected(model, images))
         assert close(compiled(images)[0], expected(model, images))
 
 
 @pytest.mark.export
-def test_openvino(tmp_path: Path) -> None:
-    model = made("BEiT")
-    result = export_model(model, tmp_path / "m", "openvino")
+def test_openvino(programs: Programs) -> None:
+    model, result = made(), programs("plain", "openvino")
     assert list(result.files) == ["model.xml", "model.bin", "card.json"]
+    run = opened(result.folder)
     for count in (1, 5):
         images = pictures(model, count)
-        assert close(ask(tmp_path / "m", images), expected(model, images))
-    info = openvino.Core().read_model(tmp_path / "m" / "model.xml").get_rt_info(["vitrail", "class_names"])
-    assert json.loads(info.astype(str)) == NAMES
+        assert close(run(images), expected(model, images))
+    network = openvino.Core().read_model(result.folder / "model.xml")
+    assert [port.get_names() for port in (*network.inputs, *network.outputs)] == [{"images"}, {"logits"}]
+    info = {key: network.get_rt_info(["vitrail", key]).astype(str) for key in ("class_names", "program")}
+    assert json.loads(info["class_names"]) == NAMES
+    inside, root = json.loads(info["program"]), ElementTree.parse(result.folder / "model.xml").getroot()
+    assert str(inside["ir_version"]) == root.get("version") and inside["needs"] == result.needs
+    assert result.needs == "openvino>=2023.1" and f"\nneeds {result.needs}\n" in str(result)  # measured
 
 
 @pytest.mark.export
@@ -82,29 +100,31 @@ def test_openvino(tmp_path: Path) -> None:
     ("name", "to"), [("plain", "openvino"), ("BEiT", "onnx"), ("distilled, parallel", "onnx"), ("BiT", "program")]
 )
 def test_a_program_for_images_of_any_size(name: str, to: Any, tmp_path: Path) -> None:
-    model = made(name)
+    model = made(name, depth=1) if name == "plain" else made(name)
     result = export_model(model, tmp_path / "m", to, any_size=True)
     assert result.input_shape == ["batch", 3, "height", "width"] and result.parity.sizes == 2
     step, (height, width) = getattr(model.config, "patch", 1), model.config.image_size
+    run = opened(tmp_path / "m")
     for shape in ((2, 3, height, width + 3 * step), (1, 3, height + 4 * step, width)):
         images = np.random.default_rng(3).integers(0, 256, shape, dtype=np.uint8)
-        assert close(ask(tmp_path / "m", images), expected(model, images))
+        assert close(run(images), expected(model, images))
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("name", ["distilled, parallel", "BiT"])
-def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
-    model = made(name)
-    export_model(model, tmp_path / "m", "program")
+@pytest.mark.export
+def test_an_exported_program_of_torch(programs: Programs) -> None:
+    model, result = made("distilled, parallel"), programs("distilled, parallel", "program")
+    run = opened(result.folder)
     for count in (1, 5):
         images = pictures(model, count)
-        assert close(ask(tmp_path / "m", images), expected(model, images))
+        assert close(run(images), expected(model, images))
     inside = {"card.json": ""}
-    torch.export.load(tmp_path / "m" / "model.pt2", extra_files=inside)
+    torch.export.load(result.folder / "model.pt2", extra_files=inside)
     assert json.loads(inside["card.json"])["class_names"] == NAMES
 
 
-def test_a_program_says_how_it_is_used(plain: Exported) -> None:
+@pytest.mark.export
+def test_a_program_says_how_it_is_used(programs: Programs) -> None:
+    plain = programs()
     card = json.loads((plain.folder / "card.json").read_text())
     inside = onnxruntime.InferenceSession(plain.folder / "model.onnx").get_modelmeta().custom_metadata_map
     assert {key: json.loads(text) for key, text in inside.items()}.items() <= card.items()
@@ -123,28 +143,17 @@ def test_a_program_says_how_it_is_used(plain: Exported) -> None:
 
 
 @pytest.mark.export
-def test_the_opset_is_that_which_is_named(plain: Exported, tmp_path: Path) -> None:
-    model = made()
-    older = export_model(model, tmp_path / "m", opset=18)
-    images = pictures(model, 2)
-    for result, opset in ((plain, 20), (older, 18)):
+def test_the_opset_is_that_which_is_named(programs: Programs, tmp_path: Path) -> None:
+    first, small = made(), made(depth=1)
+    older = export_model(small, tmp_path / "m", opset=18)
+    images = pictures(first, 2)
+    for model, result, opset in ((first, programs(), 20), (small, older, 18)):
         program = onnx.load(result.folder / "model.onnx")
         assert [(found.domain, found.version) for found in program.opset_import] == [("", opset)]
         inside = json.loads(next(entry.value for entry in program.metadata_props if entry.key == "program"))
         assert (inside["opset"], inside["ir_version"]) == (opset, program.ir_version)
         assert inside["needs"] == result.needs == "onnxruntime>=1.21" and f"ONNX opset {opset}, needs" in str(result)
-        assert close(ask(result.folder, images), expected(model, images))
-
-
-@pytest.mark.export
-def test_the_names_and_the_first_version_of_an_openvino_program(tmp_path: Path) -> None:
-    result = export_model(made(), tmp_path / "m", "openvino")
-    network = openvino.Core().read_model(tmp_path / "m" / "model.xml")
-    assert [port.get_names() for port in (*network.inputs, *network.outputs)] == [{"images"}, {"logits"}]
-    inside = json.loads(network.get_rt_info(["vitrail", "program"]).astype(str))
-    root = ElementTree.parse(tmp_path / "m" / "model.xml").getroot()
-    assert str(inside["ir_version"]) == root.get("version") and inside["needs"] == result.needs
-    assert result.needs == "openvino>=2023.1" and f"\nneeds {result.needs}\n" in str(result)  # measured
+        assert close(opened(result.folder)(images), expected(model, images))
 
 
 @pytest.mark.export
@@ -162,21 +171,21 @@ def test_an_opset_that_no_program_can_have(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 def test_the_other_outputs(tmp_path: Path) -> None:
     model = made("hybrid, swiglu")
     images = pictures(model, 3)
     shares = export_model(model, tmp_path / "p", "program", output="probabilities")
     assert shares.output_shape == ["batch", 5]
     wanted = torch.from_numpy(expected(model, images)).softmax(1).numpy()
-    assert close(ask(tmp_path / "p", images), wanted)
+    assert close(opened(tmp_path / "p")(images), wanted)
     features = export_model(model, tmp_path / "f", "program", output="features")
     assert features.output_shape == ["batch", 8] and features.parity.agreement is None
     with torch.no_grad():
-        assert close(ask(tmp_path / "f", images), model.features(torch.from_numpy(images)).numpy())
+        assert close(opened(tmp_path / "f")(images), model.features(torch.from_numpy(images)).numpy())
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
     model = made(classes=0)
     with pytest.raises(UsageError, match="no classifier"):
@@ -211,14 +220,14 @@ def test_a_large_network_keeps_its_weights_in_a_file_of_their_own(
     from torch.onnx._internal.exporter import _onnx_program
 
     monkeypatch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 1000)  # ONNX files end at 2 GB
-    model = made()
+    model = made(depth=1)
     result = export_model(model, tmp_path / "m")
     assert list(result.files) == ["model.onnx", "model.onnx.data", "card.json"]
     images = pictures(model, 2)
-    assert close(ask(tmp_path / "m", images), expected(model, images))
+    assert close(opened(tmp_path / "m")(images), expected(model, images))
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
     """Not that which positions were learned for, where the two differ."""
     from dataclasses import replace
@@ -230,14 +239,14 @@ def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
         model.card = replace(model.card, preprocess=Preprocess(size))
         assert export_model(model, tmp_path / name, "program").input_shape == ["batch", 3, *size]
         images = pictures(model, 2)
-        assert close(ask(tmp_path / name, images), expected(model, images))
+        assert close(opened(tmp_path / name)(images), expected(model, images))
     model = made()
     model.card = replace(model.card, preprocess=Preprocess((18, 16)))
     with pytest.raises(UsageError, match="sides divisible by 4"):
         export_model(model, tmp_path / "m")
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
     photos = sorted(shared_data.rglob("*.jpg"))[:2]
     result = export_model(made(), tmp_path / "m", "program", images=photos)
@@ -247,17 +256,17 @@ def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
         export_model(made(), tmp_path / "n", images=[tmp_path / "none.jpg"])
 
 
-@pytest.mark.full_size
-def test_what_is_there_is_kept(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    first = export_model(made(), folder, "program")
+@pytest.mark.export
+def test_what_is_there_is_kept(programs: Programs, tmp_path: Path) -> None:
+    first = programs("distilled, parallel", "program")
+    folder = shutil.copytree(first.folder, tmp_path / "m")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(ExportError, match=r"exists already.*--overwrite"):
         export_model(made("BEiT"), folder, "program")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     (folder / "notes.txt").write_text("mine")
     again = export_model(made("BEiT"), folder, "program", overwrite=True)
-    assert isinstance(first, Exported) and again.files["card.json"] != first.files["card.json"]
+    assert again.files["card.json"] != first.files["card.json"]
     assert sorted(file.name for file in folder.iterdir()) == ["card.json", "model.pt2", "notes.txt"]
     assert sorted(tmp_path.iterdir()) == [folder]
 

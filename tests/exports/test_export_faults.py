@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import Programs, made
 from torch import Tensor
 
 from vitrail import cli
@@ -57,7 +59,7 @@ def test_47_an_operator_that_onnx_does_not_have(
     assert left(tmp_path) == before
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 def test_47_a_network_that_decides_by_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(_: ClassToken, tokens: Tensor, prefix: int) -> Tensor:
         return tokens[:, 0] if tokens.sum() > 0 else tokens[:, 1]
@@ -70,30 +72,25 @@ def test_47_a_network_that_decides_by_what_it_sees(tmp_path: Path, monkeypatch: 
     assert left(tmp_path) == []
 
 
-def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
-    """Write as ever, then change the classifier's weights by 1 % in the file."""
-    write(traced, path, about)
-    model = onnx.load(path)
-    (weight,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) in ([3, 16], [16, 3]))
-    values = onnx.numpy_helper.to_array(weight)
-    weight.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(1.01)).astype(np.float32), weight.name))
-    onnx.save(model, path)
-
-
-write = onnx_export.write
-
-
 @pytest.mark.export
 def test_47_numbers_that_differ(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert cli.main(["export", str(model_folder), "--to", "program", "--out", str(out)]) == 0
+    """A program whose classifier's weights are 1 % larger in the file."""
+
+    def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
+        model = onnx.load(programs().folder / "model.onnx")
+        (weight,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) in ([5, 16], [16, 5]))
+        values = onnx.numpy_helper.to_array(weight)
+        weight.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(1.01)).astype(np.float32), weight.name))
+        onnx.save(model, path)
+
+    save(made(), tmp_path / "saved")
+    out = shutil.copytree(programs("distilled, parallel", "program").folder, tmp_path / "out")
     good = {path: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setattr(onnx_export, "write", tampered)
-    capsys.readouterr()
     for argv in (["--out", str(out), "--overwrite"], ["--out", f"{out}-2", "--to", "openvino"]):
-        assert cli.main(["export", str(model_folder), *argv]) == 1
+        assert cli.main(["export", str(tmp_path / "saved"), *argv]) == 1
         error = capsys.readouterr().err
         assert "differ from the network's" in error and "allowed 0.0001" in error
         assert not Path(f"{out}-2").exists()
@@ -101,16 +98,17 @@ def test_47_numbers_that_differ(
 
 
 @pytest.mark.export
-def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_47_a_program_that_its_runtime_refuses(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def from_the_future(traced: Any, path: Path, about: dict[str, Any]) -> None:
-        write(traced, path, about)
-        model = onnx.load(path)
+        model = onnx.load(programs().folder / "model.onnx")
         model.opset_import[0].version = 999
         onnx.save(model, path)
 
     monkeypatch.setattr(onnx_export, "write", from_the_future)
     with pytest.raises(ExportError, match=r"ONNX Runtime [\d.]+ does not run it: (?s:.)*[Oo]pset 999"):
-        export_model(network(), tmp_path / "out")
+        export_model(made(), tmp_path / "out")
     assert left(tmp_path) == []
 
 
@@ -152,7 +150,6 @@ def test_47_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.
         export_model(network(), tmp_path / "out")
 
 
-@pytest.mark.full_size
 def test_47_a_package_that_is_not_installed(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,19 +95,24 @@ def test_the_verb_names_its_folder_and_tells_the_parity(
     assert found["input_shape"] == ["batch", 3, 32, 32] and found["parity"]["relative"] < 1e-4
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 def test_weights_of_another_library(run_folder: Path, tmp_path: Path) -> None:
     save(vitrail.load(run_folder), tmp_path / "vit", "timm")
     made = vitrail.export(tmp_path / "vit", to="program", out=tmp_path / "out")
     assert json.loads((made.folder / "card.json").read_text())["source"] == "timm"
 
 
+@pytest.fixture(scope="module")
+def openvino_program(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vitrail.export(run_folder, to="openvino", out=tmp_path_factory.mktemp("exported") / "openvino").folder
+
+
 @pytest.mark.export
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("to", ["program", "openvino_program"])
 def test_predict_asks_a_program(
-    to: Any, run_folder: Path, program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    to: str, run_folder: Path, photos: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = program if to == "onnx" else vitrail.export(run_folder, to=to, out=tmp_path / "o").folder
+    folder = request.getfixturevalue(to)
     wanted = {row.path: row for row in vitrail.predict(run_folder, photos, precision="float32").rows}
     assert len({row.classes[0] for row in wanted.values()}) > 1
     for source in (folder, next(file for file in folder.iterdir() if file.suffix in (".onnx", ".xml"))):
@@ -189,15 +194,16 @@ def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
 
 @pytest.mark.export
 def test_programs_that_predict_does_not_run(
-    run_folder: Path, program: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Path, openvino_program: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vitrail.export(run_folder, to="program", out=tmp_path / "p")
+    shutil.copytree(program, tmp_path / "p")
+    (tmp_path / "p" / "model.onnx").rename(tmp_path / "p" / "model.pt2")
     with pytest.raises(ExportError, match="can hold code"):
         vitrail.predict(tmp_path / "p", photos)
     (tmp_path / "broken.onnx").write_bytes(b"no program")
     with pytest.raises(ExportError, match=r"broken\.onnx: ONNX Runtime [\d.]+ does not run it: "):
         vitrail.predict(tmp_path / "broken.onnx", photos)
-    vitrail.export(run_folder, to="openvino", out=tmp_path / "openvino")
+    shutil.copytree(openvino_program, tmp_path / "openvino")
     file = tmp_path / "openvino/model.xml"
     file.write_text(re.sub(r'type="(Add|MatMul)"', 'type="Lost"', file.read_text()))
     with pytest.raises(ExportError, match=r"model\.xml: OpenVINO \S+ does not read it: (?!Exception from).*Lost"):

@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images that the network itself has labelled, so that float32 has 100 %; every third is for training."""
     folder = tmp_path_factory.mktemp("labelled")
     rng, model = np.random.default_rng(0), network()
-    colours = rng.integers(0, 256, (300, 1, 1, 3)) + rng.integers(-80, 80, (300, SIDE, SIDE, 3))
+    colours = rng.integers(0, 256, (150, 1, 1, 3)) + rng.integers(-80, 80, (150, SIDE, SIDE, 3))
     pixels = colours.clip(0, 255).astype(np.uint8)
     with torch.no_grad():
         labels = model(torch.from_numpy(pixels).permute(0, 3, 1, 2)).argmax(1).tolist()
@@ -92,7 +92,7 @@ def test_the_accuracy_that_is_reported_is_that_of_the_program(
     assert found is not None and found.int8_layers == found.layers - 1 >= 8  # all but the classifier
     counts = np.array([len([*folder.iterdir()]) for folder in (data / "train").iterdir()])
     left = int((counts - np.clip(np.rint(counts / 10), 1, counts - 1)).sum())  # a tenth of each class is held out
-    assert counts.sum() == 100 and (found.calibrated, found.held_out, found.float_top1) == (left, 200, 1.0)
+    assert counts.sum() == 50 and (found.calibrated, found.held_out, found.float_top1) == (left, 100, 1.0)
     engine = Engine(folder / KINDS[to])
     pixels, classes = held_out(data)
     outputs = torch.cat([engine(torch.from_numpy(image[None])) for image in pixels])
@@ -108,16 +108,18 @@ def test_the_accuracy_that_is_reported_is_that_of_the_program(
 
 
 @pytest.mark.export
-def test_the_weights_are_stored_in_int8(program: Program, tmp_path: Path) -> None:
+def test_the_weights_are_stored_in_int8(program: Program) -> None:
     onnx = pytest.importorskip("onnx")
-    export_model(network(), tmp_path, "onnx")
-    stored = [onnx.load(folder / "model.onnx").graph.initializer for folder in (tmp_path, program("onnx", False)[0])]
-    exact, rounded = ([tensor for tensor in tensors if np.prod(tensor.dims) > 1024] for tensors in stored)
-    assert {tensor.data_type for tensor in exact} == {onnx.TensorProto.FLOAT}
-    int8 = [tensor for tensor in rounded if tensor.data_type == onnx.TensorProto.INT8]
-    assert len(int8) == len([tensor for tensor in exact if len(tensor.dims) in (2, 4)])
+    stored = onnx.load(program("onnx", False)[0] / "model.onnx").graph.initializer
+    products = [parameter for parameter in network().parameters() if parameter.dim() in (2, 4)]
+    *rounded, classifier = sorted(products, key=torch.numel, reverse=True)
+    assert classifier.shape == (len(NAMES), 64) and len(rounded) >= 8
+    sizes = [np.prod(tensor.dims) for tensor in stored if tensor.data_type == onnx.TensorProto.INT8]
+    in_int8 = sum(size for size in sizes if size > 1024)  # the others are zero points
+    assert in_int8 == sum(parameter.numel() for parameter in rounded)
 
 
+@pytest.mark.export
 @pytest.mark.parametrize("amx", [False, True])
 def test_with_amx_attention_stays_out_of_int8_and_ranges_are_symmetric(amx: bool, program: Program) -> None:
     nodes = openvino.read_network(program("openvino", amx)[0] / "model.xml").get_ordered_ops()
@@ -140,26 +142,32 @@ def _source(node: Any, number: int) -> str:
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("to", KINDS)
-def test_layers_return_to_float32_until_accuracy_is_kept(to: Any, data: Path, program: Program, tmp_path: Path) -> None:
-    free = program(to, openvino.has_amx())[1].quantised
+def test_layers_return_to_float32_until_accuracy_is_kept(data: Path, program: Program, tmp_path: Path) -> None:
+    free = program("openvino", openvino.has_amx())[1].quantised
     assert free is not None and free.drop > 0  # so that there is something to restore
     limit = free.drop / 2
-    kept = export_model(network(), tmp_path / "kept", to, precision="int8", calibrate=data, max_drop=limit).quantised
+    kept = export_model(network(), tmp_path, "openvino", precision="int8", calibrate=data, max_drop=limit).quantised
     assert kept is not None and kept.drop <= limit and 0 < kept.int8_layers < kept.layers
 
 
-@pytest.mark.export
-@pytest.mark.parametrize("to", KINDS)
-def test_the_layer_that_adds_most_to_the_error_returns_first(to: Any, data: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exact_and_changed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """ONNX programs of a network, and of it with noise in one product."""
     exact, changed = network(stem="early"), network(stem="early")
     weight = changed.blocks[-1].mlps[0].mlp.fc1.weight
     with torch.no_grad():
         weight.add_(0.3 * weight.std() * torch.randn_like(weight))
-    for name, model in (("exact", exact), ("changed", changed)):
-        export_model(model, tmp_path / name, to)
+    folder = tmp_path_factory.mktemp("pair")
+    return [export_model(model, folder / str(i)).folder / "model.onnx" for i, model in enumerate((exact, changed))]
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("to", KINDS)
+def test_the_layer_that_adds_most_to_the_error_returns_first(
+    to: Any, data: Path, exact_and_changed: list[Path]
+) -> None:
     module: Any = runtime(to)
-    networks = [module.read_network(tmp_path / name / KINDS[to]) for name in ("exact", "changed")]
+    networks = [module.read_network(path) for path in exact_and_changed]  # OpenVINO reads ONNX programs, too
     names = module.products(networks[0])
     given = Samples([(image[None], 0) for image in held_out(data)[0][:8]], [])
     in_int8 = int8._in_int8(module, networks[1], given, module.scheme(networks[1]), [])
@@ -167,10 +175,15 @@ def test_the_layer_that_adds_most_to_the_error_returns_first(to: Any, data: Path
 
 
 @pytest.mark.export
-def test_a_program_that_loses_too_much_is_not_written(data: Path, tmp_path: Path) -> None:
+def test_a_program_that_loses_too_much_is_not_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[str]] = []
+    monkeypatch.setattr(int8, "_in_int8", lambda module, network, given, scheme, kept: tried.append(kept) or network)
     with pytest.raises(ExportError, match=r"at most -1 are allowed, so nothing was written.*--max-drop"):
         export_model(network(), tmp_path / "p", "openvino", precision="int8", calibrate=data, max_drop=-1)
     assert [*tmp_path.iterdir()] == []
+    assert [len(kept) for kept in tried] == [1, 2, 3, 5, 9]  # the classifier, and twice as many each time
 
 
 @pytest.mark.export

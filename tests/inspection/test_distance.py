@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import KINDS, identity, maps_alive, tiny, uniform
 
@@ -18,7 +18,6 @@ from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 7), columns=st.integers(1, 7), patch=st.sampled_from([1, 14, 32]), prefix=st.integers(0, 3))
 def test_distances_between_patch_centres(rows: int, columns: int, patch: int, prefix: int) -> None:
     found = grid_distances((rows, columns), patch, prefix).numpy()
@@ -30,7 +29,6 @@ def test_distances_between_patch_centres(rows: int, columns: int, patch: int, pr
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@settings(max_examples=10, deadline=None)
 @given(count=st.integers(2, 9), registers=st.integers(0, 2))
 def test_uniform_attention_along_a_line_has_its_closed_form(count: int, registers: int) -> None:
     # the mean of |i - j| over all pairs of n points is (n^2 - 1) / 3n; the prefix takes its share of attention

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
@@ -46,7 +46,6 @@ def test_few_images_are_laid_out_by_their_components() -> None:
         embedding_map(np.array([[0.0], [np.nan]]))
 
 
-@settings(max_examples=40, deadline=None)
 @given(queries=st.integers(1, 6), images=st.integers(1, 9), count=st.integers(1, 12), seed=st.integers(0, 99))
 def test_neighbours_are_those_of_plain_loops(queries: int, images: int, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -67,7 +66,6 @@ def test_an_image_is_not_its_own_neighbour() -> None:
     assert (similarity < 1).all() and (np.diff(similarity) <= 0).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 200), most=st.integers(1, 50))
 def test_a_sample_is_spread_evenly_spaced(count: int, most: int) -> None:
     rows = evenly_spaced(count, most)

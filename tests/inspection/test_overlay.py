@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.data.images.geometry import Flip
@@ -31,7 +31,6 @@ def test_the_usual_crop_by_hand() -> None:
     assert visible_box(padded, 300, 400) == Box(-50, 0, 400, 400)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     height=st.integers(20, 400),
     width=st.integers(20, 400),
@@ -90,7 +89,6 @@ def test_a_bright_patch_of_a_padded_picture_is_found_where_it_is(height: int, wi
     assert top <= y < top + high and left <= x < left + wide
 
 
-@settings(max_examples=40, deadline=None)
 @given(height=st.integers(10, 900), width=st.integers(10, 900), crop=st.sampled_from([0.7, 0.875, 1.0]))
 def test_what_is_seen_lies_in_the_middle_of_the_picture(height: int, width: int, crop: float) -> None:
     box = visible_box(eval_transform(Preprocess(image_size=(32, 48), crop=crop)), height, width)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from block_outputs import block_outputs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.device import fast_float32
@@ -34,8 +34,6 @@ def by_hand(qkv: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return out.flatten(2)
 
 
-@pytest.mark.train
-@settings(max_examples=30, deadline=None)
 @given(
     batch=st.integers(1, 3), tokens=st.integers(1, 9), heads=st.integers(1, 3), features=st.sampled_from([1, 4, 16]),
     biases=st.sampled_from(["none", "one", "one each"]), seed=st.integers(0, 99),

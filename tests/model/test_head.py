@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from pairwise import pairwise
 from torch import Tensor
 
 from vitrail.errors import UsageError
@@ -28,11 +27,10 @@ def randomised(**options: object) -> ViT:
     return model
 
 
-@pytest.mark.train
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("pool", POOLS)
 def test_every_combination_runs_or_is_refused(pool: str, positions: str) -> None:
-    for class_token, registers, register_positions, final_norm in itertools.product(
+    for class_token, registers, register_positions, final_norm in pairwise(
         (None, True, False), (0, 2), (False, True), ("tokens", "pooled")
     ):
         options = dict(

@@ -16,22 +16,19 @@ import vitrail
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig
 
-SMALL: dict[str, Any] = dict(width=32, heads=2, depth=2, mlp_dim=32, image_size=16, classes=3)
-BIT = ResNetConfig(units=(1, 1, 1, 1), width=32, classes=3, image_size=(64, 64))
+SMALL: dict[str, Any] = dict(width=32, heads=2, depth=1, mlp_dim=32, image_size=16, classes=3)
+BIT = ResNetConfig(units=(1, 1), width=32, classes=3, image_size=(32, 32))
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "1d": ("Ti/4", {}),
-    "1d, timm": ("Ti/4", dict(resize_mode="timm")),
-    "every layer": ("Ti/4", dict(place="every", registers=2)),
-    "2d": ("Ti/4", dict(positions="2d")),
+    "1d": ("Ti/4", dict(pool="map")),
+    "1d, timm": ("Ti/4", dict(resize_mode="timm", stem="early")),
+    "every layer": ("Ti/4", dict(place="every", registers=2, depth=2)),
+    "2d": ("Ti/4", dict(positions="2d", block="parallel", branches=2)),
     "sincos": ("Ti/4", dict(positions="sincos")),
     "relative": ("Ti/4", dict(positions="relative")),
     "relative_bias": ("Ti/4", dict(positions="relative_bias")),
     "relative_bias, timm": ("Ti/4", dict(positions="relative_bias", resize_mode="timm", pool="gap", class_token=True)),
-    "relative_bias, hf": ("Ti/4", dict(positions="relative_bias", resize_mode="hf", place="shared")),
-    "attention pooling": ("Ti/4", dict(pool="map")),
-    "parallel": ("Ti/4", dict(block="parallel", branches=2)),
+    "relative_bias, hf": ("Ti/4", dict(positions="relative_bias", resize_mode="hf", place="shared", depth=2)),
     "axial": ("axial-Ti/4", {}),
-    "convolutions": ("Ti/4", dict(stem="early")),
     "hybrid": ("R+Ti/16", dict(image_size=64)),
     "BiT": ("R50x1", {}),
 }
@@ -44,7 +41,7 @@ def network(kind: str) -> tuple[Any, int, list[tuple[int, int]]]:
     model: Any = build(BIT).eval() if kind == "BiT" else vitrail.create(name, **SMALL | changes).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
-    side, patch = model.config.image_size[0], getattr(model.config, "patch", 32)
+    side, patch = model.config.image_size[0], getattr(model.config, "patch", 16)
     steps = ((0, 0), (2, 1), (1, 0), (0, 3), (side // patch, side // patch))
     return model, patch, [(side + rows * patch, side + columns * patch) for rows, columns in steps]
 
@@ -66,7 +63,7 @@ def check(
     assert not torch.equal(model(images(1, sizes[0], dtype)), model(images(1, sizes[1], dtype)))
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 @pytest.mark.parametrize("start", [0, 1], ids=["from its own size", "from another size"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_jit_trace(kind: str, start: int) -> None:
@@ -76,7 +73,7 @@ def test_jit_trace(kind: str, start: int) -> None:
     check(model, traced, sizes, dtype)
 
 
-@pytest.mark.full_size
+@pytest.mark.export
 @pytest.mark.parametrize(
     ("kind", "start"),
     [*((kind, 0) for kind in KINDS), *((kind, 1) for kind in ("1d, timm", "relative_bias, timm", "BiT"))],

@@ -10,7 +10,7 @@ import pytest
 import scipy.ndimage
 import timm
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import UsageError
@@ -24,7 +24,6 @@ from vitrail.model.variants import ViTConfig, variant
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(24, 32), classes=5)
 
 
-@settings(max_examples=30, deadline=None)
 @given(old=st.tuples(st.integers(2, 8), st.integers(2, 8)), new=st.tuples(st.integers(2, 12), st.integers(2, 12)))
 def test_official_resize_is_scipy_zoom(old: tuple[int, int], new: tuple[int, int]) -> None:
     table = torch.randn(1, 1 + old[0] * old[1], 3, generator=torch.Generator().manual_seed(0))

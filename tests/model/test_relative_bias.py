@@ -7,7 +7,7 @@ import pytest
 import scipy.ndimage
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import resize_rel_pos_bias_table
 from timm.models.beit import RelativePositionBias
@@ -93,7 +93,6 @@ def test_axial_blocks_use_the_offsets_of_their_line() -> None:
         assert torch.equal(column, full[:, start::4, start::4])
 
 
-@settings(max_examples=60, deadline=None)
 @given(old=grids, new=grids)
 def test_resampling_is_timms(old: tuple[int, int], new: tuple[int, int]) -> None:
     count = [(2 * grid[0] - 1) * (2 * grid[1] - 1) + 3 for grid in (old, new)]
@@ -113,7 +112,6 @@ def test_resampling_is_that_of_transformers(new: tuple[int, int]) -> None:
         torch.testing.assert_close(whole(module, new), theirs(new)[0])
 
 
-@settings(max_examples=20, deadline=None)
 @given(old=st.tuples(st.integers(2, 6), st.integers(2, 6)), new=st.tuples(st.integers(2, 8), st.integers(2, 8)))
 def test_resampling_as_the_official_positions_keeps_the_furthest_offsets(
     old: tuple[int, int], new: tuple[int, int]

@@ -216,7 +216,6 @@ def test_values_that_do_not_fit_are_refused() -> None:
     assert regroup(random(), 2).config.rotary == DINOV3
 
 
-@pytest.mark.full_size
 def test_a_cached_table_is_never_that_of_a_count() -> None:
     """Counting runs on tensors without values, which must not be kept for networks that run."""
     from vitrail.costs.count import activation_bytes, macs

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import StdConv2dSame
 from timm.models.levit import Stem16
@@ -166,7 +166,6 @@ def test_hmlp_stages_are_the_papers() -> None:
     assert hmlp_stages(4) == (2, 2)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     stem=st.sampled_from(["hmlp", "linear+norm", "linear+gelu", "linear+norm+gelu"]),
     patch=st.sampled_from([2, 4, 6, 7, 8, 12, 14, 16, 20, 32]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
@@ -65,7 +65,6 @@ def one_hot(targets: Tensor, classes: int) -> np.ndarray:
     return np.eye(classes)[targets.numpy()] if targets.ndim == 1 else targets.numpy()
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.floats(0, 0.9))
 def test_softmax_is_minus_the_targets_log_probability(seed: int, soft: bool, smoothing: float) -> None:
     logits, targets = random_case(seed, soft)
@@ -76,7 +75,6 @@ def test_softmax_is_minus_the_targets_log_probability(seed: int, soft: bool, smo
     np.testing.assert_allclose(ours.numpy(), expected, rtol=2e-5, atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.floats(0, 0.9))
 def test_sigmoid_sums_and_bce_averages_over_classes(seed: int, soft: bool, smoothing: float) -> None:
     logits, targets = random_case(seed, soft)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gathered import failures
 
 from vitrail import cli
 from vitrail.config import from_yaml, to_yaml
@@ -25,12 +26,14 @@ from vitrail.verbs.flags.parse import parse
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_its_command_and_its_cost(name: str) -> None:
-    text = find(name).description
-    assert re.search(rf"^Command: `vitrail {RECIPES[name].verb} ", text, re.MULTILINE)
-    assert re.search(r"^Cost: \w", text, re.MULTILINE)
-    assert not inspect.signature(RECIPES[name]).parameters
+def test_a_recipe_says_its_command_and_its_cost() -> None:
+    def said(name: str) -> None:
+        text = find(name).description
+        assert re.search(rf"^Command: `vitrail {RECIPES[name].verb} ", text, re.MULTILINE)
+        assert re.search(r"^Cost: \w", text, re.MULTILINE)
+        assert not inspect.signature(RECIPES[name]).parameters
+
+    assert failures(RECIPES, said) == []
 
 
 @functools.cache
@@ -40,19 +43,24 @@ def accepted(verb: str, *flags: str) -> None:
     parse(function, flags, verb)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
-    commands = re.findall(r"`(vitrail [^`]+)`", find(name).description)
-    assert commands
-    for command in commands:
-        verb, *flags = shlex.split(command)[1:]
-        accepted(verb, *("NAME" if flag == name else flag for flag in flags))
-        if "--recipe" in flags:
-            assert flags[flags.index("--recipe") + 1] == name
+def test_the_commands_of_a_recipe_are_accepted() -> None:
+    def parsed(name: str) -> None:
+        commands = re.findall(r"`(vitrail [^`]+)`", find(name).description)
+        assert commands
+        for command in commands:
+            verb, *flags = shlex.split(command)[1:]
+            accepted(verb, *("NAME" if flag == name else flag for flag in flags))
+            if "--recipe" in flags:
+                assert flags[flags.index("--recipe") + 1] == name
+
+    assert failures(RECIPES, parsed) == []
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
+def test_a_recipe_is_a_run_that_can_be_written_and_built() -> None:
+    assert failures(RECIPES, written_and_built) == []
+
+
+def written_and_built(name: str) -> None:
     run = recipe(name)
     assert from_yaml(to_yaml(run), Run()) == run
     assert run.name == name.replace("/", "-")  # it becomes the name of a folder

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -108,7 +108,6 @@ def test_a_number_in_the_name_of_a_file_and_class_folders(tmp_path: Path) -> Non
         assert source.class_names == ["target"]
 
 
-@settings(max_examples=30)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4))
 def test_texts_are_read_back_exactly(values: list[float]) -> None:
     (text,) = Numbers(np.array([values])).texts()

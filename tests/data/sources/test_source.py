@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -379,7 +379,6 @@ def test_cifar100_as_folders_has_a_class_called_train(tmp_path: Path) -> None:
     assert flat.class_names == ["bus", "train"]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.text(alphabet="abc/._- é\\", min_size=1, max_size=20))
 def test_any_text_is_a_path_or_a_data_error(text: str) -> None:
     with pytest.raises((DataError, UsageError)):

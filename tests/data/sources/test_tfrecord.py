@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prepared import example_class, serialised, write_records
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
@@ -37,7 +37,6 @@ def test_crc32c_is_the_published_one() -> None:
 
 
 @given(st.lists(st.binary(max_size=1100), min_size=1, max_size=6))
-@settings(max_examples=25, deadline=None)
 def test_checksums_are_tensorboards(parts: list[bytes]) -> None:
     assert [_unmasked(masked_crc32c(part)) for part in parts] == [pywrap_tensorflow.crc32c(part) for part in parts]
     assert [masked_crc32c(part) for part in parts] == [pywrap_tensorflow.masked_crc32c(part) for part in parts]
@@ -116,7 +115,6 @@ LISTS = st.one_of(*(st.lists(values, max_size=5) for values in (st.binary(max_si
 
 
 @given(st.dictionaries(st.text(max_size=6), LISTS, max_size=4), st.booleans())
-@settings(max_examples=30, deadline=None)
 def test_examples_are_protobufs(features: dict[str, list[bytes] | list[int] | list[float]], packed: bool) -> None:
     data = serialised(features, packed=packed)
     found = example(data)
@@ -137,7 +135,6 @@ def test_only_what_is_wanted_is_parsed() -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=150, deadline=None)
 def test_any_bytes_are_an_example_or_refused(data: bytes) -> None:
     try:
         example(data)
@@ -146,7 +143,6 @@ def test_any_bytes_are_an_example_or_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
-@settings(max_examples=150, deadline=None)
 def test_a_damaged_example_is_parsed_or_refused(place: int, value: int) -> None:
     data = bytearray(serialised({"image": b"x" * 50, "label": [1, -1], "f": [0.5] * 4}))
     data[place % len(data)] = value

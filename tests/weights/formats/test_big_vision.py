@@ -13,6 +13,7 @@ import torch
 from flax_arrays import PREFIXES, big_vision, from_bfloat16, google, scanned, to_bfloat16
 from flax_checks import Change, agree, error, having, identical, pixels, randomised, read, save, without
 from flax_reference import LINEN, big_vision_vit
+from pairwise import pairwise
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
@@ -42,9 +43,7 @@ def images_for(options: dict[str, Any]) -> np.ndarray:
     return pixels(rows * patch, columns * patch)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("stack", [False, True], ids=["layers", "scanned"])
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("prefix", "stack", "options"), pairwise(PREFIXES, (False, True), OPTIONS.values()))
 def test_computes_what_the_reference_does_and_goes_back_as_it_came(
     prefix: str, stack: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:

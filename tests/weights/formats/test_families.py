@@ -83,8 +83,10 @@ def test_gradients_are_those_of_the_library(
     assert hf_peers.error(ours_kernel, kernel_) < 1e-5
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("family", [*HF, *TIMM])
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.export] if name in TRACED else []) for name in (*HF, *TIMM)],
+)
 def test_it_is_inspected_exported_saved_and_trained(family: str, tmp_path: Path) -> None:
     model, _ = loaded(tmp_path / "theirs", family)
     (height, width), generator = model.config.image_size, torch.Generator().manual_seed(1)

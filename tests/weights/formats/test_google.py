@@ -29,8 +29,9 @@ from flax_checks import (
     without,
 )
 from flax_reference import LINEN, OLD, vision_transformer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from pairwise import pairwise
 from timm.layers import HybridEmbed
 from timm.models.vision_transformer_hybrid import _resnetv2
 
@@ -69,10 +70,7 @@ def images_for(options: dict[str, Any]) -> np.ndarray:
     return pixels(rows * patch, columns * patch, options.get("channels", 3))
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("naming", [OLD, LINEN], ids=["old", "linen"])
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("prefix", "naming", "options"), pairwise(PREFIXES, (OLD, LINEN), OPTIONS.values()))
 def test_computes_what_the_reference_does_and_goes_back_as_it_came(
     prefix: str, naming: tuple[str, str, str], options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -172,7 +170,6 @@ def test_a_resampled_hybrid(tmp_path: Path) -> None:
 
 
 @pytest.mark.full_size
-@settings(max_examples=25, deadline=None)
 @given(
     heads=st.integers(1, 4), features=st.integers(3, 6), depth=st.integers(1, 3), mlp=st.integers(1, 20),
     patch=st.integers(1, 6), side=st.integers(1, 4), classes=st.one_of(st.none(), st.integers(1, 4)),

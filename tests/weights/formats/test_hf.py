@@ -176,7 +176,6 @@ def test_a_pooler_beside_a_classifier_is_not_read(tmp_path: Path) -> None:
     assert set(model.load_report.unused) == {"vit.pooler.dense.weight", "vit.pooler.dense.bias"}
 
 
-@pytest.mark.full_size
 def test_indices_of_relative_positions_are_computed_not_read(tmp_path: Path) -> None:
     theirs = saved(tmp_path, "beit")
     tensors = load_file(tmp_path / "model.safetensors")
@@ -282,7 +281,7 @@ def test_a_beit_saved_without_its_last_norm_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "values", "size"),
     [
-        ("ViTForImageClassification", {}, 224),
+        ("ViTForImageClassification", dict(hidden_size=96, num_attention_heads=12, intermediate_size=384), 224),
         ("BeitForImageClassification", dict(use_relative_position_bias=True, num_hidden_layers=2), 224),
         (
             "Dinov2ForImageClassification",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from timm.layers import RmsNorm
@@ -42,6 +42,8 @@ from vitrail.weights.load import load
 from vitrail.weights.timm.format import FORMAT
 
 OURS = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=5)
+SQUARE = ("plain", "registers with positions", "attention pooling", "AIMv2", "BEiT", "BEiT, absolute")
+"""Kinds that are compared at a square size, too: each has another table of positions."""
 WIDE = dict(embed_dim=128)  # two heads of 64, the number that a bare file is taken to have
 
 
@@ -52,8 +54,7 @@ def sizes(model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (side * patch, side * patch), ((rows + 1) * patch, max(columns - 1, 1) * patch)
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("kind", [*FAMILIES, *HYBRIDS])
+@pytest.mark.parametrize("kind", [*FAMILIES, *(pytest.param(kind, marks=pytest.mark.full_size) for kind in HYBRIDS)])
 def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     theirs = peer(kind)
     folder = hub(theirs, tmp_path / "a")
@@ -75,7 +76,7 @@ def test_other_sizes_are_resampled_as_timm_does(kind: str, tmp_path: Path) -> No
     theirs = peer(kind)
     folder = hub(theirs, tmp_path)
     ours = load(folder)
-    for size in sizes(ours):
+    for size in sizes(ours)[kind not in SQUARE :]:
         other, batch = resized(theirs, size), images(ours, size)
         assert_equal(load(folder, image_size=size), other, batch)  # resampled once, at loading
         assert_equal(ours, other, batch)  # and as the model runs
@@ -90,7 +91,6 @@ def test_any_size_equals_timms_dynamic_one(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full_size
-@settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 4), patch=st.sampled_from([3, 4, 8]), heads=st.integers(1, 3),
     depth=st.integers(1, 3), registers=st.integers(0, 3), embed=st.booleans(), beit=st.booleans(),
@@ -165,8 +165,7 @@ def test_pre_logits_of_older_versions(tmp_path: Path) -> None:
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize(("units", "width", "channels"), [((1, 2), 32, 3), ((2, 1, 1), 64, 1)])
+@pytest.mark.parametrize(("units", "width", "channels"), [((1, 2), 32, 3), ((2, 1, 1), 32, 1)])
 def test_bit(units: tuple[int, ...], width: int, channels: int, tmp_path: Path) -> None:
     theirs = bit(units, width, in_chans=channels)
     save_file(theirs.state_dict(), tmp_path / "a.safetensors")
@@ -174,7 +173,7 @@ def test_bit(units: tuple[int, ...], width: int, channels: int, tmp_path: Path) 
     assert ours.config == ResNetConfig(
         units, width, channels=channels, classes=5, std_conv="timm", mean=(0.5,) * channels, std=(0.5,) * channels
     )
-    for size in ((64, 64), (48, 80), (37, 50)):
+    for size in ((48, 80), (37, 50)):
         assert_equal(ours, theirs, images(ours, size))
     FORMAT.write(ours, ours.card, tmp_path / "b.safetensors")
     assert_same_tensors(tmp_path / "b.safetensors", theirs)
@@ -215,8 +214,9 @@ MADE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.full_size] if kind == "hybrid" else []) for kind in MADE]
+)
 def test_our_models_are_the_same_networks_in_timm(kind: str, tmp_path: Path) -> None:
     ours = build(ViTConfig(**(OURS | MADE[kind])))
     assert isinstance(ours, ViT)

@@ -39,7 +39,7 @@ def test_what_the_tensors_tell_is_right(name: str, tmp_path: Path) -> None:
     """GELU and number of heads, of networks that differ in nothing else from others of their width."""
     theirs, file = bare(name, tmp_path, depth=1, num_classes=3)
     ours = load(file)
-    assert_equal_in_double(ours, theirs, images(ours))
+    assert_equal_in_double(ours, theirs, images(ours)[:1])
 
 
 @pytest.mark.full_size

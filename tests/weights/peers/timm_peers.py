@@ -28,7 +28,7 @@ BEIT = "beit_base_patch16_224"
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (PLAIN, {}),
     "not square": (PLAIN, dict(img_size=(24, 40))),
-    "odd": (PLAIN, dict(embed_dim=35, num_heads=5, mlp_ratio=1.7, patch_size=7, img_size=21, depth=3)),
+    "odd": (PLAIN, dict(embed_dim=35, num_heads=5, mlp_ratio=1.7, patch_size=7, img_size=21, depth=11)),
     "one channel": (PLAIN, dict(in_chans=1)),
     "no head": (PLAIN, dict(num_classes=0)),
     "tanh by argument": (PLAIN, dict(act_layer="gelu_tanh")),

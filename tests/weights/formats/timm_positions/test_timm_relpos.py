@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,8 @@ def test_every_architecture_computes_what_timm_computes(architecture: str, tmp_p
     assert load(tmp_path / "b").config == ours.config
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("kind", KINDS)
-def test_outputs_gradients_and_other_sizes_are_timms(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "how"), zip(KINDS, itertools.cycle(("fused", "explicit"))))
+def test_outputs_gradients_and_other_sizes_are_timms(kind: str, how: Any, tmp_path: Path) -> None:
     """The gradients of all parameters but those of the MLPs, which become tables."""
     theirs = of_kind(kind)
     folder = hub(theirs, tmp_path / "a")
@@ -94,15 +94,14 @@ def test_outputs_gradients_and_other_sizes_are_timms(kind: str, tmp_path: Path) 
     batch = images(ours)
     assert_equal(ours, theirs, batch)
     expected = gradients(theirs, batch)
-    for how in ("fused", "explicit"):
-        with attention_path(how):  # type: ignore[arg-type]
-            found = gradients(ours, batch)
-        assert error(found.pop("images"), expected["images"]) < 1e-5
-        assert found.keys() == ours.state_dict().keys()
-        ours_as_theirs = written_gradients(ours, found, tmp_path / how)
-        for name, tensor in expected.items():
-            if name != "images" and ".mlp.fc" not in name.partition("rel_pos")[2]:
-                assert (ours_as_theirs[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-6, name
+    with attention_path(how):
+        found = gradients(ours, batch)
+    assert error(found.pop("images"), expected["images"]) < 1e-5
+    assert found.keys() == ours.state_dict().keys()
+    ours_as_theirs = written_gradients(ours, found, tmp_path / how)
+    for name, tensor in expected.items():
+        if name != "images" and ".mlp.fc" not in name.partition("rel_pos")[2]:
+            assert (ours_as_theirs[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-6, name
     save(ours, tmp_path / "b", format="timm")
     if kind.startswith("table"):
         assert_same_tensors(tmp_path / "b" / "model.safetensors", theirs)
