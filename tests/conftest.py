@@ -14,11 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a test process of
 
 import pytest
 from hypothesis import HealthCheck, settings
+from random_inputs import EXAMPLES
 from real_images import SHARED
 
 pytest_plugins = ["kinds"]
 
-settings.register_profile("vitrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("vitrail", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure
 
 

@@ -19,7 +19,7 @@ KINDS = {  # what such a test needs, and how many seconds of processor time one 
     "export": ("the compiler of torch, ONNX Runtime or OpenVINO", 10),
     "processes": ("other processes: torchrun, workers, a new interpreter", 6),
     "train": ("a training run, or many steps", 3),
-    "fuzz": ("many random inputs (VITRAIL_FUZZ sets how many)", 3),
+    "fuzz": ("many random inputs (VITRAIL_TEST_EXAMPLES sets how many)", 3),
     "full_size": ("networks or data of the size that people use", 5),
 }
 UNMARKED = 0.5  # seconds, as above

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from commands import Command, run, start
+from random_inputs import EXAMPLES
 from scenes import SHORT, snapshot
 from writers import HIDDEN, WRITERS, Scene, files, scene_in, write
 
-ROUNDS = max(1, int(os.environ.get("VITRAIL_TEST_EXAMPLES", "1")) // 100)
+ROUNDS = max(1, EXAMPLES // 100)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Command, run
+from random_inputs import MANY
 from scenes import SHORT, capped, draw
 
 from vitrail.data.settings import Preprocess
@@ -49,9 +50,8 @@ def sizes_of_disks(*sizes: str) -> list[tuple[str, str]]:
 
     VITRAIL_TEST_EXAMPLES asks for all.
     """
-    every = "VITRAIL_TEST_EXAMPLES" in os.environ
     turns = {name: [sizes[number % len(sizes)]] for number, name in enumerate(DEAR)}
-    return [(name, size) for name in WRITERS for size in (sizes if every else turns.get(name, sizes))]
+    return [(name, size) for name in WRITERS for size in (sizes if MANY else turns.get(name, sizes))]
 
 
 RUN = r"r/.*"
