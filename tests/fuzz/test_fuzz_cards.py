@@ -42,6 +42,8 @@ from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import save_model
 
+pytestmark = pytest.mark.fuzz
+
 QUIETLY = settings(
     random_inputs.QUIETLY,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a case is small, and its files take time

@@ -28,6 +28,8 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.fields import READING
 from vitrail.verbs.flags.parse import flag_texts, parse
 
+pytestmark = pytest.mark.fuzz
+
 EVERY = [flag for verb in cli.VERBS for flag in flags_of(verb)]
 RANGED = [flag for flag in EVERY if any(ranged(flag.hint))]
 SETTINGS = [flag for flag in flags_of("train") if flag.owner is not None]

@@ -13,6 +13,8 @@ from random_inputs import QUIETLY
 from vitrail.data.images.decode import MAX_SIDE, decode
 from vitrail.errors import DecodeError
 
+pytestmark = pytest.mark.fuzz
+
 KINDS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 """Colour type -> valid bits per value."""
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from random_inputs import EXAMPLES
 from scenes import SHORT, draw
 
+pytestmark = pytest.mark.fuzz
+
 STEPS = 150
 MOMENTS: dict[str, Callable[[Family, Path], object]] = {
     "start": lambda family, _: True,
@@ -54,7 +56,6 @@ def logged(folder: Path, kind: str) -> bool:
     return file.exists() and f'"kind": "{kind}"' in file.read_text()
 
 
-@pytest.mark.slow
 @settings(max_examples=max(1, EXAMPLES // 10), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     moment=st.sampled_from(sorted(MOMENTS)),

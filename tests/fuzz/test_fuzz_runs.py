@@ -29,6 +29,8 @@ from vitrail.run_log import fitting
 from vitrail.training.folder import RunFolder
 from vitrail.training.record import recorded_result
 
+pytestmark = pytest.mark.fuzz
+
 names = st.sampled_from(["kind", "step", "image", "images", "reason", "loss", "lr", "nll", "count", "epoch", "5-shot"])
 entries = ["result", "data", "resumed", "out_of_memory", "machine", "versions", "seed", "base", "directory", "steps"]
 values = st.recursive(

@@ -29,6 +29,8 @@ from vitrail.data.sources.open import find, open_data
 from vitrail.data.stats import stats
 from vitrail.errors import DecodeError, VitrailError
 
+pytestmark = pytest.mark.fuzz
+
 Writer = Callable[[Path], None]
 """Writes one file at a path."""
 

@@ -12,6 +12,8 @@ from random_inputs import QUIETLY
 from scenes import read_only, snapshot, vanishing
 from writers import WRITERS, Scene, debris, files, scene_in, write, write_capped
 
+pytestmark = pytest.mark.fuzz
+
 QUICK = sorted(set(WRITERS) - {"export", "export onnx", "bench", "sweep"})
 """Writers that take less than a second."""
 

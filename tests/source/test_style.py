@@ -158,6 +158,7 @@ def test_folders_fit_in_a_head() -> None:
     assert {str(folder): count for folder, count in counted.items() if count > FOLDER_FILES} == {}
 
 
+@pytest.mark.full_size
 def test_a_type_has_a_name_of_its_own() -> None:
     """Public classes and types that other files of the product import: no two share a name."""
     imported = {

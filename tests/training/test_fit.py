@@ -111,6 +111,7 @@ def interrupted(run: Run, folder: Path | None = None) -> Path:
 # what a run leaves behind
 
 
+@pytest.mark.train
 def test_the_folder_holds_everything(whole: Path) -> None:
     assert {path.name for path in whole.iterdir()} >= FILES
     facts = json.loads((whole / "run.json").read_text())
@@ -123,7 +124,7 @@ def test_the_folder_holds_everything(whole: Path) -> None:
     assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["step-000012", "step-000016"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_the_recorded_run_has_no_open_questions_and_replays(whole: Path, tmp_path: Path) -> None:
     recorded = from_yaml(whole / "config.yaml", Run())
     assert recorded.image_size == 8 and recorded.preprocess is not None and recorded.cache == "yes"
@@ -160,7 +161,7 @@ def test_the_best_model_is_the_one_that_was_evaluated(whole: Path) -> None:
         assert (saved["classes"][:, 0] == saved["labels"]).mean() == pytest.approx(best["top1"], abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_test_images_are_looked_at_once_by_the_best_model(whole: Path, tmp_path: Path) -> None:
     splits = open_data(Data(path="digits"))
     result = json.loads((whole / "run.json").read_text())["result"]
@@ -178,7 +179,7 @@ def test_the_average_is_what_is_kept(whole: Path) -> None:
     assert not torch.equal(everything[f"last {name}"], everything[f"model model.{name}"])
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_learns(tmp_path: Path) -> None:
     run = tiny(
         tmp_path,
@@ -202,13 +203,13 @@ def test_a_finished_runs_models_know_what_they_compute(whole: Path) -> None:
 # interruptions
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("workers", [1, 2])
 def test_threads_and_micro_batches_do_not_matter(whole: Path, tmp_path: Path, workers: int) -> None:
     assert_same_bits(whole, loop.fit(tiny(tmp_path, workers=workers)).folder)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("step", [0, 3, 5, 9, 15])
 def test_a_resumed_run_ends_with_the_same_bits(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -231,7 +232,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert [entry["step"] for entry in json.loads((folder / "run.json").read_text())["resumed"]] == [step + 1]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_resuming_twice_within_an_epoch_is_exact(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, folder = tiny(tmp_path), None
     for step in (5, 6):
@@ -243,7 +244,7 @@ def test_resuming_twice_within_an_epoch_is_exact(whole: Path, tmp_path: Path, mo
     assert_same_bits(whole, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +270,7 @@ def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
     assert_same_bits(whole, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_kill_during_a_save_loses_only_what_came_after_the_save_before(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +295,7 @@ def test_a_kill_during_a_save_loses_only_what_came_after_the_save_before(
     assert_same_bits(whole, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_damaged_checkpoint_is_passed_over(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,7 +313,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert_same_bits(whole, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_finished_run_is_friendly_and_can_be_extended(tmp_path: Path) -> None:
     run = tiny(tmp_path, duration=Steps(6))
     first = loop.fit(run)
@@ -373,7 +374,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     monkeypatch.setattr(stepping, "backward", backward)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_step_that_is_not_finite_is_skipped_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -389,7 +390,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_named(
     assert "skipped an update that is not finite" in said
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_skipped_updates_are_counted_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, {1, 2, 9})
     interrupt_at(monkeypatch, 6)
@@ -433,7 +434,7 @@ def test_the_progress_line_fits_the_terminal_as_far_as_it_can(width: int) -> Non
     assert width < 120 or len(least) == 3  # the speed is that of the clock, so the whole line has no fixed length
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, set(range(6, 100)))
     with pytest.raises(TrainingError, match="3 consecutive steps"):
@@ -444,6 +445,7 @@ def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monke
     assert all(torch.isfinite(value).all() for value in weights(folder).values() if value.is_floating_point())
 
 
+@pytest.mark.train
 def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = stepping.clip_
 
@@ -459,7 +461,7 @@ def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.Mo
     assert checkpoint.latest_valid(tmp_path / "train-1" / "checkpoints") is None
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_full_disk_is_told_and_survived_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,7 +478,7 @@ def test_a_full_disk_is_told_and_survived_for_a_while(
     assert capsys.readouterr().err.count("disk full: need 1 GB, have 10 B") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(folder: Path, step: int, state: Any, **options: Any) -> Path:
         raise checkpoint.DiskFullError(folder, 10**9, 10)
@@ -489,7 +491,7 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest
 # when a run ends
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
     run = tiny(tmp_path, duration=Steps(20_000), time_limit=15 / 60, evaluate_every=Steps(10**5), accumulate=1)
     run = replace(run, checkpoint_every=Steps(10**5), schedule=Schedule(warmup=Steps(2000)))
@@ -507,7 +509,7 @@ def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
     assert peak < 0.5 * len(rates)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_early_stopping_counts_evaluations_without_improvement(tmp_path: Path) -> None:
     run = tiny(tmp_path, optim=Optim(lr=1e-30), average=Average(), early_stop=2, duration=Epochs(50))
     result = loop.fit(run)
@@ -545,7 +547,7 @@ def photographs(folder: Path, broken: int) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = Data(path=str(photographs(tmp_path / "data", broken=1)))
     result = loop.fit(tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8))
@@ -555,7 +557,7 @@ def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pyt
     assert line["image"].endswith("00.png") and line["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_many_unreadable_images_end_the_run(tmp_path: Path) -> None:
     data = Data(path=str(photographs(tmp_path / "data", broken=4)))  # 10 %
     run = tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8)

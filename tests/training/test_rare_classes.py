@@ -32,6 +32,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return Data(path=str(path))
 
 
+@pytest.mark.train
 def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path: Path) -> None:
     run = tiny(tmp_path, data=skewed, duration=Steps(2), evaluate_every=Steps(1), metric=Metric("balanced_accuracy"))
     result = loop.fit(run)
@@ -51,6 +52,7 @@ def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path
         assert "times the images" not in notes(folder)
 
 
+@pytest.mark.train
 def test_class_weights_regard_what_the_sampler_shows(skewed: Data, tmp_path: Path) -> None:
     weighted = Supervised(class_weights="balanced")
     run = tiny(tmp_path, data=skewed, duration=Steps(2), objective=weighted)
@@ -66,7 +68,7 @@ def test_class_weights_regard_what_the_sampler_shows(skewed: Data, tmp_path: Pat
     assert losses["sampled and weighted"] == losses["sampled"]  # all classes are shown equally often already
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_with_a_sampler_is_resumed_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = Supervised(class_weights="effective", logit_adjustment=0.5)
     run = tiny(tmp_path / "whole", data=Data(path="digits", subset=140, sampler="sqrt"), objective=objective)

@@ -113,7 +113,7 @@ def interrupted(run: Run, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(run.out) / f"{run.name}-1"
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny(tmp_path, from_yaml(whole / "config.yaml", Run()).name)
     folder = interrupted(run, 2, monkeypatch)
@@ -125,7 +125,7 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monk
     assert [line["loss"] for line in lines(folder, "train")] == [line["loss"] for line in lines(whole, "train")]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_that_another_began_goes_on_without_it(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_run_that_another_began_goes_on_without_it(
     assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tmp_path: Path) -> None:
     recorded = from_yaml(whole / "config.yaml", Run())
     if recorded.name == "tokenizer":
@@ -167,7 +167,7 @@ def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tm
     assert all(torch.equal(tensor, after[name]) for name, tensor in kept.state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_report_shows_what_it_sees(whole: Path) -> None:
     with Image.open(whole / "seen.png") as picture:
         width, height = picture.size
@@ -180,7 +180,7 @@ def test_the_report_shows_what_it_sees(whole: Path) -> None:
     assert f"{best['loss']:.4f}" in page
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp_path: Path) -> None:
     place = tmp_path / "photos" / "2024" / "may"
     place.mkdir(parents=True)
@@ -206,6 +206,7 @@ def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp
         assert json.loads((folder / "run.json").read_text())["data"]["images"] == {"train": 80, "validation": 20}
 
 
+@pytest.mark.train
 def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -229,7 +230,7 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
 def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name: str) -> None:
     first = loop.fit(tiny(tmp_path, name)).folder
@@ -247,7 +248,7 @@ def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name
         assert torch.equal(ours["model"][key], learned[key]), key
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_what_predicts_is_fresh_where_it_does_not_fit(tmp_path: Path) -> None:
     first = loop.fit(tiny(tmp_path, "mae")).folder
     start = dict(weights=str(first), vit=Model(), duration=Steps(1))
@@ -280,7 +281,7 @@ def test_a_configuration_chooses_by_kind() -> None:
         from_yaml("objective: {corrupt: 0.15}", Run())
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_knn_during_training_is_that_of_the_kept_features(tmp_path: Path) -> None:
     run = tiny(tmp_path, "masked-patch", knn=5, average=Average())
     folder = loop.fit(run).folder
@@ -309,7 +310,7 @@ def test_knn_during_training_is_that_of_the_kept_features(tmp_path: Path) -> Non
         loop.fit(tiny(tmp_path, "masked-patch", knn=0))
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_the_teacher_is_what_is_kept_and_what_neighbours_are_looked_for_with(tmp_path: Path) -> None:
     run = tiny(tmp_path, "dino", knn=5, optim=Optim(lr=0.01))
     folder = loop.fit(run).folder
@@ -346,7 +347,7 @@ def test_crops_are_cut_from_a_larger_view(tmp_path: Path) -> None:
     assert next(evaluation_loader(run, splits.train).epoch(0)).images.shape[-2:] == (16, 16)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_step_that_is_skipped_moves_no_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
     after, backward = DINOObjective.after_step, stepping.backward
@@ -371,7 +372,7 @@ def test_what_needs_labels_is_refused(tmp_path: Path) -> None:
         loop.fit(tiny(tmp_path, "masked-patch", augment=Augment(mixup=0.2)))
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "tokenizer"])  # whose noise is as dropout's
 def test_running_out_of_memory_within_a_step_changes_no_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -180,7 +180,7 @@ def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatc
     assert default(make(), 512) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.usefixtures("always")
 def test_a_run_with_threads_learns_the_same_and_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in found if line["kind"] == kind]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_measuring_it_changes_no_bit(trained: Path, tmp_path: Path) -> None:
     without = fit(tiny(tmp_path)).folder
     for kept in ("last", "best"):
@@ -94,7 +94,6 @@ def test_the_number_is_that_of_the_kept_weights(trained: Path) -> None:
     assert logged[-1]["5-shot"] > 0.2  # ten classes
 
 
-@pytest.mark.slow
 def test_the_report_draws_it(trained: Path) -> None:
     drawn = "".join(training_curves(read_run(trained)))
     assert "Linear 5-shot accuracy" in drawn and "5-shot accuracy over steps: validation from" in drawn

@@ -121,7 +121,6 @@ def test_all_that_is_wrong_with_keywords_at_once() -> None:
         assert part in str(error.value)
 
 
-@pytest.mark.slow
 def test_print_config_prints_what_would_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", "--recipe", "digits", "--optim.lr", "0.5", "--duration", "5 %", "--print-config"]
     assert cli.main(argv) == 0
@@ -159,6 +158,7 @@ def test_data_that_is_not_there_is_told_before_anything_is_written(tmp_path: Pat
 # training, and what comes after it
 
 
+@pytest.mark.train
 def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     folder = trained.folder
     assert trained.steps == 30
@@ -168,7 +168,7 @@ def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     assert model.card.class_names == ["blue", "red"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.page
 def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", "--recipe", "smoke", "--duration", "2 steps", "--out", str(tmp_path), "--quiet"]
@@ -180,7 +180,7 @@ def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest
     assert "step 2" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.page
 def test_a_report_that_fails_costs_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -267,7 +267,7 @@ def test_predict_refuses_at_once(trained: Any, photos: Path, options: dict[str, 
         vitrail.predict(trained.folder, photos, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
     other = draw(tmp_path / "other", classes=("azure", "crimson", "teal"))
     settings = dict(duration="4 steps", batch_size=8, image_size=12, out=str(tmp_path / "runs"))
@@ -278,7 +278,7 @@ def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
     assert model.config.width == 16
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_resume_finds_the_newest_run(photos: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(CheckpointError, match="no run in"):
@@ -305,7 +305,7 @@ def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
         vitrail.train(resume=tmp_path, recipe="digits")
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_resume_goes_on(number: int, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitrail"]
@@ -378,6 +378,7 @@ def test_data_check_lists_what_is_bad_and_twice(tmp_path: Path, capsys: pytest.C
     assert len(json.loads(capsys.readouterr().out)["bad"]) == 1
 
 
+@pytest.mark.full_size
 def test_data_pack_can_be_trained_on(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", "pack", str(photos), str(tmp_path / "packed"), "--short-side", "8"]) == 0
     assert "24 images" in capsys.readouterr().out
@@ -398,7 +399,7 @@ def test_doctor_hides_home_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert part in text
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.page
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--out", str(tmp_path)]) == 0

@@ -259,7 +259,7 @@ def test_restored_state_continues_with_the_same_bits() -> None:
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_with_muon_resumes_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny(tmp_path, duration=Steps(4), optim=Optim(name="muon", lr=3e-3))
     whole = loop.fit(run).folder
@@ -293,7 +293,7 @@ def sharded(out: Path) -> NoReturn:
     group.leave(0)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_sharded_parameters_move_as_whole_ones(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

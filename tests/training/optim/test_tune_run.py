@@ -116,6 +116,7 @@ def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
 # what a run leaves behind
 
 
+@pytest.mark.train
 def test_only_the_tuned_part_is_in_the_run(whole: Path, runs: Path) -> None:
     base = load_file(runs / "base" / "model.safetensors")
     tensors = stored(whole)
@@ -153,7 +154,7 @@ def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
     assert reference == {name: facts["base"][name] for name in ("source", "path", "sha256")}
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("tune", ["ffn", "head"])
 def test_other_parts_and_a_resnet(tmp_path: Path, tune: Any) -> None:
     config = CONFIG if tune == "ffn" else ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7)
@@ -166,7 +167,7 @@ def test_other_parts_and_a_resnet(tmp_path: Path, tune: Any) -> None:
         assert torch.equal(value, base[name]) == (not name.startswith("head") and ".mlp." not in name), name
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_everything_is_stored_where_everything_learns(tmp_path: Path) -> None:
     base_in(tmp_path)
     folder = loop.fit(tiny(tmp_path, tune="all", duration=Epochs(1))).folder
@@ -196,6 +197,7 @@ def adapted(runs: Path) -> Path:
     return loop.fit(tiny(runs, name="adapted", **LORA)).folder
 
 
+@pytest.mark.train
 def test_a_run_of_lora_holds_factors_which_are_added_to_the_base(adapted: Path, runs: Path) -> None:
     base, tensors = load_file(runs / "base" / "model.safetensors"), stored(adapted)
     mine = {key.removeprefix("last "): value for key, value in tensors.items() if key.startswith("last ")}
@@ -218,6 +220,7 @@ def test_a_run_of_lora_holds_factors_which_are_added_to_the_base(adapted: Path, 
             assert torch.equal(value, mine.get(name, base[name])), name
 
 
+@pytest.mark.full_size
 def test_the_run_and_the_verbs_say_what_was_adapted(adapted: Path, runs: Path, tmp_path: Path) -> None:
     from vitrail.verbs.weights import convert, info
 
@@ -234,7 +237,7 @@ def test_the_run_and_the_verbs_say_what_was_adapted(adapted: Path, runs: Path, t
     assert all(torch.equal(alone[name], value) for name, value in load(adapted).state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_of_lora_is_resumed_to_the_bit_and_with_its_own_rank_only(
     adapted: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +251,7 @@ def test_a_run_of_lora_is_resumed_to_the_bit_and_with_its_own_rank_only(
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
 def test_a_run_of_lora_starts_from_another_in_bf16(adapted: Path, tmp_path: Path, optimizer: Any) -> None:
     settings: dict[str, Any] = {**LORA, "lora_rank": None, "lora_alpha": None, "lora_on": None}
@@ -303,7 +306,7 @@ def test_settings_of_lora_that_cannot_work_are_refused(tmp_path: Path) -> None:
 # resuming
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
     whole: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +318,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "old"
     base_in(old)
@@ -331,6 +334,7 @@ def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.Monk
     assert load(result.folder).config.classes == 10
 
 
+@pytest.mark.train
 def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base_in(tmp_path)
     folder = interrupted(tiny(tmp_path), monkeypatch, step=2)
@@ -348,7 +352,7 @@ def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path, monkeypatc
     assert load(folder / "model" / "last").load_report.base.endswith(f"from {tmp_path / 'elsewhere'}")
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,7 +385,7 @@ def test_the_verbs_take_a_tuned_run(whole: Path, runs: Path, tmp_path: Path) -> 
     assert not load(tmp_path / "standalone").load_report.base
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_finetune_tunes_a_part_of_real_photographs(shared_data: Path, tmp_path: Path) -> None:
     """Pictures of flowers, through the verb: dry run, run, report, evaluation; the part that was not tuned stays."""
     config = replace(CONFIG, image_size=(32, 32), patch=8)
