@@ -11,6 +11,7 @@ import nbformat
 from IPython.core.interactiveshell import InteractiveShell
 
 from vitrail.training.validation import floor
+from vitrail.verbs.train import train
 
 
 class Shell(InteractiveShell):
@@ -27,7 +28,8 @@ def run_cells(notebook: str, folder: str) -> None:
     for descriptor in (1, 2):
         os.dup2(os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
-    floor._affordable = lambda *_: 0  # a linear classifier takes longer than these runs
+    floor._affordable = lambda *_: 0  # a linear classifier and a report take longer than these runs
+    train.reported = lambda result: result
     shell = Shell.instance()
     for cell in nbformat.read(Path(notebook), as_version=4).cells:
         if cell.cell_type == "code":

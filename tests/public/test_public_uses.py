@@ -321,6 +321,7 @@ def test_every_name_has_a_use() -> None:
 NEEDS = {
     **dict.fromkeys(("fit", "train", "finetune", "report", "Result"), pytest.mark.train),
     **dict.fromkeys(("export", "Engine"), pytest.mark.export),
+    **dict.fromkeys(("plan", "bench"), pytest.mark.full_size),
     "doctor": pytest.mark.processes,
 }
 
