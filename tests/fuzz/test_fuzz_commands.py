@@ -28,8 +28,6 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.fields import READING
 from vitrail.verbs.flags.parse import flag_texts, parse
 
-pytestmark = pytest.mark.fuzz
-
 EVERY = [flag for verb in cli.VERBS for flag in flags_of(verb)]
 RANGED = [flag for flag in EVERY if any(ranged(flag.hint))]
 SETTINGS = [flag for flag in flags_of("train") if flag.owner is not None]
@@ -97,6 +95,7 @@ def test_the_grammar_has_the_flags_of_the_parser() -> None:
         assert {flag.name for flag in flags_of(verb)} == named
 
 
+@pytest.mark.fuzz
 @QUIETLY
 @given(flag=st.sampled_from(RANGED), data=st.data())
 def test_61_a_value_outside_of_its_range(tmp_path_factory: pytest.TempPathFactory, flag: Flag, data: Any) -> None:
@@ -200,6 +199,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world_in(tmp_path_factory.mktemp("world"))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("number", range(EXAMPLES))
 def test_57_any_command_line(world: World, number: int) -> None:
     attempt(world, Grammar(number).command_line())
