@@ -44,9 +44,9 @@ _write = write
 
 
 def write(folder, kinds, each, **more):
-    return _write(folder, kinds, each // 4, **more)
+    return _write(folder, kinds, each // 2, **more)
 """
-"""What makes the notebooks draw a quarter of their flowers."""
+"""What makes the notebooks draw half of their flowers."""
 
 RUN_OF = {
     "ten-flowers": "finetune-small",
