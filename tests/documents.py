@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import re
@@ -78,7 +79,7 @@ def refused(words: list[str]) -> str:
     `python -m MODULE FLAGS` the module and the flags.
     """
     if words[0] == "vitrail":
-        return _refused_by_vitrail(words[1:])
+        return _refused_by_vitrail(tuple(words[1:]))
     if words[0] == "pytest":
         file, _, test = words[1].partition("::") if len(words) > 1 else ("tests", "", "")
         if not (ROOT / file).exists():
@@ -89,14 +90,15 @@ def refused(words: list[str]) -> str:
     return f"{words[0]} is no command of ours"
 
 
-def _refused_by_vitrail(words: list[str]) -> str:
+@functools.cache
+def _refused_by_vitrail(words: tuple[str, ...]) -> str:
     from vitrail import cli
     from vitrail.errors import VitrailError
     from vitrail.verbs.flags.parse import parse
 
     output = io.StringIO()
     try:
-        name, rest = cli._find(words, False)
+        name, rest = cli._find([*words], False)
         _, function = cli.VERBS[name].load()
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             parse(function, cli._with_latest(rest), f"vitrail {name}")

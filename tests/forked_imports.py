@@ -16,6 +16,7 @@ LATE = (
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.font_manager"),
     *("matplotlib.style", "pyarrow.parquet", "einops", "vitrail.transfer.sweep", "vitrail.exports.engines"),
     *("torch.export", "torch.onnx._internal.exporter._core", "onnxscript", "onnxruntime"),
+    *("vitrail.verbs.serve", "vitrail.server.app", "uvicorn"),
 )
 for name in LATE:
     with suppress(ImportError):  # an extra that is not installed

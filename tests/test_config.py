@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.config import from_yaml, merge, to_yaml
@@ -83,8 +83,6 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     }[hint]
 
 
-@pytest.mark.full_size
-@settings(max_examples=50, deadline=None)
 @given(values_of(Run))
 def test_every_run_survives_being_written_and_read(run: Run) -> None:
     text = to_yaml(run)

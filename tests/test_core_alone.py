@@ -54,6 +54,7 @@ def needed(requirements: list[str]) -> dict[str, metadata.Distribution]:
 
 def installed(folder: Path, requirements: list[str]) -> None:
     """Link what requirements bring into a folder, and describe vitrail there as pip would."""
+    folder.mkdir()
     for one in needed(requirements).values():
         for file in {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}:
             if not (folder / file).exists():
@@ -85,10 +86,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def found(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def asked(place: Path, folder: Path) -> dict[str, Any]:
     """What core_alone.py printed in an installation without extras."""
-    folder = tmp_path_factory.mktemp("installed")
     installed(folder, PROJECT["dependencies"])
     done = subprocess.run(
         [sys.executable, "-S", core_alone.__file__], env=environment(folder), cwd=place, capture_output=True, text=True
@@ -97,8 +96,7 @@ def found(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.processes
-def test_the_core_loads_predicts_and_embeds(found: dict[str, Any], place: Path) -> None:
+def the_core_loads_predicts_and_embeds(found: dict[str, Any], place: Path) -> None:
     worked = found["worked"]
     assert [worked[verb][0] for verb in ("predict", "embed", "evaluate")] == [0, 0, 0], worked
     assert [Path(path).name for path, _ in worked["rows"]] == ["1.png", "2.png", "3.jpg"]
@@ -109,31 +107,23 @@ def test_the_core_loads_predicts_and_embeds(found: dict[str, Any], place: Path) 
     assert found["help"] == []
 
 
-@pytest.mark.parametrize("command", core_alone.REFUSED)
-def test_a_verb_that_lacks_a_package_names_the_extra(found: dict[str, Any], command: str) -> None:
-    code, _, error = found["refused"][command]
-    extra = core_alone.REFUSED[command]
-    if not extra:
-        assert code == 1 and "(vitrail's extra medical)" in error
-        return
-    assert code in (1, 2) and error.splitlines()[-1].endswith(f"(vitrail's extra {extra})"), error
-    assert all(Requirement(one).name in error for one in EXTRAS[extra])
+def a_verb_that_lacks_a_package_names_the_extra(found: dict[str, Any]) -> None:
+    for command, extra in core_alone.REFUSED.items():
+        code, _, error = found["refused"][command]
+        if not extra:
+            assert code == 1 and "(vitrail's extra medical)" in error, command
+            continue
+        assert code in (1, 2) and error.splitlines()[-1].endswith(f"(vitrail's extra {extra})"), error
+        assert all(Requirement(one).name in error for one in EXTRAS[extra]), error
+    assert found["left"] == []  # what is refused leaves nothing behind
 
 
-def test_what_is_refused_leaves_nothing_behind(found: dict[str, Any]) -> None:
-    assert found["left"] == []
-
-
-def test_public_names_are_there_or_name_the_extra(found: dict[str, Any]) -> None:
+def public_names_are_there_or_name_the_extra(found: dict[str, Any]) -> None:
     assert all(error.startswith("UsageError: this needs the package ") for error in found["names"].values())
     assert "sklearn" in found["names"] and not {"load", "predict", "embed", "train", "Data"} & found["names"].keys()
 
 
-@pytest.mark.kill
-def test_the_core_and_the_extra_serve_answer_requests(
-    found: dict[str, Any], place: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("serving")
+def the_core_and_the_extra_serve_answer_requests(found: dict[str, Any], place: Path, folder: Path) -> None:
     installed(folder, [*PROJECT["dependencies"], *EXTRAS["serve"]])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -154,6 +144,16 @@ def test_the_core_and_the_extra_serve_answer_requests(
         server.terminate()
         server.communicate(timeout=60)
     assert image["top"][0]["probability"] == pytest.approx(found["worked"]["python"][0], abs=1e-5)
+
+
+@pytest.mark.processes
+def test_the_core_alone(place: Path, tmp_path: Path) -> None:
+    """Everything that is asked of an installation without extras, in one process, and a server with its extra."""
+    found = asked(place, tmp_path / "installed")
+    the_core_loads_predicts_and_embeds(found, place)
+    a_verb_that_lacks_a_package_names_the_extra(found)
+    public_names_are_there_or_name_the_extra(found)
+    the_core_and_the_extra_serve_answer_requests(found, place, tmp_path / "serving")
 
 
 def test_the_core_is_small() -> None:

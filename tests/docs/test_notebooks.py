@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
 from documents import ROOT, anchors
-from nbclient import NotebookClient
+from forked import Forked
+from notebook_cells import run_cells
 from PIL import Image
 from site_pages import notebooks, repository
 from sklearn.datasets import load_digits
@@ -27,12 +29,6 @@ def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def printed(notebook: nbformat.NotebookNode) -> str:
-    """What the cells printed, without warnings."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-
-
 def write_digits(folder: Path, each: int) -> Path:
     """Write `each` handwritten digits of every class, one folder per class."""
     digits = load_digits()
@@ -42,6 +38,15 @@ def write_digits(folder: Path, each: int) -> Path:
             Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(folder / str(label) / f"{number}.png")
     return folder
 
+
+FEWER = """
+_write = write
+
+
+def write(folder, kinds, each, **more):
+    return _write(folder, kinds, each // 2, **more)
+"""
+"""What makes the notebooks draw half of their flowers."""
 
 RUN_OF = {
     "ten-flowers": "finetune-small",
@@ -53,16 +58,22 @@ RUN_OF = {
 """Notebook -> a run that it leaves."""
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(EXAMPLES / "notebooks" / "drawn_flowers.py", tmp_path)
-    monkeypatch.setenv("STEPS", "6")  # the notebook's own setting
-    notebook = read(path)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.export if "export" in path.stem else pytest.mark.processes, id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    drawn = (EXAMPLES / "notebooks" / "drawn_flowers.py").read_text()
+    (tmp_path / "drawn_flowers.py").write_text(drawn + FEWER)
+    environment = {**os.environ, "STEPS": "4"}  # the notebook's own setting
+    process = Forked(run_cells, str(path), str(tmp_path), env=environment)
+    code, text = process.wait(300), (tmp_path / "printed").read_text()
+    assert code == 0, text
     (run,) = (tmp_path / "runs").glob(f"{RUN_OF[path.stem]}-1")
     assert (run / "model/best/model.safetensors").is_file()
-    text = printed(notebook)
     if path.stem == "wrong-labels-and-leaks":  # these need no trained network
         assert len(re.findall(r"^.*/copy-\d\.jpg = test ", text, re.MULTILINE)) == 6
         assert len(list((tmp_path / "faulty/train").glob("*/photo-*"))) == 10
@@ -107,29 +118,36 @@ def test_every_notebook_is_listed() -> None:
     assert all(f"(notebooks/{path.name})" in listed for path in NOTEBOOKS)
 
 
-def script(name: str, *words: object, folder: Path) -> str:
-    """Run a script of examples/ and return what it printed."""
-    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a script of examples/ in the folder of the test, and return what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def run(name: str, *words: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
-@pytest.mark.processes
-def test_the_script_of_a_new_objective_trains_and_measures(tmp_path: Path) -> None:
+@pytest.mark.train
+@pytest.mark.page
+def test_the_script_of_a_new_objective_trains_and_measures(script: Callable[..., str], tmp_path: Path) -> None:
     write_digits(tmp_path / "written", 8)
-    text = script("rotation.py", "written", folder=tmp_path)
-    assert re.fullmatch(r"runs/rotation-1: \d+\.\d% of the test images .*\n", text)
+    text = script("rotation.py", "written")
+    assert re.search(r"^runs/rotation-1: \d+\.\d% of the test images .*\n\Z", text, re.MULTILINE)
     assert "What it predicts" in (tmp_path / "runs/rotation-1/report.html").read_text()
+    del sys.modules["rotation"]
 
 
-@pytest.mark.processes
-def test_the_script_of_neighbours_finds_an_image_first(tmp_path: Path) -> None:
+def test_the_script_of_neighbours_finds_an_image_first(script: Callable[..., str], tmp_path: Path) -> None:
     images = write_digits(tmp_path / "digits", 3)
     model = vitrail.create("Ti/4", width=24, depth=1, heads=2, mlp_dim=24, image_size=(8, 8), classes=2)
     model.card = vitrail.Card(model.config, ["a", "b"])
     vitrail.save(model, tmp_path / "model")
-    text = script("nearest.py", "model", "digits", images / "7/1.png", images / "0/2.png", folder=tmp_path)
+    text = script("nearest.py", "model", "digits", images / "7/1.png", images / "0/2.png")
     asked = re.findall(r"^like (.*):\n  (\S+)  (.*)$", text, re.MULTILINE)
     assert [(query, float(similarity), path) for query, similarity, path in asked] == [
         (str(images / name), 1.0, f"digits/{name}") for name in ("7/1.png", "0/2.png")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from own import SMALL, command, config
+from own import SMALL, config
+
+from vitrail import cli
 
 TRACED = """\
 from pathlib import Path
@@ -24,25 +29,40 @@ MODULE = "received.theirs"
 CLASS = f"{MODULE}:Theirs"
 
 
+YAML = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
+
+
+@contextmanager
+def current(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Context in a current folder, after which this process can no longer import what stands in it."""
+    patch.chdir(folder)
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "received"]:
+        del sys.modules[name]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run in received/digits-1, whose configuration names classes in a module beside it."""
     home = tmp_path_factory.mktemp("home")
     (home / "received").mkdir()
     (home / "received/theirs.py").write_text(TRACED)
-    classes = ("--objective", CLASS, "--metric", f"{MODULE}:Score")
-    done = command(home, "train", "digits", *SMALL, "--out", "received", *classes)
-    assert done.returncode == 0, done.stderr
-    assert config(home / "received/digits-1")["objective"]["class"] == CLASS
     (home / "own.yaml").write_text(f"objective: {{class: '{CLASS}'}}\n")
+    with pytest.MonkeyPatch.context() as patch, current(home, patch):
+        classes = ("--objective", CLASS, "--metric", f"{MODULE}:Score")
+        assert cli.main(["train", "digits", *SMALL, "--out", "received", *classes]) == 0
+    assert config(home / "received/digits-1")["objective"]["class"] == CLASS
     return home
 
 
 @pytest.fixture
-def home(trained: Path) -> Path:
-    """The folder of `trained`, in which no code has run."""
+def home(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of `trained` as the current one, in which no code has run."""
     (trained / "received/theirs.ran").unlink(missing_ok=True)
-    return trained
+    with current(trained, monkeypatch):
+        yield trained
 
 
 def ran(home: Path) -> bool:
@@ -53,7 +73,6 @@ def ran(home: Path) -> bool:
 RESUME = ("train", "--resume", "received/digits-1")
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
@@ -78,43 +97,49 @@ RESUME = ("train", "--resume", "received/digits-1")
     ],
     ids=lambda words: " ".join(words[:1] + words[1:][-2:]),
 )
-def test_code_beside_a_received_file_does_not_run(words: tuple[str, ...], home: Path) -> None:
-    done = command(home, *words)
-    assert not ran(home), done.stderr
-    assert "Traceback" not in done.stderr
+def test_code_beside_a_received_file_does_not_run(
+    words: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = cli.main(words), capsys.readouterr().err
+    assert not ran(home), said
     if words[0] in ("train", "finetune", "sweep"):
-        assert done.returncode == 2 and f"--import {MODULE}" in done.stderr, done.stderr
+        assert code == 2 and f"--import {MODULE}" in said, said
 
 
-@pytest.mark.processes
+@pytest.mark.train
 @pytest.mark.parametrize(
     "words",
     [
         (*RESUME, "--import", MODULE, "--duration", "7 steps"),
         (*RESUME, "--objective", CLASS, "--metric", f"{MODULE}:Score", "--duration", "8 steps"),
-        (*RESUME, f"--import={MODULE}", "--nproc", "2", "--metric", "null", "--duration", "9 steps"),
         ("train", "digits", *SMALL, "--config", "own.yaml", "--import", MODULE),
     ],
-    ids=["import", "objective", "processes", "config"],
+    ids=["import", "objective", "config"],
 )
 def test_code_that_the_command_line_names_runs(words: tuple[str, ...], home: Path) -> None:
-    done = command(home, *words)
-    assert ran(home) and done.returncode == 0, done.stderr
+    assert cli.main(words) == 0 and ran(home)
+
+
+def test_the_flags_of_a_class_in_a_file_need_its_module_too(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "digits", "--config", "own.yaml", "--import", MODULE, "--help"]) == 0
+    assert "--objective.gentle" in capsys.readouterr().out
 
 
 @pytest.mark.processes
-def test_the_flags_of_a_class_in_a_file_need_its_module_too(home: Path) -> None:
-    shown = command(home, "train", "digits", "--config", "own.yaml", "--import", MODULE, "--help")
-    assert shown.returncode == 0 and "--objective.gentle" in shown.stdout, shown.stderr
+def test_processes_run_code_that_the_command_line_names_and_no_other(home: Path) -> None:
+    """A module in the current folder does not take the place of a library."""
+    (home / "yaml.py").write_text(YAML)
+    code = cli.main([*RESUME, f"--import={MODULE}", "--nproc", "2", "--metric", "null", "--duration", "9 steps"])
+    (home / "yaml.py").unlink()
+    assert code == 0 and ran(home) and not (home / "yaml.ran").exists()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("words", [("train", "digits", *SMALL, "--nproc", "2"), ("sweep", "digits", *SMALL[:-1])])
-def test_a_module_in_the_current_folder_does_not_take_the_place_of_a_library(
-    words: tuple[str, ...], tmp_path: Path
+def test_a_trial_runs_no_module_of_the_current_folder_in_place_of_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "yaml.py").write_text("from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n")
-    more = ("--lr", "0.01", "0.02", "--seeds", "1") if words[0] == "sweep" else ()
-    done = command(tmp_path, *words, *more)
-    assert not (tmp_path / "yaml.ran").exists(), done.stderr
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "yaml.py").write_text(YAML)
+    monkeypatch.chdir(tmp_path)
+    words = ("--parallel", "1", "--lr", "0.01", "--seeds", "1", "--duration", "1 steps")
+    assert cli.main(["sweep", "digits", *SMALL[:-1], *words]) == 0
+    assert not (tmp_path / "yaml.ran").exists()

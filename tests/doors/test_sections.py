@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import timm.optim
 import torch
-from own import EXAMPLES, SMALL, command, config, importable, train, weights, write
+from own import EXAMPLES, SMALL, config, importable, train, weights, write
 from torch import nn
 
 from vitrail import Optim, Run, Schedule, Supervised, cli, from_yaml, to_yaml
@@ -48,7 +48,7 @@ def test_a_run_with_own_classes_is_written_and_resumed(tmp_path: Path, examples:
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
-@pytest.mark.processes
+@pytest.mark.train
 def test_a_resumed_run_needs_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,11 +56,15 @@ def test_a_resumed_run_needs_its_module(
     home.mkdir()
     for name in ("focal", "lion", "cyclic"):
         (home / f"{name}.py").write_text((EXAMPLES / f"{name}.py").read_text())
-    done = command(home, "train", "digits", *SMALL, *THREE)  # found in the current folder
-    assert done.returncode == 0, done.stderr
+    path = [*sys.path]
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [*path])  # the current folder is added to it
+    assert cli.main(["train", "digits", *SMALL, *THREE]) == 0  # found in the current folder
+    for name in ("focal", "lion", "cyclic"):
+        del sys.modules[name]
     resume = ["train", "--resume", "home/runs/digits-1", "--duration", "8 steps"]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the current folder is added to it
+    monkeypatch.setattr(sys, "path", [*path])
     assert cli.main(resume) == 2
     said = capsys.readouterr().err
     for part in ("objective.class", "--import focal", "optim.class", "--import lion", "schedule.class"):

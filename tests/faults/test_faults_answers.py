@@ -12,10 +12,10 @@ import commands
 import numpy as np
 import pytest
 import torch
-from changes import QUIETLY
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from random_inputs import QUIETLY
 from scenes import draw
 
 from vitrail import load

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from random_inputs import EXAMPLES
 
 from vitrail.errors import ExportError, UsageError
 from vitrail.exports.engine import Engine
@@ -30,8 +31,6 @@ from vitrail.studies.page import write_gallery
 from vitrail.studies.training import _has_network
 from vitrail.training.validation.pictures import batch_picture
 from vitrail.transfer.trial import OUTCOME, finished, read_outcome, write_json
-
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 
 # ---- the page of studies
 
@@ -65,7 +64,7 @@ def test_74_a_page_of_studies_with_any_value_in_their_files(tmp_path: Path) -> N
         Image.new("L", (2, 2)).save(tmp_path / f"{name}.png")
     (tmp_path / "table8.json").write_text(json.dumps({**RESULTS, "title": "whole"}))
     cases = list(itertools.product(places(RESULTS), [*VALUES, KeyError]))
-    for place, value in random.Random(0).sample(cases, min(EXAMPLES, len(cases))):
+    for place, value in random.sample(cases, min(EXAMPLES, len(cases))):
         changed = copy.deepcopy(RESULTS)
         inner = changed
         for key in place[:-1]:

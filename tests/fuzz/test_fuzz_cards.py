@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,10 +21,11 @@ from typing import Any
 import hf_peers
 import numpy as np
 import pytest
+import random_inputs
 import timm_peers
 import torch
 from flax_arrays import big_vision, bit, google
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
@@ -44,11 +44,8 @@ from vitrail.weights.store import save_model
 
 pytestmark = pytest.mark.fuzz
 
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 QUIETLY = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+    random_inputs.QUIETLY,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a case is small, and its files take time
 )
 ROOM = 1 << 30
@@ -292,7 +289,7 @@ VERBS: list[Callable[[Path, Path, Path], list[str]]] = [
 ]
 
 
-@settings(QUIETLY, max_examples=EXAMPLES // 2)
+@QUIETLY
 @given(how=changes(), verb=st.sampled_from(VERBS))
 def test_60_every_verb_answers_or_refuses_a_changed_card(
     models: Any,
@@ -322,7 +319,7 @@ def test_60_every_verb_answers_or_refuses_a_changed_card(
 BACK = [("google", "google"), ("big_vision", "big_vision"), ("bit", "bit"), ("hf vit", "hf"), ("timm BEiT", "timm")]
 
 
-@settings(QUIETLY, max_examples=EXAMPLES // 2)
+@QUIETLY
 @given(which=st.sampled_from(BACK), place=st.integers(0, 10**6), value=values)
 def test_60_a_changed_origin_is_refused_or_written_back(
     models: Any, tmp_path_factory: pytest.TempPathFactory, which: tuple[str, str], place: int, value: Any

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import io
 import math
-import os
 import re
 from collections.abc import Iterator
 from types import UnionType
@@ -16,8 +15,9 @@ import pytest
 import yaml
 from command_lines import Grammar, World, attempt, world_in
 from grammar import Flag, at_the_ends, flags_of, function_of, invalid, ranged, words
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_inputs import EXAMPLES, QUIETLY
 
 from vitrail import cli
 from vitrail.config import from_yaml, merge
@@ -28,10 +28,6 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.fields import READING
 from vitrail.verbs.flags.parse import flag_texts, parse
 
-pytestmark = pytest.mark.fuzz
-
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 EVERY = [flag for verb in cli.VERBS for flag in flags_of(verb)]
 RANGED = [flag for flag in EVERY if any(ranged(flag.hint))]
 SETTINGS = [flag for flag in flags_of("train") if flag.owner is not None]
@@ -99,6 +95,7 @@ def test_the_grammar_has_the_flags_of_the_parser() -> None:
         assert {flag.name for flag in flags_of(verb)} == named
 
 
+@pytest.mark.fuzz
 @QUIETLY
 @given(flag=st.sampled_from(RANGED), data=st.data())
 def test_61_a_value_outside_of_its_range(tmp_path_factory: pytest.TempPathFactory, flag: Flag, data: Any) -> None:
@@ -202,6 +199,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world_in(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("number", range(max(1, EXAMPLES // 4)))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("number", range(EXAMPLES))
 def test_57_any_command_line(world: World, number: int) -> None:
     attempt(world, Grammar(number).command_line())

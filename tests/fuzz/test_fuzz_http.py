@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import sys
@@ -11,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_inputs import QUIETLY
 
 pytest.importorskip("uvicorn", reason="the server needs vitrail[serve]")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
@@ -23,8 +23,6 @@ from server_process import Running, serving
 
 pytestmark = pytest.mark.fuzz
 
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 IMAGE = png()
 
 odd = st.binary(max_size=20)

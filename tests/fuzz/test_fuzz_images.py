@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_inputs import QUIETLY
 
 from vitrail.data.images.decode import MAX_SIDE, decode
 from vitrail.errors import DecodeError
 
 pytestmark = pytest.mark.fuzz
 
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "150"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 KINDS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 """Colour type -> valid bits per value."""
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}

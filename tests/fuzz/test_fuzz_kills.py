@@ -1,12 +1,11 @@
 """Kills at drawn moments: whichever process of a run is ended, and how, none is left, and the run is resumed.
 
-`VITRAIL_TEST_EXAMPLES=N` draws N kills, each of three real processes, which takes about fifteen seconds.
+`VITRAIL_TEST_EXAMPLES=N` draws N / 10 kills, each of three real processes, which takes about fifteen seconds.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import tempfile
 import time
@@ -18,11 +17,11 @@ from commands import run
 from families import Family
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_inputs import EXAMPLES
 from scenes import SHORT, draw
 
 pytestmark = pytest.mark.fuzz
 
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "1"))
 STEPS = 150
 MOMENTS: dict[str, Callable[[Family, Path], object]] = {
     "start": lambda family, _: True,
@@ -57,7 +56,7 @@ def logged(folder: Path, kind: str) -> bool:
     return file.exists() and f'"kind": "{kind}"' in file.read_text()
 
 
-@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=max(1, EXAMPLES // 10), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     moment=st.sampled_from(sorted(MOMENTS)),
     after=st.floats(0, 0.5),

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from changes import QUIETLY, changed, changes
+from changes import changed, changes
 from hypothesis import example, given
 from hypothesis import strategies as st
+from random_inputs import QUIETLY
 from real_images import SHARED
 from safetensors.torch import save
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from changes import changed, changes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_inputs import QUIETLY
 from run_folders import answers, run_folder
 
 from vitrail.data.settings import Data
@@ -30,9 +30,6 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.record import recorded_result
 
 pytestmark = pytest.mark.fuzz
-
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "30"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 names = st.sampled_from(["kind", "step", "image", "images", "reason", "loss", "lr", "nll", "count", "epoch", "5-shot"])
 entries = ["result", "data", "resumed", "out_of_memory", "machine", "versions", "seed", "base", "directory", "steps"]

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from random_inputs import QUIETLY
 from scenes import snapshot
 
 from vitrail.data.check import check
@@ -29,9 +30,6 @@ from vitrail.data.stats import stats
 from vitrail.errors import DecodeError, VitrailError
 
 pytestmark = pytest.mark.fuzz
-
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 Writer = Callable[[Path], None]
 """Writes one file at a path."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from random_inputs import QUIETLY
 from scenes import read_only, snapshot, vanishing
 from writers import WRITERS, Scene, debris, files, scene_in, write, write_capped
 
 pytestmark = pytest.mark.fuzz
 
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "12"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 QUICK = sorted(set(WRITERS) - {"export", "export onnx", "bench", "sweep"})
 """Writers that take less than a second."""
 

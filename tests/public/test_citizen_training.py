@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from forked import server
 from PIL import Image
 from test_citizen import NAMES, close, images, layer, losses, ours, saved, theirs
 from timm_peers import rebuilt
@@ -355,7 +356,8 @@ def _replica(rank: int, saved: Path, how: str) -> list[tuple[list[float], Tensor
 
 @pytest.mark.processes
 def test_two_processes(saved: Path, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_replicas, (saved, tmp_path), nprocs=2)  # once, because a process starts for seconds
+    server()  # has imported torch
+    torch.multiprocessing.start_processes(_replicas, (saved, tmp_path), nprocs=2, start_method="forkserver")
     for how in WAYS:
         (mine, peers), (mine_too, _) = (torch.load(tmp_path / f"{how} {rank}.pt") for rank in (0, 1))
         assert mine[0] == pytest.approx(peers[0], rel=1e-3) and mine[0][-1] < mine[0][0], how

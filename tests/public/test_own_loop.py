@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import vitrail
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.processes
-def test_a_loop_of_ones_own_learns_saves_loads_and_predicts(tmp_path: Path) -> None:
+@pytest.mark.train
+def test_a_loop_of_ones_own_learns_saves_loads_and_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     for channel, name in enumerate(("blue", "red")):
         (tmp_path / "photos" / name).mkdir(parents=True)
@@ -26,10 +28,9 @@ def test_a_loop_of_ones_own_learns_saves_loads_and_predicts(tmp_path: Path) -> N
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
     script = ROOT / "examples" / "own_loop.py"
     assert sum(bool(line.strip()) for line in script.read_text().split("import vitrail\n")[1].splitlines()) <= 16
-    done = subprocess.run(
-        [sys.executable, str(script), "photos", "model"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    predicted = [line.split() for line in done.stdout.splitlines() if line.startswith("photos")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), "photos", "model"])
+    runpy.run_path(str(script), run_name="__main__")
+    predicted = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("photos")]
     assert len(predicted) == 24 and all(Path(path).parent.name == name for path, name, _ in predicted)
     assert vitrail.load(tmp_path / "model").card.class_names == ["blue", "red"]

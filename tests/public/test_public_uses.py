@@ -318,8 +318,15 @@ def test_every_name_has_a_use() -> None:
     assert sorted([*USES, *ERRORS]) == sorted(vitrail.__all__)
 
 
-@pytest.mark.export
-@pytest.mark.parametrize("name", USES)
+NEEDS = {
+    **dict.fromkeys(("fit", "train", "finetune", "report", "Result"), pytest.mark.train),
+    **dict.fromkeys(("export", "Engine"), pytest.mark.export),
+    **dict.fromkeys(("plan", "bench"), pytest.mark.full_size),
+    "doctor": pytest.mark.processes,
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS.get(name, ())) for name in USES])
 def test_two_lines_are_enough(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(name, USES[name], folder, tmp_path, monkeypatch)
 

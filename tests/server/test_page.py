@@ -9,7 +9,7 @@ import base64
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,7 @@ def choose(page: Any, name: str, content: bytes, kind: str = "image/png") -> Non
     page.set_input_files("#file", {"name": name, "mimeType": kind, "buffer": content})
 
 
-@pytest.mark.browser
-def test_an_image_chosen_then_another(page: Any) -> None:
+def an_image_chosen_then_another(page: Any) -> None:
     choose(page, "first.png", png())
     expect(page.locator("#status")).to_contain_text("first.png: ")
     expect(page.locator(".model")).to_have_count(3)
@@ -96,8 +95,7 @@ def test_an_image_chosen_then_another(page: Any) -> None:
     expect(page.locator(".model").nth(0).locator(".time")).to_contain_text("answered in")
 
 
-@pytest.mark.full_size
-def test_a_second_image_before_the_first_is_answered(page: Any) -> None:
+def a_second_image_before_the_first_is_answered(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3000, 3000), (90, 0, 0)).save(file, "PNG")
     choose(page, "first.png", file.getvalue())
@@ -108,15 +106,13 @@ def test_a_second_image_before_the_first_is_answered(page: Any) -> None:
     expect(page.locator(".model[aria-busy=true]")).to_have_count(0)
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("how", ["drop", "paste"])
-def test_an_image_dropped_or_pasted(page: Any, how: str) -> None:
-    page.evaluate(DROP, [how, "dropped.png", base64.b64encode(png()).decode()])
-    expect(page.locator("#status")).to_contain_text("dropped.png: ")
+def an_image_dropped_or_pasted(page: Any) -> None:
+    for how in ("drop", "paste"):
+        page.evaluate(DROP, [how, f"{how}.png", base64.b64encode(png()).decode()])
+        expect(page.locator("#status")).to_contain_text(f"{how}.png: ")
 
 
-@pytest.mark.full_size
-def test_hostile_names_are_text(page: Any) -> None:
+def hostile_names_are_text(page: Any) -> None:
     name = "a\"'<img src=x onerror=alert(1)>é.png"
     choose(page, name, png())
     expect(page.locator("#status")).to_contain_text("%")
@@ -125,8 +121,7 @@ def test_hostile_names_are_text(page: Any) -> None:
     assert page.title() == "vitrail" and page.locator("main img").count() == 1
 
 
-@pytest.mark.full_size
-def test_a_bad_file_and_a_good_one_after_it(page: Any) -> None:
+def a_bad_file_and_a_good_one_after_it(page: Any) -> None:
     choose(page, "words.png", b"only words")
     expect(page.locator("#status")).to_contain_text("not an image")
     expect(page.locator(".model").nth(0).locator(".top")).to_be_hidden()
@@ -135,21 +130,19 @@ def test_a_bad_file_and_a_good_one_after_it(page: Any) -> None:
     expect(page.locator(".model").nth(0).locator(".bad")).to_be_hidden()
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize(("size", "words"), [((6000, 5000), "%"), ((20_000, 10_000), "pixels, more than")])
-def test_30_megapixels_are_taken_and_200_are_not(page: Any, size: tuple[int, int], words: str) -> None:
-    file = io.BytesIO()
-    Image.new("L", size, 90).save(file, "PNG")
-    choose(page, "large.png", file.getvalue())
-    expect(page.locator("#status")).to_contain_text(words)
+def large_images_are_taken_and_huge_ones_are_not(page: Any) -> None:
+    for size, words in (((6000, 5000), "%"), ((20_000, 10_000), "pixels, more than")):  # 30 and 200 megapixels
+        file = io.BytesIO()
+        Image.new("1", size, 1).save(file, "PNG")
+        choose(page, "large.png", file.getvalue())
+        expect(page.locator("#status")).to_contain_text(words)
 
 
 def pixels(page: Any, selector: str) -> bytes:
     return base64.b64decode(page.locator(selector).first.evaluate("c => c.toDataURL()").partition(",")[2])
 
 
-@pytest.mark.full_size
-def test_a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
+def a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
     choose(page, "a.png", png())
     part = page.locator(".model").nth(0)
     canvas, about = part.locator("canvas.map"), part.locator(".about")
@@ -173,17 +166,18 @@ def test_a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
     expect(other.locator("canvas.positions")).to_be_hidden()
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("before", [0, 1], ids=["the first picture", "a second picture"])
-def test_a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too(page: Any, before: int) -> None:
-    for number in range(before):
-        choose(page, f"{number}.png", png())
-        expect(page.locator("#status")).to_contain_text(f"{number}.png:")
+def a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too(page: Any) -> None:
+    """So it is for the first picture, and for a second one."""
+    for name in ("slow.png", "second.png"):
+        a_slower_model_follows(page, name)
+
+
+def a_slower_model_follows(page: Any, name: str) -> None:
     held: list[Any] = []
     page.route(
         lambda url: "/v1/attention?model=coarse" in url, lambda route: route.continue_() if held else held.append(route)
     )
-    choose(page, "slow.png", png())
+    choose(page, name, png())
     quick, slow = page.locator(".model").nth(0), page.locator(".model").nth(2)
     expect(quick).to_have_attribute("aria-busy", "false")
     while not held:  # its request may be on its way still
@@ -195,12 +189,12 @@ def test_a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too(p
     expect(slow).to_have_attribute("aria-busy", "true")
     held[0].continue_()
     expect(slow.locator(".about")).to_contain_text("row 0, column 1")
-    expect(page.locator("#status")).to_contain_text("slow.png:")
+    expect(page.locator("#status")).to_contain_text(f"{name}:")
     expect(slow.locator(".bad")).to_be_hidden()
+    page.unroute_all()
 
 
-@pytest.mark.full_size
-def test_without_a_tint_the_map_is_the_picture(page: Any) -> None:
+def without_a_tint_the_map_is_the_picture(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (200, 100), (10, 140, 60)).save(file, "PNG")
     choose(page, "green.png", file.getvalue())
@@ -214,8 +208,7 @@ def test_without_a_tint_the_map_is_the_picture(page: Any) -> None:
     assert Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB").getpixel((500, 250)) != (10, 140, 60)
 
 
-@pytest.mark.full_size
-def test_a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(page: Any) -> None:
+def a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (40, 20), (10, 140, 60)).save(file, "TIFF")
     choose(page, "scan.tiff", file.getvalue(), "image/tiff")
@@ -226,8 +219,7 @@ def test_a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(p
     assert shown.size == (1000, 1000) and shown.getpixel((500, 500)) == (10, 140, 60)
 
 
-@pytest.mark.full_size
-def test_everything_is_reached_by_tab(page: Any) -> None:
+def everything_is_reached_by_tab(page: Any) -> None:
     choose(page, "a.png", png())
     expect(page.locator("canvas.map").first).to_be_visible()
     page.locator("body").press("Tab")
@@ -238,9 +230,8 @@ def test_everything_is_reached_by_tab(page: Any) -> None:
     assert {"INPUT unseen", "CANVAS map", "INPUT layer", "SELECT head", "INPUT opacity", "SUMMARY "} <= set(reached)
 
 
-@pytest.mark.full_size
-def test_light_dark_and_narrow(page: Any, tmp_path: Path) -> None:
-    folder = Path(os.environ.get("VITRAIL_SCREENSHOTS", tmp_path))
+def light_dark_and_narrow(page: Any) -> None:
+    folder = os.environ.get("VITRAIL_SCREENSHOTS")
     choose(page, "a.png", png())
     expect(page.locator("canvas.map").nth(0)).to_be_visible()
     page.locator("canvas.map").nth(0).click()
@@ -251,11 +242,36 @@ def test_light_dark_and_narrow(page: Any, tmp_path: Path) -> None:
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        page.screenshot(path=folder / f"page-{scheme}-{width}.png", full_page=True)
+        path = folder and f"{folder}/page-{scheme}-{width}.png"
+        page.screenshot(path=path or None, full_page=True)
     assert backgrounds[0] != backgrounds[1]
 
 
-@pytest.mark.processes
+PARTS: dict[str, list[Callable[[Any], None]]] = {
+    "files": [
+        *(an_image_chosen_then_another, a_second_image_before_the_first_is_answered, an_image_dropped_or_pasted),
+        *(hostile_names_are_text, a_bad_file_and_a_good_one_after_it, large_images_are_taken_and_huge_ones_are_not),
+    ],
+    "patches": [
+        a_patch_by_mouse_and_by_keyboard,
+        a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too,
+    ],
+    "looks": [
+        without_a_tint_the_map_is_the_picture,
+        a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it,
+        *(everything_is_reached_by_tab, light_dark_and_narrow),
+    ],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_somebody_does_on_the_page(part: str, page: Any, server: Running) -> None:
+    for act in PARTS[part]:
+        act(page)
+        page.goto(server.url)
+        expect(page.locator("#status")).to_have_text("Ready.")
+
+
 def test_the_server_stops_in_mid_request(browser: Any, tmp_path: Path) -> None:
     with serving(saved(tmp_path / "vit")) as running:
         page = browser.new_page()

@@ -7,9 +7,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+from trees import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = sorted((ROOT / "vitrail").rglob("*.py"))
@@ -37,8 +39,7 @@ class Definition:
 
 def definitions(path: Path, root: Path = ROOT) -> Iterator[Definition]:
     """Functions and classes of a module with their methods; what stands inside a function is private."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    pending = [(tree, "", True)]
+    pending: list[tuple[ast.AST, str, bool]] = [(tree(path), "", True)]
     while pending:
         parent, prefix, public = pending.pop()
         for node in ast.iter_child_nodes(parent):
@@ -50,8 +51,15 @@ def definitions(path: Path, root: Path = ROOT) -> Iterator[Definition]:
             pending.append((node, f"{name}.", seen))
 
 
-ALL = [definition for path in EVERYTHING for definition in definitions(path)]
-PUBLIC = [d for d in ALL if d.public and d.path.startswith("vitrail/")]
+@cache
+def everything() -> list[Definition]:
+    """The definitions of all files."""
+    return [definition for path in EVERYTHING for definition in definitions(path)]
+
+
+def public() -> list[Definition]:
+    """The public definitions of the product."""
+    return [d for d in everything() if d.public and d.path.startswith("vitrail/")]
 
 
 def _decorators(node: Function | ast.ClassDef) -> set[str]:
@@ -93,33 +101,33 @@ def lines(d: Definition) -> int:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    assert undocumented(PUBLIC) == []
+    assert undocumented(public()) == []
 
 
 def test_every_public_argument_has_a_type() -> None:
-    assert unannotated(PUBLIC) == []
+    assert unannotated(public()) == []
 
 
 def test_functions_fit_on_a_screen() -> None:
-    functions = [d for d in ALL if isinstance(d.node, Function)]
+    functions = [d for d in everything() if isinstance(d.node, Function)]
     long = {str(d): n for d in functions if (n := lines(d)) > FUNCTION_LINES_OF.get((d.path, d.name), FUNCTION_LINES)}
     assert long == {}
 
 
 def test_functions_are_short_on_the_whole() -> None:
-    lengths = [lines(d) for d in ALL if isinstance(d.node, Function) and d.path.startswith("vitrail/")]
+    lengths = [lines(d) for d in everything() if isinstance(d.node, Function) and d.path.startswith("vitrail/")]
     assert statistics.median(lengths) <= 10
     assert statistics.quantiles(lengths, n=10)[-1] <= 25
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_every_file_is_named_after_its_job(path: Path) -> None:
-    assert not EMPTY_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
+def test_every_file_is_named_after_its_job() -> None:
+    names = [path.relative_to(ROOT) for path in EVERYTHING]
+    assert [str(name) for name in names if EMPTY_NAMES & set(name.with_suffix("").parts)] == []
 
 
 def test_package_inits_are_empty() -> None:
     inits = [p for p in PRODUCT if p.name == "__init__.py" and p.parent != ROOT / "vitrail"]
-    assert [str(p) for p in inits if any(not isinstance(n, ast.Expr) for n in ast.parse(p.read_text()).body)] == []
+    assert [str(p) for p in inits if any(not isinstance(n, ast.Expr) for n in tree(p).body)] == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +164,7 @@ def test_a_type_has_a_name_of_its_own() -> None:
     imported = {
         (node.module, alias.name)
         for path in PRODUCT
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitrail.")
         for alias in node.names
     }

@@ -6,10 +6,9 @@ import contextlib
 import io
 import json
 import math
-import os
+import random
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run, start
 from PIL import Image
 from torch import nn
 
@@ -50,22 +50,25 @@ from vitrail.weights.assemble import skeleton
 # grids
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("scale", ["laptop", "paper"])
-@pytest.mark.parametrize("name", NAMES)
-def test_every_cell_builds(name: str, scale: str) -> None:
-    study = study_named(name)
-    assert study.name == name
-    cells = study.paper() if scale == "paper" else study.laptop(LaptopData())
-    assert cells and len({(cell.table, cell.row, cell.at) for cell in cells}) == len(cells)
+@pytest.mark.parametrize("scale", ["laptop", pytest.param("paper", marks=pytest.mark.full_size)])
+def test_every_cell_builds(scale: str) -> None:
     known = {"up", "down", "all", "digits"} if scale == "laptop" else {*CATALOG, *(f"vtab/{task}" for task in TASKS)}
-    for metric, stage in {(cell.metric, stage) for cell in cells for tried in cell.tried for stage in tried.chain()}:
-        assert stage.run.data.path in known or metric in COUNTED
-        from_scratch = stage.start is None
-        assert from_scratch or stage.run.weights is None  # the stage before it decides
-        if from_scratch and not isinstance(stage.run.objective, Tokenizer):
-            model = skeleton(config_of(stage))
-            assert all(parameter.is_meta for parameter in model.parameters())
+    configs = set()
+    for name in NAMES:
+        study = study_named(name)
+        assert study.name == name
+        cells = study.paper() if scale == "paper" else study.laptop(LaptopData())
+        assert cells and len({(cell.table, cell.row, cell.at) for cell in cells}) == len(cells), name
+        for metric, stage in {
+            (cell.metric, stage) for cell in cells for tried in cell.tried for stage in tried.chain()
+        }:
+            assert stage.run.data.path in known or metric in COUNTED, name
+            from_scratch = stage.start is None
+            assert from_scratch or stage.run.weights is None, name  # the stage before it decides
+            if from_scratch and not isinstance(stage.run.objective, Tokenizer):
+                configs.add(config_of(stage))
+    for config in configs:
+        assert all(parameter.is_meta for parameter in skeleton(config).parameters())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,19 +137,34 @@ def test_published_numbers_stand_in_the_cells_of_the_papers_grid(name: str) -> N
 
 
 @pytest.mark.full_size
-def test_the_compute_of_the_papers_grids_is_table_6s() -> None:
+def test_the_list_says_what_the_papers_grids_cost_and_table_6_agrees() -> None:
+    """Table 6 prints exaFLOPs. The list of studies has them rounded, and says whether the data are public."""
+    plans = {name: of_paper(name) for name in NAMES}
+    for name, plan in plans.items():
+        assert NAMES[name].exaflops == round(plan.flops / 1e18), name  # type: ignore[index]
+        private = {
+            any(stage.run.data.path == "jft300m" for stage in cell.stage.chain())
+            for cell in plan.cells
+            if cell.metric not in COUNTED
+        }
+        public = "partly" if len(private) == 2 else "no" if True in private else "yes"
+        assert NAMES[name].public == public, name  # type: ignore[index]
+    compute_is_table_6s(plans)
+
+
+def compute_is_table_6s(plans: dict[str, Planned]) -> None:
     """exaFLOPs of 7 epochs in Table 6; Figure 4 takes 9, 30, 90 and 303 million images of each network."""
     table = {row[0]: row[-1] for row in published("table6_scaling")["rows"] if row[1] == 7}
-    figure4 = of_paper("figure4")
+    figure4 = plans["figure4"]
     found = {one.cell.row: one.flops / 1e18 for one in figure4.stages if one.cell.at == 303_000_000}
     names = {"ViT-B/32": "ViT-B/32", "ViT-L/32": "ViT-L/32", "ViT-L/16": "ViT-L/16"}
     names |= {"ResNet50x1 (BiT)": "ResNet50x1", "ResNet152x2 (BiT)": "ResNet152x2"}
     for ours, theirs in names.items():
         assert found[ours] == pytest.approx(table[theirs], rel=0.05)
     assert figure4.flops / 1e18 == pytest.approx(sum(found.values()) * (9 + 30 + 90 + 303) / 303, rel=1e-6)
-    assert of_paper("table8").flops / 1e18 == pytest.approx(8 * table["ViT-B/16"], rel=0.01)
+    assert plans["table8"].flops / 1e18 == pytest.approx(8 * table["ViT-B/16"], rel=0.01)
     rows = [row[-1] for row in published("table6_scaling")["rows"]]
-    pre_trained = [one.flops / 1e18 for one in of_paper("table6").stages if one.stage.start is None]
+    pre_trained = [one.flops / 1e18 for one in plans["table6"].stages if one.stage.start is None]
     assert len(pre_trained) == len(rows) == 18 and sum(pre_trained) == pytest.approx(sum(rows), rel=0.02)
 
 
@@ -230,19 +248,6 @@ def gflops(stage: Stage) -> float:
                 module.register_forward_hook(count)
         model.encode(model.embed(torch.empty(1, 3, *config.image_size)))
     return (macs(config) + sum(counted)) / 1e9
-
-
-@pytest.mark.full_size
-@pytest.mark.parametrize("name", NAMES)
-def test_the_list_says_what_the_grid_costs_and_whether_its_data_are_public(name: str) -> None:
-    plan = of_paper(name)
-    assert NAMES[name].exaflops == round(plan.flops / 1e18)  # type: ignore[index]
-    private = {
-        any(stage.run.data.path == "jft300m" for stage in cell.stage.chain())
-        for cell in plan.cells
-        if cell.metric not in COUNTED
-    }
-    assert NAMES[name].public == ("partly" if len(private) == 2 else "no" if True in private else "yes")  # type: ignore[index]
 
 
 # claims
@@ -380,6 +385,7 @@ def test_a_small_study_end_to_end_and_again(
     assert "Deep is better." in page and "data:image/png;base64" in page and page.count("<table>") == 3
 
 
+@pytest.mark.train
 def test_a_score_is_that_of_the_verb_on_the_same_images(
     finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -400,6 +406,7 @@ def test_a_score_is_that_of_the_verb_on_the_same_images(
     assert result.score == pytest.approx(100 * shown(argv)["results"][0]["top1"], abs=0.5)
 
 
+@pytest.mark.train
 def test_a_fine_tuned_score_is_that_of_evaluate(
     finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -417,7 +424,7 @@ def test_a_fine_tuned_score_is_that_of_evaluate(
     assert result.score == pytest.approx(100 * shown(argv)["top1"], abs=1.01 * one_image)
 
 
-@pytest.mark.full_size
+@pytest.mark.train
 def test_accuracy_by_the_labels_of_real_is_that_of_evaluate(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "imagenet-val20"
     (tmp_path / "sets").mkdir()
@@ -456,26 +463,33 @@ def test_when_the_minutes_are_over_what_is_finished_is_shown(tmp_path: Path) -> 
     assert not tables.missing and len(counting.trained) == 6
 
 
-@pytest.mark.processes
+@pytest.mark.kill
 def test_a_study_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
-    """A real process group is killed again and again; no cell that was finished is trained a second time."""
-    argv = [sys.executable, "-m", "vitrail", "study", "three-table3", "--data", "digits", "--limit-steps", "2"]
-    argv += ["--limit-images", "64", "--seeds", "1", "--parallel", "2", "--out", str(tmp_path / "s")]
-    outcomes: dict[Path, float] = {}
-    for seconds in (4.0, 9.0, 300.0):
-        process = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        now = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("*/outcome.json")}
-        assert {path: now[path] for path in outcomes} == outcomes
-        outcomes = now
-    trained = {
-        (cell.row, cell.at) for cell in study_named("three-table3").laptop(LaptopData()) if cell.metric not in COUNTED
-    }
-    assert process.returncode == 0 and len(outcomes) == len(trained)
+    """It is killed in its first training and after it; no cell that was finished is trained a second time."""
+    words = ["study", "three-table3", "--rows", "width 128, 6x1", "--data", "digits", "--limit-steps", "2"]
+    words += ["--limit-images", "64", "--seeds", "1", "--parallel", "0", "--out", "s"]
+
+    def finished() -> dict[Path, float]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("*/outcome.json")}
+
+    def begun() -> bool:
+        return any((tmp_path / "s").glob("*/run.yaml"))
+
+    for reached in (begun, finished):
+        before, command = finished(), start(*words, cwd=tmp_path)
+        while not reached():
+            assert command.process.exitcode is None, command.err
+            time.sleep(0.005)
+        time.sleep(random.uniform(0, 0.1))
+        command.process.kill()
+        command.process.join()
+        now = finished()
+        assert command.process.exitcode == -signal.SIGKILL and before.items() <= now.items()
+    last = run(*words, cwd=tmp_path)
+    assert last.process.exitcode == 0 and now.items() <= finished().items(), last.err
+    cells = study_named("three-table3").laptop(LaptopData())
+    trained = {cell.at for cell in cells if cell.row == "width 128, 6x1" and cell.metric not in COUNTED}
+    assert len(finished()) == len(trained) == 2
     assert json.loads((tmp_path / "s" / "three-table3.json").read_text())["cells"]
 
 
@@ -498,7 +512,7 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.train
+@pytest.mark.full_size
 def test_a_cell_of_the_papers_grid_runs_shrunk(imagenet: Path, tmp_path: Path) -> None:
     """Pre-training, transfer, and the table. Data sets that are absent are named, the others run."""
     argv = ["study", "three-table6", "--scale", "paper", "--rows", "ti16, attention", "--data", str(imagenet)]

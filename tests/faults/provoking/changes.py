@@ -1,14 +1,8 @@
-"""Files with bytes changed at drawn places, and how many such cases are tried."""
+"""Files with bytes changed at drawn places."""
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "120"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 changes = st.lists(
     st.tuples(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Command, run
+from random_inputs import MANY
 from scenes import SHORT, capped, draw
 
 from vitrail.data.settings import Preprocess
@@ -40,18 +41,10 @@ class Writer:
         return [*words, *SHORT, "2 steps"] if words[0] == "train" and "--resume" not in words else words
 
 
-DEAR = ("bench", "export", "export onnx", "finetune", "report", "sweep", "train", "vtab")
-"""Writers that take a second or more."""
-
-
 def sizes_of_disks(*sizes: str) -> list[tuple[str, str]]:
-    """Return each writer with each size of a disk; those of `DEAR` with one size by turns.
-
-    VITRAIL_TEST_EXAMPLES asks for all.
-    """
-    every = "VITRAIL_TEST_EXAMPLES" in os.environ
-    turns = {name: [sizes[number % len(sizes)]] for number, name in enumerate(DEAR)}
-    return [(name, size) for name in WRITERS for size in (sizes if every else turns.get(name, sizes))]
+    """Return each writer with one size of a disk by turns, or with all if VITRAIL_TEST_EXAMPLES asks for more."""
+    turns = {name: [sizes[number % len(sizes)]] for number, name in enumerate(WRITERS)}
+    return [(name, size) for name in WRITERS for size in (sizes if MANY else turns[name])]
 
 
 RUN = r"r/.*"
