@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from real_images import SHARED
 
-pytest_plugins = ["kinds"]
+pytest_plugins = ["kinds", "references"]
 
 settings.register_profile("vitrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure
