@@ -49,7 +49,6 @@ def test_help_lists_the_verbs(argv: list[str], capsys: pytest.CaptureFixture[str
         assert (verb in out and about.summary in out) == (verb.startswith("data ") or "data" not in argv)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*verb.split(), "--help"]) == 0
@@ -70,7 +69,7 @@ for verb in {["", *cli.VERBS]}:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_help_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -83,7 +82,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"vitrail {__version__}\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -145,6 +143,7 @@ def test_errors_are_one_message(
     assert capsys.readouterr() == ("", f"vitrail: {str(error) or 'interrupted'}\n")
 
 
+@pytest.mark.full_size
 def test_a_signal_during_training_decides_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,7 +208,6 @@ def test_quiet_and_verbose(
     assert sorted(capsys.readouterr().err.split()) == sorted(shown)
 
 
-@pytest.mark.slow
 def test_only_what_was_given_is_passed_on() -> None:
     assert parse(train, [], "train") == ([], {})
     argv = (
@@ -237,7 +235,6 @@ def test_only_what_was_given_is_passed_on() -> None:
     assert str(given["duration"]) == "1000000 examples"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("word", "value"), [("500", Steps(500)), ("1.5 epochs", Epochs(1.5))])
 def test_durations_on_the_command_line(word: str, value: object) -> None:
     assert parse(train, ["--duration", word], "train")[1] == {"duration": value}
@@ -303,7 +300,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("word", ["null", "none", "None"])
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_what_may_be_null_can_be_typed(verb: str, word: str) -> None:
@@ -326,7 +322,6 @@ def test_there_are_settings_that_may_be_null() -> None:
     assert all("none" in names[name] for name in ("vit.positions", "data.test", "data.validation"))
 
 
-@pytest.mark.slow
 def test_none_is_a_word_where_it_means_something() -> None:
     argv = ["--vit.positions", "none", "--data.validation", "none", "--data.test", "none", "--average.kind", "none"]
     _, given = parse(train, argv, "train")
@@ -357,7 +352,6 @@ def test_a_pattern_that_the_shell_has_replaced_should_be_quoted(tmp_path: Path) 
         parse(train, ["x", os.curdir, str(files[0])], "vitrail train")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_help_of_a_switch_does_not_say_true(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not re.search(r"\(default: (True|False)\)", help_of(verb.split(), capsys))
@@ -397,7 +391,7 @@ def test_help_is_the_text_under_each_field(capsys: pytest.CaptureFixture[str]) -
                 assert " ".join((parameter.description or "").split()) in shown
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_help_shows_the_defaults_of_the_recipe_and_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -420,7 +414,6 @@ HARD_TO_READ = re.compile(
 """Phrases that help must not have: each has a plainer form."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_help_is_plain_full_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, function = cli.VERBS[verb].load()
@@ -430,13 +423,13 @@ def test_help_is_plain_full_sentences(verb: str, capsys: pytest.CaptureFixture[s
     assert HARD_TO_READ.findall(cli.VERBS[verb].summary) == []
 
 
-@pytest.mark.slow
 def test_a_flag_that_equals_its_default_was_given() -> None:
     lr = str(recipe("digits").optim.lr)
     _, given = parse(train, ["x", "--recipe", "digits", "--optim.lr", lr, "--batch_size=64"], "train")
     assert given == {"path": "x", "recipe": "digits", "optim": {"lr": float(lr)}, "batch_size": 64}
 
 
+@pytest.mark.processes
 def test_module_and_pipe(tmp_path: Path) -> None:
     # `vitrail doctor | head`: the reader that goes away is no error
     command = [sys.executable, "-m", "vitrail", "recipes", "show", "digits", "--yaml"]
@@ -447,6 +440,7 @@ def test_module_and_pipe(tmp_path: Path) -> None:
         assert process.wait() == 0
 
 
+@pytest.mark.processes
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "data" / "train").mkdir(parents=True)
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}

@@ -83,7 +83,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     }[hint]
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=50, deadline=None)
 @given(values_of(Run))
 def test_every_run_survives_being_written_and_read(run: Run) -> None:
@@ -169,7 +169,7 @@ def test_a_run_cannot_last_a_percentage() -> None:
         Percent(5).steps(per_epoch=1, batch_size=1)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @given(st.text() | st.text("\n\r\t\x85\u2028\ufeff '\":#-?", min_size=1))
 def test_any_text_survives(text: str) -> None:
     assert from_yaml(to_yaml(Run(out=text)), Run()).out == text
@@ -250,7 +250,7 @@ def test_all_problems_at_once_with_file_line_and_suggestion(tmp_path: Path) -> N
         assert part in text
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -313,6 +313,7 @@ def test_other_dataclasses_round_trip_too() -> None:
     assert from_yaml(to_yaml(outer), Outer()) == outer
 
 
+@pytest.mark.processes
 def test_reading_configuration_needs_no_torch() -> None:
     code = "import sys, vitrail.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -97,7 +97,7 @@ def found(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_core_loads_predicts_and_embeds(found: dict[str, Any], place: Path) -> None:
     worked = found["worked"]
     assert [worked[verb][0] for verb in ("predict", "embed", "evaluate")] == [0, 0, 0], worked
@@ -109,7 +109,6 @@ def test_the_core_loads_predicts_and_embeds(found: dict[str, Any], place: Path) 
     assert found["help"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", core_alone.REFUSED)
 def test_a_verb_that_lacks_a_package_names_the_extra(found: dict[str, Any], command: str) -> None:
     code, _, error = found["refused"][command]
@@ -121,18 +120,16 @@ def test_a_verb_that_lacks_a_package_names_the_extra(found: dict[str, Any], comm
     assert all(Requirement(one).name in error for one in EXTRAS[extra])
 
 
-@pytest.mark.slow
 def test_what_is_refused_leaves_nothing_behind(found: dict[str, Any]) -> None:
     assert found["left"] == []
 
 
-@pytest.mark.slow
 def test_public_names_are_there_or_name_the_extra(found: dict[str, Any]) -> None:
     assert all(error.startswith("UsageError: this needs the package ") for error in found["names"].values())
     assert "sklearn" in found["names"] and not {"load", "predict", "embed", "train", "Data"} & found["names"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_the_core_and_the_extra_serve_answer_requests(
     found: dict[str, Any], place: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

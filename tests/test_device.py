@@ -54,7 +54,7 @@ def told(code: str) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @with_glibc
 @pytest.mark.parametrize(
     ("sizes", "ask", "kept"),
@@ -72,6 +72,7 @@ def test_freed_memory_is_kept_for_what_comes_next(sizes: tuple[int, ...], ask: s
     assert later < first / 20 if kept else later > first / 2
 
 
+@pytest.mark.processes
 @with_glibc
 def test_what_is_kept_can_be_given_back_to_be_counted() -> None:
     held, kept, left = told(GIVEN_BACK)
@@ -92,7 +93,7 @@ def questions(path: Path) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)} & ASKING
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_one_file_asks_the_machine() -> None:
     asked = {path.name: found for path in (ROOT / "vitrail").rglob("*.py") if (found := questions(path))}
     assert asked.keys() == {"device.py"} and asked["device.py"] == ASKING
@@ -150,7 +151,7 @@ print(json.dumps(changed))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_library_call_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -72,9 +72,7 @@ def check_line(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError("it is not a JSON object")
     for name, value in line.items():
-        if name in TEXTS:
-            fits, wanted = isinstance(value, str), "text"
-        elif name == "error" and line.get("kind") != "train":
+        if name in TEXTS or (name == "error" and line.get("kind") != "train"):
             fits, wanted = isinstance(value, str), "text"
         elif name == "images":
             fits, wanted = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of names"

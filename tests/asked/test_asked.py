@@ -55,7 +55,8 @@ FAMILIES = {family(name): name for name in RECIPES}.values()
 PLAIN = ("train DIR", "finetune DIR", "train --resume")
 QUICK = (*PLAIN, "scratch-photos", "bit/hyperrule")
 SITUATIONS = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in dict.fromkeys((*PLAIN, *FAMILIES))
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.full_size)
+    for name in dict.fromkeys((*PLAIN, *FAMILIES))
 ]
 
 
@@ -91,6 +92,7 @@ def refusal(error: VitrailError, name: str, value: Any) -> bool:
     return any(word in words for word in named) and len(words.split()) > 4
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_setting_is_used_as_given_or_refused(situation: str, decide: Callable[..., Run], tmp_path: Path) -> None:
     file, wrong = tmp_path / "given.yaml", []
@@ -152,6 +154,7 @@ def step_into(given: Any, name: str) -> Any:
 # the run with every decision made, and the network
 
 
+@pytest.mark.export
 def test_every_setting_is_what_the_run_begins_with_or_refused(images: Path, opened: OpenedData) -> None:
     wrong = []
     start = training_run(RunArguments(images, settings=TINY, data=opened))[0]

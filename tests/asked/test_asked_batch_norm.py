@@ -31,6 +31,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 NARROW = {"width": 16, "depth": 1, "heads": 1, "mlp_dim": 16}
 
 
+@pytest.mark.train
 @pytest.mark.parametrize(
     "settings",
     [
@@ -59,6 +60,7 @@ def test_a_single_value_per_channel_is_refused_before_the_run(
         assert vitrail.train(images, **few, **{**settings, "batch_size": 2, "duration": "1 step"}).steps == 1
 
 
+@pytest.mark.train
 def test_several_positions_of_one_image_are_enough(images: Path, tmp_path: Path) -> None:
     few = {"device": "cpu", "workers": 0, "precision": "float32", "out": str(tmp_path), "duration": "1 step"}
     one = vitrail.train(images, **few, vit=NARROW, batch_size=1, progressive={"start": 1.0})

@@ -79,6 +79,7 @@ def parameters(config: Any) -> int:
         return sum(weight.numel() for weight in build(config).parameters())
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("recipe_name", [None, "scratch-small", "mae", "deit3/vit-s16-imagenet", "smoke"])
 @pytest.mark.parametrize("model", ["B/16", "R50x1", "H/14", "R50+B/16", "small/8", "S18x2/16"])
 def test_a_named_network_has_the_parameters_that_cost_says(model: str, recipe_name: str | None, photos: Path) -> None:
@@ -89,6 +90,7 @@ def test_a_named_network_has_the_parameters_that_cost_says(model: str, recipe_na
     assert model == "small/8" or f"model: exactly {model}, as asked" in why
 
 
+@pytest.mark.train
 def test_from_the_command_line_to_the_weights(photos: Path, tmp_path: Path) -> None:
     result = vitrail.train(
         photos, model="S/32", vit={"depth": 1}, batch_size=4, duration="1 step", device="cpu", out=str(tmp_path)
@@ -139,6 +141,7 @@ def test_a_size_that_nobody_asked_for_becomes_whole_patches(photos: Path) -> Non
     assert decided(photos, "paper/vit-b16-imagenet", vit={"patch": 15})[0].preprocess.image_size == (225, 225)  # type: ignore[union-attr]
 
 
+@pytest.mark.train
 def test_a_size_of_the_weights_network_is_rounded_for_a_recipe_and_refused_if_asked(
     trained: Path, small_images: Path
 ) -> None:

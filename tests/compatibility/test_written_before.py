@@ -39,7 +39,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "last" / "model.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_resumed_and_ends_where_the_old_code_ended(name: str, written: Path) -> None:
     folder = written / "runs" / f"{name}-1"
@@ -84,7 +84,7 @@ def test_features_and_packed_images_are_read(written: Path) -> None:
     assert cli.main(["data", "stats", "packed", "--quiet"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_is_extended(written: Path) -> None:
     result = vitrail.train(resume=written / "runs" / "labels-1", duration=vitrail.Steps(16))
     assert (result.steps, result.ended) == (16, "all steps done")

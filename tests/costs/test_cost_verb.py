@@ -30,7 +30,6 @@ def as_json(argv: list[str], capsys: Captured) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
 def test_the_papers_b16(capsys: Captured) -> None:
     found = as_json(["cost", "B/16", "--images", "303e6", "--epochs", "7"], capsys)
     assert found["params"] == 86_567_656
@@ -41,7 +40,7 @@ def test_the_papers_b16(capsys: Captured) -> None:
     assert found["usd"] == pytest.approx(found["device_days"] * 24)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_flags_change_what_they_say(capsys: Captured) -> None:
     argv = ["cost", "B/16", "--image-size", "384", "--classes", "10", "--images", "1e6", "--device", "h100"]
     found = as_json([*argv, "--utilisation", "0.5", "--usd-per-hour", "2"], capsys)
@@ -53,14 +52,14 @@ def test_flags_change_what_they_say(capsys: Captured) -> None:
     assert found["core_days"] > found["device_days"]
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_without_images_only_the_network(capsys: Captured) -> None:
     found = as_json(["cost", "R50+L/32"], capsys)
     assert found["params"] == parameters(variant("R50+L/32"))
     assert (found["exaflops"], found["device_days"], found["core_days"], found["usd"]) == (None,) * 4
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_counting_agrees(capsys: Captured) -> None:
     found = as_json(["cost", "S/16", "--count"], capsys)
     assert found["counted"]["params"] == found["params"]
@@ -71,7 +70,7 @@ def test_counting_agrees(capsys: Captured) -> None:
     assert "counted" in shown and shown.count("22,050,664 parameters") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_convention_is_printed(capsys: Captured) -> None:
     assert cli.main(["cost", "H/14", "--images", "303e6", "--epochs", "14"]) == 0
     shown = capsys.readouterr().out
@@ -80,7 +79,7 @@ def test_the_convention_is_printed(capsys: Captured) -> None:
     assert "38% of 61.5 TFLOP/s" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_table_6(capsys: Captured) -> None:
     found = as_json(["cost", "table6"], capsys)
     rows = published("table6_scaling")["rows"]
@@ -125,14 +124,13 @@ def test_energy_and_carbon_are_power_times_time(capsys: Captured) -> None:
     assert "400 W for each a100, and 10% more for the building" in shown and "0.429 kg per kWh" in shown
 
 
-@pytest.mark.slow
 def test_the_energy_of_a_network(capsys: Captured) -> None:
     found = as_json(["cost", "B/16", "--images", "303e6", "--epochs", "7", "--energy", "--devices", "16"], capsys)
     assert found["days"] == pytest.approx(found["core_days"] / 16)
     assert found["kwh"] == pytest.approx(found["core_days"] * 24 * 0.1415 * 1.1)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_this_machine(capsys: Captured) -> None:
     found = as_json(["cost", "Ti/16", "--images", "1e6", "--device", "cpu"], capsys)
     assert found["peak_flops_per_second"] > 0
@@ -142,7 +140,6 @@ def test_this_machine(capsys: Captured) -> None:
     assert "no price is known for cpu" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_model_folder(tmp_path: Path) -> None:
     config = ViTConfig(width=32, depth=1, heads=2, mlp_dim=64, patch=4, image_size=(16, 16), classes=3)
     save_model(tmp_path / "model", build(config), Card(config))
@@ -151,7 +148,6 @@ def test_a_model_folder(tmp_path: Path) -> None:
     assert larger.macs == macs(replace(config, image_size=(32, 32), classes=7))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -179,7 +175,7 @@ def test_wrong_commands_end_with_2(argv: list[str], said: str, capsys: Captured)
     assert said in err and "Traceback" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_bench_measures_and_writes(tmp_path: Path, capsys: Captured) -> None:
     argv = ["bench", "Ti/16", "--image-size", "40", "--image-size", "16", "--batch-size", "2", "--batch-size", "1"]
     out = tmp_path / "a" / "bench"
@@ -209,7 +205,6 @@ def test_bench_shows_a_table(capsys: Captured) -> None:
     assert "images/s at batch 1" in err
 
 
-@pytest.mark.slow
 def test_a_dry_run_tells_the_cost(tmp_path: Path) -> None:
     preview = vitrail.train(recipe="smoke", out=str(tmp_path), dry_run=True)
     cost = preview.cost
@@ -224,14 +219,13 @@ def test_a_dry_run_tells_the_cost(tmp_path: Path) -> None:
     assert preview.checked["cost, network"].endswith("GMACs per image")
 
 
-@pytest.mark.slow
 def test_a_dry_run_on_the_command_line(tmp_path: Path, capsys: Captured) -> None:
     found = as_json(["train", "--recipe", "smoke", "--out", str(tmp_path), "--dry-run"], capsys)
     assert {"params", "macs", "exaflops", "device_days", "core_days", "usd"} <= found["cost"].keys()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_small_first_images_cost_less(tmp_path: Path) -> None:
     run = replace(recipe("digits"), out=str(tmp_path), image_size=16)
     _, full = check(run)
@@ -242,14 +236,13 @@ def test_small_first_images_cost_less(tmp_path: Path) -> None:
     assert smallest * full.images < growing.flops < full.flops
 
 
-@pytest.mark.slow
 def test_a_time_limit_bounds_the_cost(tmp_path: Path) -> None:
     _, cost = check(replace(recipe("digits"), out=str(tmp_path), time_limit=1e-6))
     assert cost.device_days == pytest.approx(1e-6 / 1440)
     assert cost.images and cost.images < 64
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_package_is_the_verb() -> None:
     report = vitrail.cost("Ti/16", images=10)
     assert report.cost.images == 10

@@ -29,7 +29,7 @@ def test_shared_memory_counts_once_and_the_batch_independent_part_not_at_all() -
     assert kept_bytes(forward) == 4 * (7 + 7)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_counting_computes_nothing() -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()

@@ -37,7 +37,7 @@ def test_days_in_closed_form() -> None:
     assert implied_utilisation(1e12 * 86_400, 1, one) == 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("column", RUNS)
 def test_core_days_of_table_2(column: str) -> None:
     name, images, epochs = RUNS[column]

@@ -39,7 +39,7 @@ def every_token(model, images):
     return model.classify(model.summary(tokens))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name(name):
     config = variant(name)
@@ -94,13 +94,11 @@ def options() -> list:
     return configs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", options(), ids=lambda config: "")
 def test_every_option(config):
     assert (parameters(config), macs(config)) == (closed_form.parameters(config), closed_form.macs(config))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", options()[::9], ids=lambda config: "")
 def test_another_image_size(config):
     """More to compute, no more to learn."""
@@ -116,7 +114,7 @@ def test_one_number_is_a_square():
     assert macs(config, 384) == macs(config, (384, 384)) > macs(config)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", ["S/16", "B/32", "S18x2/16"])
 def test_a_training_step_is_three_forward_passes(name):
     """All but the gradient with respect to the image, which nobody asks for."""

@@ -97,7 +97,6 @@ def test_live_tensors_see_the_backward_pass() -> None:
     assert live.peak >= live.alive
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
@@ -113,6 +112,7 @@ def test_a_trial(config: ViTConfig | ResNetConfig, mode: Mode, precision: str) -
     assert line.bytes(24) == pytest.approx(peak_bytes(timed, 24), rel=0.1)  # six times what was looked at
 
 
+@pytest.mark.full_size
 def test_training_learns_and_inference_does_not() -> None:
     for mode, changes in (("training", True), ("inference", False)):
         timed = TimedNetwork(TINY, mode, CPU, "float32")  # type: ignore[arg-type]
@@ -123,7 +123,6 @@ def test_training_learns_and_inference_does_not() -> None:
         assert all(parameter.grad is None for parameter in timed.model.parameters())
 
 
-@pytest.mark.slow
 def test_the_memory_of_an_image_is_constant_in_depth_and_grows_with_the_width() -> None:
     """The follow-up's section 3.1 says of inference: constant in depth, quadratic in width. Activations are linear."""
 
@@ -135,7 +134,7 @@ def test_the_memory_of_an_image_is_constant_in_depth_and_grows_with_the_width() 
     assert 1.5 < per_image(depth=2, width=128, heads=4, mlp_dim=512) / per_image(depth=2) <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_peak_memory_holds_the_activations_and_the_state() -> None:
     timed = TimedNetwork(TINY, "training", CPU, "float32")
     line = memory_line(timed)

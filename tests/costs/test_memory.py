@@ -77,14 +77,13 @@ def on_torchs_layers(config: ViTConfig | ResNetConfig, precision: str, monkeypat
         return on_this_cpu(config, precision)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("config", options(), ids=lambda config: "")
 def test_every_option(config: ViTConfig | ResNetConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = on_torchs_layers(config, "float32", monkeypatch)
     assert activation_bytes(config, precision="float32") == round(seen)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(112, 224), (336, 224)])
 @pytest.mark.parametrize("config", [variant("Ti/16", depth=2), variant("R50x1", units=(1, 1))], ids=["vit", "resnet"])
 def test_any_resolution(
@@ -94,7 +93,6 @@ def test_any_resolution(
     assert activation_bytes(config, size, "float32") == round(seen)
 
 
-@pytest.mark.slow
 def test_dropout_keeps_a_byte_for_each_value() -> None:
     """An accelerator keeps a mask of one byte per value, and where a mask alone is kept, not its input."""
     plain, dropped = (variant("Ti/16", depth=3, dropout=rate, mlp="swiglu") for rate in (0.0, 0.1))
@@ -117,7 +115,7 @@ CPU = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("amx", [False, True], ids=["no AMX", "AMX"])  # which decides how attention is computed
 @pytest.mark.parametrize("config", CPU, ids=lambda config: "")
@@ -130,7 +128,6 @@ def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, m
     assert activation_bytes(config, precision=precision, place="cpu") == pytest.approx(round(seen), rel=exactly)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -145,7 +142,7 @@ def test_bf16_on_an_accelerator(config: ViTConfig, monkeypatch: pytest.MonkeyPat
     assert activation_bytes(config) == pytest.approx(on_torchs_layers(config, "bf16", monkeypatch), rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_a_block_by_hand() -> None:
     """One more layer of B/16 keeps, of 197 tokens: 2 inputs and 2 outputs of norms, q, k, v, the heads' outputs,
     and the MLP's hidden features before and after the GELU; mean and deviation of each norm; a sum per head."""
@@ -159,13 +156,13 @@ def test_a_block_by_hand() -> None:
     assert deep - shallow == 2 * tokens * width * 14 + 4 * tokens * width * 2 + 4 * numbers
 
 
-@pytest.mark.slow
 def test_memory_grows_with_tokens_and_with_precision() -> None:
     config = variant("B/16")
     assert activation_bytes(config, 448) > 3.9 * activation_bytes(config)
     assert activation_bytes(config, precision="float32") > 1.5 * activation_bytes(config)
 
 
+@pytest.mark.full_size
 def test_what_is_kept_is_freed_afterwards() -> None:
     """Normalisations keep their own results, which autograd frees only if what is kept is not the result itself."""
     norm = torch.nn.LayerNorm(8)

@@ -155,7 +155,6 @@ def test_nothing_to_check(tmp_path: Path) -> None:
         check(tmp_path / "nothing")
 
 
-@pytest.mark.slow
 def test_the_awkward_images_give_reasons_or_pictures(shared_data: Path, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     for name in ("awkward", "plain"):
@@ -166,7 +165,7 @@ def test_the_awkward_images_give_reasons_or_pictures(shared_data: Path, tmp_path
     assert reasons["truncated_jpeg.jpg"] == "truncated" and reasons["65536-uint32-limit.png"] == "too-many-pixels"
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_cifar100_shares_ten_images_between_its_splits(shared_data: Path) -> None:
     report = check(shared_data / "cifar100", workers=2)
     assert not report.bad

@@ -122,7 +122,6 @@ def gray(data: bytes) -> list[int]:
 # ---------------------------------------------------------------- the real awkward files
 
 
-@pytest.mark.slow
 def test_every_awkward_file_has_its_outcome(shared_data):
     paths = sorted((shared_data / "awkward-images").iterdir())
     assert len(paths) >= 60
@@ -151,7 +150,7 @@ def test_awkward_pictures_show_what_they_show(shared_data):
         assert abs(read("sugarshack.mpo") - np.asarray(image.convert("RGB"))).max() <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_pictures_stored_turned_are_upright(shared_data):
     folder = shared_data / "awkward-images"
     landscapes = [decode((folder / f"Landscape_{k}.jpg").read_bytes()).astype(int) for k in (4, 7, 8)]
@@ -308,7 +307,6 @@ def test_the_first_picture_of_several(format):
 # ---------------------------------------------------------------- orientation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value", range(1, 9))
 def test_orientation_is_applied_once_whatever_the_format(value):
     stored = picture(16, 24)
@@ -382,7 +380,6 @@ def test_meaningless_orientations_are_upright():
     assert orientation(b"") == orientation(b"Exif\0\0") == orientation(b"II*\0\xff\xff\xff\x7f") == 1
 
 
-@pytest.mark.slow
 @given(st.binary(max_size=64))
 def test_orientation_never_fails(tail):
     for start in (b"", b"II*\0", b"MM\0*", b"Exif\0\0II*\0\x08\0\0\0"):
@@ -435,7 +432,7 @@ def test_bombs_are_refused_by_their_header(height, width):
         assert growth() < 64 * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_compressed_text_bomb_takes_no_memory():
     text = png_chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 2**28, 9))
     data = png(8, 0, [bytes([7, 8])], text)
@@ -478,7 +475,6 @@ SMALL_FILES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_FILES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_file_cut_anywhere_is_refused_or_whole(name):

@@ -78,7 +78,7 @@ LARGE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("name", LARGE)
 def test_memory_per_pixel(tmp_path: Path, name: str) -> None:
     (tmp_path / "large").write_bytes(LARGE[name]())

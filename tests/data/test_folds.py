@@ -123,7 +123,6 @@ def runs(tmp_path: Path) -> list[Path]:
     return folders
 
 
-@pytest.mark.slow
 def test_the_report_joins_the_folds(runs: list[Path], tmp_path: Path) -> None:
     result = report(*runs, out=tmp_path / "cv.html")
     found = as_json(result)["folds"]
@@ -149,7 +148,6 @@ def test_the_report_joins_the_folds(runs: list[Path], tmp_path: Path) -> None:
     assert correct == pytest.approx(np.average(each, weights=sizes))
 
 
-@pytest.mark.slow
 def test_runs_that_are_no_folds_of_one_division(runs: list[Path], tmp_path: Path) -> None:
     """They are compared as other runs are, and a note says why they are not joined."""
 

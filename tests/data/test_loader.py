@@ -130,7 +130,6 @@ def test_shuffling_is_fair() -> None:
 # processes
 
 
-@pytest.mark.slow
 @given(count=st.integers(1, 60), batch=st.integers(1, 7), world=st.integers(1, 5))
 def test_evaluation_covers_every_image_once_over_all_ranks(count: int, batch: int, world: int) -> None:
     seen = [
@@ -140,7 +139,6 @@ def test_evaluation_covers_every_image_once_over_all_ranks(count: int, batch: in
     assert sorted(index for one in seen for index in one) == list(range(count))
 
 
-@pytest.mark.slow
 @given(
     count=st.integers(1, 60),
     batch=st.integers(1, 7),
@@ -292,7 +290,6 @@ def test_an_error_in_a_thread_reaches_the_caller_with_the_image(workers: int) ->
         run(Numbered(4), transform=lambda image, random: image[:2], shuffle=False, workers=workers)
 
 
-@pytest.mark.slow
 def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     gate, ended = threading.Event(), list[int]()
 
@@ -313,7 +310,6 @@ def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     one.close()
 
 
-@pytest.mark.slow
 def test_a_slow_disk_is_not_a_hung_one() -> None:
     class Slow(Numbered):
         def __getitem__(self, index: int) -> Item:
@@ -324,7 +320,7 @@ def test_a_slow_disk_is_not_a_hung_one() -> None:
     assert len(run(Slow(16), batch_size=16, workers=1, timeout=1.0)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_threads_end_with_close_and_with_the_loader() -> None:
     before = threading.active_count()
     one = loader(Numbered(100), workers=3)
@@ -366,7 +362,6 @@ def test_batches_belong_to_the_caller() -> None:
     one.close()
 
 
-@pytest.mark.slow
 def test_waiting_is_counted() -> None:
     class Slow(Numbered):
         def __getitem__(self, index: int) -> Item:

@@ -123,7 +123,6 @@ def test_copies_of_repeated_augmentation_do_not_meet():
     assert ((targets > 0).sum(1) == 2).all()
 
 
-@pytest.mark.slow
 def test_shares_and_choice_have_the_documented_distribution():
     images, labels = batch(2, side=64)
     mixup = Mix(Augment(mixup=0.4), CLASSES, seed=7)

@@ -172,7 +172,6 @@ OPS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
 def test_an_operation_is_a_function_of_image_and_stream_and_leaves_the_image_alone(op):
     image = picture(40, 56)
@@ -358,7 +357,6 @@ def test_randaugment_has_exactly_timms_increasing_operations():
     assert {TIMM_NAMES[name] for name in OPERATIONS} == set(timm_augment._RAND_INCREASING_TRANSFORMS)
 
 
-@pytest.mark.slow
 def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
     calls: list[tuple[str, float]] = []
 
@@ -390,7 +388,6 @@ def test_randaugment_above_magnitude_ten_goes_on(monkeypatch):
     assert 1.7 < min(levels) < 2.0 < max(levels) < 2.3  # 20 and a noise of deviation 0.5, a tenth of it
 
 
-@pytest.mark.slow
 def test_three_augment_takes_one_of_three_equally():
     image = picture(20, 20)
     solarised = np.where(image < 128, image, 255 - image)

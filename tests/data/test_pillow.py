@@ -66,6 +66,7 @@ def fed(model: ViT, files: list[Path]) -> Iterator[Tensor | None]:
         yield None if isinstance(row, Unreadable) else seen.pop()
 
 
+@pytest.mark.full_size
 @pytest.mark.skipif(not FILES, reason="VITRAIL_TEST_DATA has no images")
 def test_every_file_gives_what_predict_feeds(model: ViT) -> None:
     transform, compared = model.card.transform(), 0
@@ -151,6 +152,7 @@ def test_the_result_is_torchvisions_for_ordinary_images() -> None:
     assert difference < 2 / 255 / min(CONFIG.std)
 
 
+@pytest.mark.processes
 def test_workers_of_a_data_loader(tmp_path: Path, model: ViT) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()

@@ -32,7 +32,6 @@ def test_regions_by_hand(region: str, expected: list[ImageRange]) -> None:
     assert ranges(region, {"train": 1000, "test": 30, "ten": 10, "three": 3}) == expected
 
 
-@pytest.mark.slow
 @given(count=st.integers(1, 10**7), percent=st.integers(0, 100))
 def test_a_percentage_is_the_nearest_image(count: int, percent: int) -> None:
     (first,), (rest,) = ranges(f"a[:{percent}%]", {"a": count}), ranges(f"a[{percent}%:]", {"a": count})

@@ -33,6 +33,7 @@ def test_kept_results_have_figures_with_names_of_their_own() -> None:
         assert len(labels) > 8 and len(labels) == len(set(labels))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("amx", [False, True])
 def test_results_that_amx_changes_are_kept_apart(amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
@@ -45,6 +46,7 @@ def test_results_that_amx_changes_are_kept_apart(amx: bool, tmp_path: Path, monk
     assert [place for place in record.kept("export", tmp_path) if place.exists()] == [path]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("more", [[], ["--everything"]])
 def test_it_continues_where_it_was_stopped(more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []

@@ -26,6 +26,7 @@ def clone(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_a_set_is_unpacked_without_what_is_no_image(tmp_path: Path) -> None:
     chosen = photo_sets.SETS["tiles"]
     home = tmp_path / "clones" / chosen.repository.replace("/", "+") / "repo"

@@ -29,19 +29,19 @@ def tool(name: str, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([place, *argv], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_container_is_linted() -> None:
     done = tool("hadolint", "Dockerfile")
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_workflows_are_linted() -> None:
     done = tool("zizmor", "--offline", "--no-progress", "--config", ".github/zizmor.yml", ".github")
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.timeout(1800)
 def test_the_container_is_built_and_starts() -> None:
     docker = shutil.which("docker")
@@ -96,7 +96,7 @@ def test_workflows_call_what_is_called_here() -> None:
         for step in job["steps"]
         if "run" in step
     ]
-    assert commands.count(".ci/run") == 2 and (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    assert commands.count(".ci/run") == 3 and (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
 def test_the_form_for_bugs_asks_for_doctor() -> None:

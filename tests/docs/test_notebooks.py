@@ -53,7 +53,7 @@ RUN_OF = {
 """Notebook -> a run that it leaves."""
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(EXAMPLES / "notebooks" / "drawn_flowers.py", tmp_path)
@@ -115,7 +115,7 @@ def script(name: str, *words: object, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_script_of_a_new_objective_trains_and_measures(tmp_path: Path) -> None:
     write_digits(tmp_path / "written", 8)
     text = script("rotation.py", "written", folder=tmp_path)
@@ -123,7 +123,7 @@ def test_the_script_of_a_new_objective_trains_and_measures(tmp_path: Path) -> No
     assert "What it predicts" in (tmp_path / "runs/rotation-1/report.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_script_of_neighbours_finds_an_image_first(tmp_path: Path) -> None:
     images = write_digits(tmp_path / "digits", 3)
     model = vitrail.create("Ti/4", width=24, depth=1, heads=2, mlp_dim=24, image_size=(8, 8), classes=2)

@@ -54,7 +54,6 @@ def test_nothing_is_planned() -> None:
     assert {row["status"] for row in ROWS} == {"built", "text"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", BUILT, ids=lambda row: row["where"])
 def test_what_is_built_is_there(row: dict[str, str]) -> None:
     assert code(row["code"]) and code(row["command"]), "a row that is built names its code and a command"

@@ -21,7 +21,7 @@ def test_the_document_is_what_the_results_say() -> None:
     assert paper_text.DOCUMENT.read_text() == paper_text.document(PLAN), "run python -m benchmarks.paper_plan"
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_what_is_computed_is_still_so() -> None:
     for name, value in json.loads(json.dumps(paper_plan.computed())).items():
         assert PLAN[name] == value, f"{name}: run python -m benchmarks.paper_plan"
@@ -57,7 +57,6 @@ def test_memory_and_communication_in_closed_form() -> None:
     assert sent == pytest.approx([31 / 32 * size * count for size in (8, 12, 4)])
 
 
-@pytest.mark.slow
 def test_blocks_recomputed_keep_their_inputs_and_one_block() -> None:
     config = replace(paper_plan.config_of("S/16"), depth=1)
     one = paper_plan.memory(config, 32, paper_plan.Cluster())

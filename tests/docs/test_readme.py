@@ -48,12 +48,11 @@ def test_the_table_of_verbs_is_the_programs() -> None:
     assert listed == {name.removesuffix(" list") for name in VERBS if name.split()[1:] not in (["show"], ["cp"])}
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_every_command_line_of_the_table_of_verbs_is_accepted() -> None:
     assert {" ".join(words): why for words in verbs() if (why := refused(words))} == {}
 
 
-@pytest.mark.slow
 def test_a_wrong_command_is_refused() -> None:
     assert "recipee" in refused(["vitrail", "train", "photos/", "--recipee", "x"])
     assert refused(["vitrail", "tranform"])

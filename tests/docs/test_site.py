@@ -63,7 +63,7 @@ def why_refused(words: tuple[str, ...]) -> str:
     return refused(list(words))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("page", sorted({place.partition(":")[0] for place, _ in commands()}))
 def test_every_command_is_accepted(page: str) -> None:
     found = [(place, for_vitrail(words)) for place, words in commands() if place.startswith(f"{page}:")]
@@ -73,7 +73,7 @@ def test_every_command_is_accepted(page: str) -> None:
 INLINE = {(page, found) for page in TEXTS for found in re.findall(r"`((?:vitrail )?[^`\n]*)`", TEXTS[page])}
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_commands_inside_sentences_are_accepted() -> None:
     mentioned = {*VERBS, *(name.split()[0] for name in VERBS)}  # a verb alone is no command
     found = [
@@ -86,7 +86,6 @@ def test_commands_inside_sentences_are_accepted() -> None:
     assert {pair: why for pair in found if (why := why_refused(pair[1]))} == {}
 
 
-@pytest.mark.slow
 def test_flags_inside_sentences_exist() -> None:
     named = {flag for verb in VERBS.values() for name, _ in each_flag(verb.load()[1]) for flag in spellings(name)}
     named |= {
@@ -151,7 +150,7 @@ PYTHON = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize(("page", "block"), PYTHON, ids=[f"{page}:{block.line}" for page, block in PYTHON])
 def test_python_runs(page: str, block: Block, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
@@ -220,7 +219,6 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     assert sorted(listed) == sorted(set(vitrail.__all__) - {"__version__"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["evaluate", "data check", "train"])
 def test_the_page_of_a_verb_has_its_flags_with_their_help(verb: str) -> None:
     _, function = VERBS[verb].load()
@@ -264,7 +262,6 @@ def test_the_citation_is_of_this_version() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_published_weights_are_as_timm_states_them() -> None:
     import timm
 

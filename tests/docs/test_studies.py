@@ -24,6 +24,7 @@ def contents(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_a_result_is_complete_and_its_verdicts_follow_from_its_numbers(path: Path) -> None:
     found, ours = contents(path), read(path)
@@ -55,7 +56,7 @@ def test_every_study_has_a_result() -> None:
     assert {path.stem for path in FOUND} == set(NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_figures_are_drawn_from_the_numbers_alone(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     some = [path for path in FOUND if not read(path).study.tiles][:2]

@@ -24,6 +24,7 @@ from vitrail.evaluation.classify import classify
 # augmentation
 
 
+@pytest.mark.train
 def test_an_own_augmentation_trains_and_is_written(tmp_path: Path, examples: None) -> None:
     run = train(tmp_path / "own", "--augment", "solarise:Solarised", "--augment.share", "1", "--workers", "1")
     written = config(run)["augment"]
@@ -86,6 +87,7 @@ def digits(place: Path) -> Path:
     return place
 
 
+@pytest.mark.train
 def test_an_own_source_gives_the_same_network_as_ours(tmp_path: Path, examples: None) -> None:
     """The same arrays under the names that our own reader knows."""
     found = load_digits()
@@ -200,6 +202,7 @@ def test_what_is_no_image(image: Any) -> None:
 # metric
 
 
+@pytest.mark.train
 def test_an_own_metric_is_logged_and_chooses(tmp_path: Path, examples: None) -> None:
     run = train(tmp_path, "--metric", "balanced_accuracy:Balanced", "--evaluate-every", "2 steps")
     assert config(run)["metric"]["class"] == "balanced_accuracy:Balanced"
@@ -215,6 +218,7 @@ def test_an_own_metric_is_logged_and_chooses(tmp_path: Path, examples: None) -> 
     assert facts["best"]["balanced"] == pytest.approx(balanced_accuracy_score(label, top[:, 0]), abs=1e-6)
 
 
+@pytest.mark.train
 def test_a_metric_of_all_classes_is_scikit_learns(tmp_path: Path, mine: Path) -> None:
     write(
         mine,
@@ -253,6 +257,7 @@ def test_a_metric_of_all_classes_is_scikit_learns(tmp_path: Path, mine: Path) ->
     assert best["auroc"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.train
 def test_the_loss_can_choose(tmp_path: Path) -> None:
     run = train(tmp_path, "--metric.name", "nll", "--evaluate-every", "2 steps")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -260,6 +265,7 @@ def test_the_loss_can_choose(tmp_path: Path) -> None:
     assert best["nll"] == min(line["nll"] for line in lines if line["kind"] == "validation")
 
 
+@pytest.mark.train
 def test_a_metric_must_be_a_number(tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(
         mine,

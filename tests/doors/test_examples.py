@@ -58,6 +58,7 @@ def test_an_example_is_short(path: Path) -> None:
     assert 5 < lines_of_code(path) <= 20
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_command_of_an_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +83,7 @@ def test_the_page_names_the_flag_and_the_method_of_each_example() -> None:
         assert callable(getattr(owner, method.strip("`").partition("(")[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_source_archive_holds_the_examples(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, tmp_path)

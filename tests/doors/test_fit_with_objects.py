@@ -67,6 +67,7 @@ def pixels() -> tuple[Tensor, Tensor]:
     return grey[:, None].expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(found.target)
 
 
+@pytest.mark.train
 def test_any_network_is_trained_evaluated_and_resumed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, twin = Net(), Net()
@@ -99,6 +100,7 @@ def test_any_network_is_trained_evaluated_and_resumed(tmp_path: Path) -> None:
             assert torch.isfinite(tensor).all(), name
 
 
+@pytest.mark.train
 def test_a_run_of_any_network_resumes_to_the_bit(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Net()
@@ -113,6 +115,7 @@ def test_a_run_of_any_network_resumes_to_the_bit(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights(cut.folder)[name]), name
 
 
+@pytest.mark.train
 def test_our_own_network_given_is_the_run_itself(tmp_path: Path) -> None:
     run = small(tmp_path / "settings")
     by_settings = fit(run)
@@ -125,6 +128,7 @@ def test_our_own_network_given_is_the_run_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(vitrail.load(given.folder / "model/last")(images), model.eval()(images))
 
 
+@pytest.mark.train
 def test_a_network_of_ours_with_another_layer(tmp_path: Path) -> None:
     model = create("S/16", **TINY, classes=10, image_size=8)
     model.head = nn.Sequential(nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 10))  # type: ignore[assignment]
@@ -132,6 +136,7 @@ def test_a_network_of_ours_with_another_layer(tmp_path: Path) -> None:
     assert "head.2.weight" in weights(result.folder)
 
 
+@pytest.mark.train
 def test_a_function_as_loss_is_torchs(tmp_path: Path) -> None:
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         return nn.CrossEntropyLoss(reduction="none")(logits, targets)
@@ -157,6 +162,7 @@ def examples() -> Iterator[None]:
         yield
 
 
+@pytest.mark.train
 def test_settings_given_are_settings(tmp_path: Path, examples: None) -> None:
     from focal import Focal
 
@@ -166,6 +172,7 @@ def test_settings_given_are_settings(tmp_path: Path, examples: None) -> None:
     assert cli.main(["train", "--resume", str(result.folder), "--duration", "5 steps", "--quiet"]) == 0
 
 
+@pytest.mark.train
 def test_data_of_torch(tmp_path: Path) -> None:
     images, labels = pixels()
     splits = {"train": TensorDataset(images[:1400], labels[:1400]), "test": TensorDataset(images[1400:], labels[1400:])}
@@ -183,6 +190,7 @@ def test_data_of_torch(tmp_path: Path) -> None:
     assert all(abs(counts[label] - all_counts[label] / 10) <= 1 for label in range(10))
 
 
+@pytest.mark.train
 def test_functions_are_called(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = []
     numbers: dict[int, dict[str, float]] = {}
@@ -216,6 +224,7 @@ def test_what_cannot_be_given(given: dict[str, Any], reason: str, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.train
 @pytest.mark.parametrize(
     ("loss", "found"),
     [

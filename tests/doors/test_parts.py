@@ -29,6 +29,7 @@ FOUR = (
 )
 
 
+@pytest.mark.train
 def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, examples: None) -> None:
     whole = train(tmp_path / "whole", *FOUR)
     written = config(whole)["vit"]
@@ -61,6 +62,7 @@ def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, ex
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
+@pytest.mark.processes
 def test_somebody_elses_model_imports_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with importable(EXAMPLES):
         run = train(tmp_path, *FOUR)
@@ -152,6 +154,7 @@ def test_qk_norm_is_torchs_attention_of_normed_queries(examples: None) -> None:
     torch.testing.assert_close(attention(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.train
 def test_pretrained_weights_get_a_classifier_of_the_users_own(
     tmp_path: Path, examples: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ def ran(home: Path) -> bool:
 RESUME = ("train", "--resume", "received/digits-1")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
@@ -86,7 +86,7 @@ def test_code_beside_a_received_file_does_not_run(words: tuple[str, ...], home: 
         assert done.returncode == 2 and f"--import {MODULE}" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
@@ -102,12 +102,13 @@ def test_code_that_the_command_line_names_runs(words: tuple[str, ...], home: Pat
     assert ran(home) and done.returncode == 0, done.stderr
 
 
+@pytest.mark.processes
 def test_the_flags_of_a_class_in_a_file_need_its_module_too(home: Path) -> None:
     shown = command(home, "train", "digits", "--config", "own.yaml", "--import", MODULE, "--help")
     assert shown.returncode == 0 and "--objective.gentle" in shown.stdout, shown.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [("train", "digits", *SMALL, "--nproc", "2"), ("sweep", "digits", *SMALL[:-1])])
 def test_a_module_in_the_current_folder_does_not_take_the_place_of_a_library(
     words: tuple[str, ...], tmp_path: Path

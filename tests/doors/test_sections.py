@@ -24,6 +24,7 @@ THREE = (
 )
 
 
+@pytest.mark.train
 def test_a_run_with_own_classes_is_written_and_resumed(tmp_path: Path, examples: None) -> None:
     whole = train(tmp_path / "whole", *THREE)
     written = config(whole)
@@ -47,6 +48,7 @@ def test_a_run_with_own_classes_is_written_and_resumed(tmp_path: Path, examples:
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
+@pytest.mark.processes
 def test_a_resumed_run_needs_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +172,7 @@ def test_focal_without_gamma_is_cross_entropy(examples: None) -> None:
     torch.testing.assert_close(Focal(gamma=2.0).losses(logits, labels).double(), closed, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.train
 def test_torchs_own_optimiser_through_the_door_gives_the_same_bits(tmp_path: Path, mine: Path) -> None:
     write(
         mine,
@@ -230,6 +233,7 @@ def test_an_own_optimiser_does_not_step_on_a_gradient_that_is_not_finite(example
     assert not torch.equal(layer.weight, before)
 
 
+@pytest.mark.train
 def test_cyclic_is_torchs_warm_restarts(tmp_path: Path, examples: None) -> None:
     run = train(
         tmp_path, "--schedule", "cyclic:Cyclic", "--schedule.cycles", "2", "--schedule.end", "1e-5", "--lr", "0.01"

@@ -27,7 +27,7 @@ def test_the_names_that_type_checkers_know_are_the_names() -> None:
     assert all(isinstance(variant(name), ResNetConfig) for name in get_args(ResNetName))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_strict_type_checker_accepts_a_users_script_beside_an_editable_install(tmp_path: Path) -> None:
     """mypy reads the folders of an interpreter's .pth files, and runs no import hooks."""
     source = tmp_path / "source"

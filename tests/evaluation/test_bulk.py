@@ -61,7 +61,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.slow
 def test_every_shard_has_an_answer_and_a_marker(shards: Path, tmp_path: Path) -> None:
     one = job(tmp_path / "out", shards)
     told: list[tuple[int, int]] = []
@@ -74,7 +73,6 @@ def test_every_shard_has_an_answer_and_a_marker(shards: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "out" / COMPLETE).read_text())["images"] == COUNT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 def test_processes_share_the_parts_and_the_last_one_finds_all_complete(shards: Path, tmp_path: Path, size: int) -> None:
     answered: list[str] = []
@@ -111,7 +109,7 @@ job(Path(sys.argv[1]), Path(sys.argv[2])).run(first_pixels, 0, 1)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("call", "when"), [(2, "before"), (3, "after")])
 def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: Path, call: int, when: str) -> None:
     """The calls: file and marker of each part, so that a file without a marker is among the cases."""
@@ -131,6 +129,7 @@ def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: 
     assert shown == contents(tmp_path / "alone")
 
 
+@pytest.mark.full_size
 def test_memory_does_not_grow_with_a_part_or_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four parts of 32 MiB each, and the file into which they are merged, are written with less than 16 MiB."""
     monkeypatch.setattr(bulk, "GROUP", 2 * 2**20)
@@ -161,7 +160,6 @@ def test_memory_does_not_grow_with_a_part_or_a_job(tmp_path: Path, monkeypatch: 
     assert whole.metadata.num_rows == count and whole.metadata.num_row_groups >= 4 * 16
 
 
-@pytest.mark.slow
 def test_what_changed_or_does_not_hold_its_images_is_not_complete(shards: Path, tmp_path: Path) -> None:
     one = job(tmp_path / "out", shards)
     one.run(first_pixels, 0, 1)
@@ -195,6 +193,7 @@ def test_another_question_in_the_same_folder_is_refused(shards: Path, tmp_path: 
         job(tmp_path / "full", shards)
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("link", [os.link, None])
 def test_processes_that_begin_at_once_have_one_job(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Callable[..., None] | None

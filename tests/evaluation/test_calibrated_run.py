@@ -34,7 +34,7 @@ from vitrail.weights.confidence import THRESHOLDS, Confidence
 from vitrail.weights.load import read_card
 from vitrail.weights.store import save_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.train
 HOW: dict[str, Any] = dict(device="cpu", precision="float32", engine="torch", workers=0)
 
 
@@ -77,6 +77,7 @@ def outputs(network: Any, pixels: np.ndarray) -> np.ndarray:
     return network(torch.from_numpy(pixels).permute(0, 3, 1, 2)).double().numpy()
 
 
+@pytest.mark.train
 def test_the_temperature_is_fitted_on_the_validation_images(network: Any, folder: Path, held_out: Any) -> None:
     _, pixels, labels = held_out
     logits = outputs(network, pixels)
@@ -114,6 +115,7 @@ def test_evaluate_says_both_errors_and_the_loss_of_each(folder: Path, network: A
     assert tested["nll"] == pytest.approx(after.found.nll, rel=1e-5)
 
 
+@pytest.mark.export
 def test_every_way_out_uses_it(network: Any, folder: Path, held_out: Any, tmp_path: Path) -> None:
     place, pixels, _ = held_out
     logits = outputs(network, pixels[:6])
@@ -135,6 +137,7 @@ def test_every_way_out_uses_it(network: Any, folder: Path, held_out: Any, tmp_pa
     assert [row.probabilities[0] for row in rows] == pytest.approx(raw.max(axis=1), abs=1e-4)
 
 
+@pytest.mark.full_size
 def test_unsure_images_get_no_class(network: Any, folder: Path, held_out: Any, tmp_path: Path) -> None:
     place, pixels, labels = held_out
     logits = outputs(network, pixels)
@@ -161,6 +164,7 @@ def test_unsure_images_get_no_class(network: Any, folder: Path, held_out: Any, t
     assert table["rejected"] == rejected.tolist()
 
 
+@pytest.mark.full_size
 def test_the_report_shows_it(folder: Path, network: Any) -> None:
     page = write_report(folder).read_text()
     found = network.card.confidence
@@ -170,6 +174,7 @@ def test_the_report_shows_it(folder: Path, network: Any) -> None:
     assert "What a minimum confidence means" in page and page.count("after temperature scaling") == 1
 
 
+@pytest.mark.train
 def test_it_can_be_switched_off_and_is_absent_then(run: vitrail.Run, caplog: pytest.LogCaptureFixture) -> None:
     folder = vitrail.fit(replace(run, calibrate=False, duration=Steps(2))).folder
     assert read_card(folder).confidence is None and "confidence" not in read_card(folder).to_dict()

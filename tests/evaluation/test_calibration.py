@@ -82,7 +82,7 @@ def test_a_bin_holds_its_upper_edge() -> None:
     assert np.flatnonzero(found.bin_count).tolist() == [8, 9, 14]
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=50, deadline=None)
 @given(images=st.integers(1, 60), classes=st.integers(2, 12), seed=st.integers(0, 10**6), bins=st.integers(1, 30))
 def test_numbers_agree_with_scikit_learn_and_a_plain_loop(images: int, classes: int, seed: int, bins: int) -> None:
@@ -137,7 +137,6 @@ def test_bins_as_a_table(some: Calibration, tmp_path: Path) -> None:
     assert {row["accuracy"] for row in rows if row["images"] == "0"} == {""}
 
 
-@pytest.mark.slow
 def test_the_diagram_shows_the_bins(some: Calibration, tmp_path: Path) -> None:
     figure = Figure()
     plot(figure, some)

@@ -82,7 +82,7 @@ def test_scores_that_count_every_class_the_same_are_those_of_scikit_learn(images
     assert found.metrics()["macro_f1"] == found.macro_f1
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=60, deadline=None)
 @given(**{**sizes, "classes": st.integers(2, 12)}, batch_size=st.integers(1, 64))
 def test_numbers_agree_with_scikit_learn(images: int, classes: int, seed: int, batch_size: int) -> None:
@@ -108,7 +108,7 @@ def test_numbers_agree_with_scikit_learn(images: int, classes: int, seed: int, b
     assert found.probability.shape == found.top.shape
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=40, deadline=None)
 @given(**sizes, batch_size=st.integers(1, 64), ranks=st.integers(1, 4))
 def test_every_image_counts_once_however_it_is_split(
@@ -251,7 +251,7 @@ def _rank(rank: int, port: int, out: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -96,6 +96,7 @@ def loss(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
     return float(-log_softmax(logits / temperature, axis=1)[range(len(labels)), labels].mean())
 
 
+@pytest.mark.full_size
 def test_a_temperature_that_follows_the_accidents_of_few_images_is_not_used() -> None:
     others, truth = scores(images=20_000, sure=1.0, seed=1000)
     harm = []
@@ -109,6 +110,7 @@ def test_a_temperature_that_follows_the_accidents_of_few_images_is_not_used() ->
     assert np.mean([worse for unused, worse in harm if unused]) > 0
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("sure", [0.3, 3.0])
 def test_a_temperature_that_helps_other_images_is_used(sure: float) -> None:
     others, truth = scores(images=20_000, sure=sure, seed=1000)

@@ -68,7 +68,7 @@ def pairs_of(left: list[int], right: list[int], mirrored: list[bool]) -> Pairs:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(("at_a_time", "workers"), [(1 << 14, 0), (2, 2)])
 def test_cosines_are_those_of_what_the_classifier_sees(
     tmp_path: Path, at_a_time: int, workers: int, monkeypatch: pytest.MonkeyPatch

@@ -80,7 +80,6 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_features_are_what_the_classifier_is_given(options: dict[str, Any]) -> None:
     model = random_model(ViTConfig(**(TINY | options)))
@@ -111,7 +110,6 @@ def test_features_of_a_resnet_are_the_means_of_its_last_map(axial: bool) -> None
     np.testing.assert_allclose(found.features, seen[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -150,7 +148,6 @@ def test_extracting_leaves_model_and_random_numbers_alone() -> None:
     assert np.random.get_state()[1].tolist() == state[1]  # type: ignore[index,union-attr]
 
 
-@pytest.mark.slow
 def test_reduced_precision_agrees_to_its_rounding() -> None:
     model = random_model(ViTConfig(**TINY))  # type: ignore[arg-type]
     exact = extract(model, shuffled(9), NAMES, precision="float32").features

@@ -51,7 +51,6 @@ def standardised(train: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.hstack([scaler.transform(other.astype(np.float64)), np.full((len(other), 1), 100.0)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("images", "width"), SHAPES)
 @pytest.mark.parametrize("form", ["primal", "dual", "auto"])
 def test_the_solution_is_scikit_learns(images: int, width: int, form: Any) -> None:
@@ -125,7 +124,6 @@ def test_one_eigendecomposition_serves_all_strengths(monkeypatch: pytest.MonkeyP
     assert calls[1:] == [(5, 5)]  # of either form the smaller
 
 
-@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), images=st.integers(3, 30), width=st.integers(1, 20))
 def test_order_of_images_features_and_classes_does_not_matter(seed: int, images: int, width: int) -> None:
@@ -150,7 +148,6 @@ def test_a_strength_must_be_above_zero(l2: float) -> None:
 counts = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
-@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(counts=counts, seed=st.integers(0, 99), unknown=st.integers(0, 4))
 def test_shots_are_those_that_the_protocol_draws(counts: list[int], seed: int, unknown: int) -> None:

@@ -47,6 +47,7 @@ def test_the_classifier_is_ridge_regression(width: int) -> None:
     assert np.allclose(x @ weight[:-1] + weight[-1], expected, atol=1e-3)
 
 
+@pytest.mark.full_size
 def test_digits_have_a_high_floor() -> None:
     train, test = digits()
     found, skipped = floors(train, test, seconds=3600)

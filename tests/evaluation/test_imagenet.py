@@ -156,7 +156,6 @@ def test_real_counts_any_of_an_images_classes(val20: Path, real: tuple[Benchmark
     assert [wnids()[good[0]] for good in valid.values()] == [found.class_names[k] for k in found.label]
 
 
-@pytest.mark.slow
 def test_real_agrees_with_timms_evaluator(val20: Path, real: tuple[Benchmark, np.ndarray, Classification]) -> None:
     timm = SourceFileLoader("real_labels", str(timm_data() / "real_labels.py")).load_module()
     opened, logits, found = real
@@ -176,7 +175,6 @@ def test_real_says_that_it_is_not_the_whole_set(real: tuple[Benchmark, np.ndarra
     assert not without or opened.notes[0].startswith(f"{without} images that show none of the 1,000 classes")
 
 
-@pytest.mark.slow
 def test_the_real_set_has_the_size_its_authors_give(val20: Path) -> None:
     labels = json.loads((val20 / "real.json").read_text())
     assert (len(labels), sum(map(bool, labels))) == (PROTOCOLS["imagenet"].images, PROTOCOLS["real"].images)
@@ -229,7 +227,6 @@ def test_labels_in_a_file(three: Path, lines: list[str]) -> None:
     assert labels_of(three.parent) == CLASSES
 
 
-@pytest.mark.slow
 def test_labels_of_the_development_kit_are_translated(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision.datasets import imagenet
 
@@ -334,7 +331,6 @@ def test_folders_of_v2_are_numbers_and_not_text(shared_data: Path, tmp_path: Pat
         open_benchmark("v2", tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["a", "r"])
 def test_a_and_r_choose_among_their_200_classes(protocol: str, shared_data: Path, tmp_path: Path) -> None:
     chosen = part(protocol)

@@ -27,7 +27,6 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "TRAIN_ROWS", request.param[1])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("blocks")
 def test_neighbours_are_scikit_learns() -> None:
     train, test = features(83, 9, 4, 0).features, features(41, 9, 4, 1).features
@@ -37,7 +36,6 @@ def test_neighbours_are_scikit_learns() -> None:
     np.testing.assert_array_equal(np.concatenate([r.numpy() for _, r in found]), row)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 def test_accuracies_are_scikit_learns(temperature: float) -> None:

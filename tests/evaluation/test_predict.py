@@ -95,7 +95,6 @@ def test_a_model_without_a_card_is_refused(folder: Path) -> None:
         predict_files(torch.nn.Identity(), [folder])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 def test_each_file_gets_its_own_answer_in_order(folder: Path, workers: int, batch_size: int) -> None:
@@ -135,7 +134,6 @@ def test_images_are_prepared_as_for_evaluation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(seen[0][0].permute(1, 2, 0).numpy(), expected)
 
 
-@pytest.mark.slow
 def test_awkward_images_never_stop_the_stream(shared_data: Path) -> None:
     folder = shared_data / "awkward-images"
     found = rows([folder], batch_size=16)

@@ -31,7 +31,6 @@ def stacked(kind: Any, image: np.ndarray, preprocess: Preprocess = CROPPED) -> l
     return np.split(seen, VIEWS[kind])
 
 
-@pytest.mark.slow
 def test_ten_crops_are_those_of_torchvision() -> None:
     image = np.random.default_rng(0).integers(0, 256, (16, 40, 3), dtype=np.uint8)  # 16 x 24 is covered: not resized
     theirs = v2.TenCrop((8, 12))(torch.from_numpy(image).permute(2, 0, 1))
@@ -77,7 +76,7 @@ def test_probabilities_are_averaged_after_the_temperature(several: bool) -> None
     np.testing.assert_allclose(shares.numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_evaluate_averages_both_views_of_digits_and_warns(tmp_path: Path) -> None:
     run = replace(smoke(), out=str(tmp_path), workers=0, device="cpu", precision="float32", duration=Steps(2))
     folder = vitrail.fit(run).folder

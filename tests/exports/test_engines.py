@@ -44,7 +44,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return float((found - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("engine", ["openvino", "onnx"])
 @pytest.mark.parametrize("name", ["plain", "BiT"])
 def test_every_engine_computes_the_network(engine: Any, name: str) -> None:
@@ -56,6 +56,7 @@ def test_every_engine_computes_the_network(engine: Any, name: str) -> None:
         assert close(features, model.features(images))
 
 
+@pytest.mark.export
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_an_engine_is_opened_anew_where_it_is_unpickled(tmp_path: Path, kind: str) -> None:
     model = made()
@@ -67,7 +68,7 @@ def test_an_engine_is_opened_anew_where_it_is_unpickled(tmp_path: Path, kind: st
     assert other.path == engine.path and torch.equal(other(images), engine(images))
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_a_program_is_written_once_for_each_network(caplog: pytest.LogCaptureFixture) -> None:
     model = made()
     with caplog.at_level(logging.INFO, logger="vitrail"):
@@ -82,7 +83,7 @@ def row(engine: Any, speed: float) -> TimedEngine:
     return TimedEngine(engine, "float32", speed, 1.0, 1, 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_auto_takes_the_fastest_that_was_measured(caplog: pytest.LogCaptureFixture) -> None:
     model = made()
     found = Engines(model, "float32")
@@ -103,7 +104,7 @@ def test_auto_takes_the_fastest_that_was_measured(caplog: pytest.LogCaptureFixtu
     assert Engines(other, "float32").fastest() == "torch"  # another network was not measured
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_an_engine_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Engines(made(), "float32")
     found.program("onnx")
@@ -144,7 +145,7 @@ def test_what_an_engine_cannot_do() -> None:
         vitrail.embed("m", "x.jpg", out="x.npz", tokens=True, engine="onnx")
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_bench_measures_and_the_verbs_use_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = made()
     save(model, tmp_path / "model")
@@ -187,7 +188,7 @@ def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_a_server_answers_by_an_engine(tmp_path: Path) -> None:
     save(made(), tmp_path / "model")
     answers = []
@@ -211,7 +212,7 @@ def test_a_server_answers_by_an_engine(tmp_path: Path) -> None:
     assert program.description.attention is False
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_engines_use_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
     import openvino

@@ -51,7 +51,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return export_model(made(), tmp_path_factory.mktemp("plain") / "m")
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("name", ALL)
 def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, plain: Exported, tmp_path: Path) -> None:
     model = made(name)
@@ -65,7 +65,7 @@ def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, plain: Ex
         assert close(compiled(images)[0], expected(model, images))
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_openvino(tmp_path: Path) -> None:
     model = made("BEiT")
     result = export_model(model, tmp_path / "m", "openvino")
@@ -77,7 +77,7 @@ def test_openvino(tmp_path: Path) -> None:
     assert json.loads(info.astype(str)) == NAMES
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize(
     ("name", "to"), [("plain", "openvino"), ("BEiT", "onnx"), ("distilled, parallel", "onnx"), ("BiT", "program")]
 )
@@ -91,7 +91,7 @@ def test_a_program_for_images_of_any_size(name: str, to: Any, tmp_path: Path) ->
         assert close(ask(tmp_path / "m", images), expected(model, images))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", ["distilled, parallel", "BiT"])
 def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
     model = made(name)
@@ -104,7 +104,6 @@ def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
     assert json.loads(inside["card.json"])["class_names"] == NAMES
 
 
-@pytest.mark.slow
 def test_a_program_says_how_it_is_used(plain: Exported) -> None:
     card = json.loads((plain.folder / "card.json").read_text())
     inside = onnxruntime.InferenceSession(plain.folder / "model.onnx").get_modelmeta().custom_metadata_map
@@ -123,7 +122,7 @@ def test_a_program_says_how_it_is_used(plain: Exported) -> None:
     assert isinstance(image.shape[0], str)  # a name: any batch
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_the_opset_is_that_which_is_named(plain: Exported, tmp_path: Path) -> None:
     model = made()
     older = export_model(model, tmp_path / "m", opset=18)
@@ -137,7 +136,7 @@ def test_the_opset_is_that_which_is_named(plain: Exported, tmp_path: Path) -> No
         assert close(ask(result.folder, images), expected(model, images))
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_the_names_and_the_first_version_of_an_openvino_program(tmp_path: Path) -> None:
     result = export_model(made(), tmp_path / "m", "openvino")
     network = openvino.Core().read_model(tmp_path / "m" / "model.xml")
@@ -148,7 +147,7 @@ def test_the_names_and_the_first_version_of_an_openvino_program(tmp_path: Path) 
     assert result.needs == "openvino>=2023.1" and f"\nneeds {result.needs}\n" in str(result)  # measured
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_average_pooling_of_opset_18_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"average pooling wrongly in opset 18\. Choose opset 19"):
         export_model(made("AxialResNet"), tmp_path / "m", opset=18)
@@ -163,7 +162,7 @@ def test_an_opset_that_no_program_can_have(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_other_outputs(tmp_path: Path) -> None:
     model = made("hybrid, swiglu")
     images = pictures(model, 3)
@@ -177,7 +176,7 @@ def test_the_other_outputs(tmp_path: Path) -> None:
         assert close(ask(tmp_path / "f", images), model.features(torch.from_numpy(images)).numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
     model = made(classes=0)
     with pytest.raises(UsageError, match="no classifier"):
@@ -185,7 +184,7 @@ def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
     assert export_model(model, tmp_path / "m", "program", output="features").output_shape == ["batch", 16]
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize(
     ("to", "precision", "tolerance"),
     [("onnx", "float16", 2e-2), ("openvino", "float16", 2e-2), ("openvino", "bf16", 1e-1), ("program", "bf16", 1e-1)],
@@ -200,13 +199,12 @@ def test_smaller_weights_have_a_tolerance_of_their_own(
     assert weights < 0.6 * 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.slow
 def test_what_a_runtime_cannot_compute_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be bf16.*valid: float32, float16"):
         export_model(made(), tmp_path / "m", "onnx", precision="bf16")
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_a_large_network_keeps_its_weights_in_a_file_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +218,7 @@ def test_a_large_network_keeps_its_weights_in_a_file_of_their_own(
     assert close(ask(tmp_path / "m", images), expected(model, images))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
     """Not that which positions were learned for, where the two differ."""
     from dataclasses import replace
@@ -239,7 +237,7 @@ def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
         export_model(model, tmp_path / "m")
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
     photos = sorted(shared_data.rglob("*.jpg"))[:2]
     result = export_model(made(), tmp_path / "m", "program", images=photos)
@@ -249,7 +247,7 @@ def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
         export_model(made(), tmp_path / "n", images=[tmp_path / "none.jpg"])
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     first = export_model(made(), folder, "program")
@@ -264,7 +262,6 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.slow
 def test_impossible_wishes(tmp_path: Path) -> None:
     model = made()
     with pytest.raises(UsageError, match="Did you mean 'onnx'"):

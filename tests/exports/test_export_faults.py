@@ -44,7 +44,7 @@ def model_folder(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_47_an_operator_that_onnx_does_not_have(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +57,7 @@ def test_47_an_operator_that_onnx_does_not_have(
     assert left(tmp_path) == before
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_47_a_network_that_decides_by_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(_: ClassToken, tokens: Tensor, prefix: int) -> Tensor:
         return tokens[:, 0] if tokens.sum() > 0 else tokens[:, 1]
@@ -83,7 +83,7 @@ def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
 write = onnx_export.write
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_47_numbers_that_differ(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +100,7 @@ def test_47_numbers_that_differ(
         assert {path: path.read_bytes() for path in out.iterdir()} == good
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def from_the_future(traced: Any, path: Path, about: dict[str, Any]) -> None:
         write(traced, path, about)
@@ -114,7 +114,7 @@ def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pyte
     assert left(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_161_an_opset_that_torch_does_not_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export = torch.onnx.export
 
@@ -127,7 +127,7 @@ def test_161_an_opset_that_torch_does_not_reach(tmp_path: Path, monkeypatch: pyt
     assert left(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("to", ["onnx", "program"])
 def test_47_a_full_disk(to: Any, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -152,6 +152,7 @@ def test_47_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.
         export_model(network(), tmp_path / "out")
 
 
+@pytest.mark.full_size
 def test_47_a_package_that_is_not_installed(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

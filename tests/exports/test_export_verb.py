@@ -75,7 +75,7 @@ def run(*argv: object) -> int:
     return cli.main([str(word) for word in argv])
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_the_verb_names_its_folder_and_tells_the_parity(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,14 +94,14 @@ def test_the_verb_names_its_folder_and_tells_the_parity(
     assert found["input_shape"] == ["batch", 3, 32, 32] and found["parity"]["relative"] < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_weights_of_another_library(run_folder: Path, tmp_path: Path) -> None:
     save(vitrail.load(run_folder), tmp_path / "vit", "timm")
     made = vitrail.export(tmp_path / "vit", to="program", out=tmp_path / "out")
     assert json.loads((made.folder / "card.json").read_text())["source"] == "timm"
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_predict_asks_a_program(
     to: Any, run_folder: Path, program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -118,6 +118,7 @@ def test_predict_asks_a_program(
     assert "the precision and the runtime of its export" in capsys.readouterr().err
 
 
+@pytest.mark.export
 def test_python_loads_a_program_in_place_of_the_network(run_folder: Path, program: Path, photos: Path) -> None:
     model = vitrail.load(run_folder, kind=vitrail.ViT)
     images = torch.randint(0, 256, (3, 3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -144,7 +145,7 @@ def test_python_loads_a_program_in_place_of_the_network(run_folder: Path, progra
         vitrail.load(run_folder, kind=torch.nn.Linear)
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_evaluate_and_embed_ask_a_program(
     run_folder: Path, program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_evaluate_and_embed_ask_a_program(
     assert "is an exported program, which computes no tokens" in capsys.readouterr().err
 
 
+@pytest.mark.export
 def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
     program: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -184,7 +186,7 @@ def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
     assert [row.classes for row in alone.rows] == pq.read_table(part).column("classes").to_pylist()
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_programs_that_predict_does_not_run(
     run_folder: Path, program: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +215,7 @@ def told(about: dict[str, Any], output: str) -> dict[str, Any]:
     return {**about, "output": {**about["output"], "name": output}}
 
 
+@pytest.mark.export
 def test_probabilities_are_predicted_as_they_are(program: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = vitrail.predict(program, photos).rows
     opened = onnx_export.read(program / "model.onnx")
@@ -255,7 +258,7 @@ def close_to_predict(found: list[tuple[str, float]], rows: Any, allowed: float) 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(
     program: Path, run_folder: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -267,7 +270,7 @@ def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(
     assert close_to_predict(found, rows, 5e-3)  # Pillow and torch round a few of so few pixels differently
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_the_example_of_the_page_reads_odd_images_as_predict_does(
     program: Path, run_folder: Path, shared_data: Path
 ) -> None:
@@ -285,6 +288,7 @@ def test_the_commands_of_the_page_are_accepted() -> None:
     assert len(commands) == 10 and not any(refused(words) for words in commands)
 
 
+@pytest.mark.export
 def test_a_program_that_computes_something_else_on_another_machine(
     program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,7 @@ def held_out(data: Path) -> tuple[np.ndarray, list[str]]:
     return pixels, [file.parent.name for file in files]
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize(("to", "amx"), [("onnx", False), ("openvino", False), ("openvino", True)])
 def test_the_accuracy_that_is_reported_is_that_of_the_program(
     to: Any, amx: bool, data: Path, program: Program, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +107,7 @@ def test_the_accuracy_that_is_reported_is_that_of_the_program(
     assert f"top-1 is {found.top1:.2%} (float32 100.00%)" in str(done)
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_the_weights_are_stored_in_int8(program: Program, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     export_model(network(), tmp_path, "onnx")
@@ -118,7 +118,6 @@ def test_the_weights_are_stored_in_int8(program: Program, tmp_path: Path) -> Non
     assert len(int8) == len([tensor for tensor in exact if len(tensor.dims) in (2, 4)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("amx", [False, True])
 def test_with_amx_attention_stays_out_of_int8_and_ranges_are_symmetric(amx: bool, program: Program) -> None:
     nodes = openvino.read_network(program("openvino", amx)[0] / "model.xml").get_ordered_ops()
@@ -140,7 +139,7 @@ def _source(node: Any, number: int) -> str:
     return str(node.get_type_name())
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("to", KINDS)
 def test_layers_return_to_float32_until_accuracy_is_kept(to: Any, data: Path, program: Program, tmp_path: Path) -> None:
     free = program(to, openvino.has_amx())[1].quantised
@@ -150,7 +149,7 @@ def test_layers_return_to_float32_until_accuracy_is_kept(to: Any, data: Path, pr
     assert kept is not None and kept.drop <= limit and 0 < kept.int8_layers < kept.layers
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("to", KINDS)
 def test_the_layer_that_adds_most_to_the_error_returns_first(to: Any, data: Path, tmp_path: Path) -> None:
     exact, changed = network(stem="early"), network(stem="early")
@@ -167,14 +166,14 @@ def test_the_layer_that_adds_most_to_the_error_returns_first(to: Any, data: Path
     assert int8._by_error(module, networks[0], in_int8, given, names)[0] == names[-3]  # before fc2 and head
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_a_program_that_loses_too_much_is_not_written(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"at most -1 are allowed, so nothing was written.*--max-drop"):
         export_model(network(), tmp_path / "p", "openvino", precision="int8", calibrate=data, max_drop=-1)
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.export
 def test_a_command_prints_the_loss_and_predicts_with_the_program(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

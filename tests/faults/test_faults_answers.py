@@ -105,7 +105,7 @@ def overflowing(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "argv",
     [

@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cache
 KINDS = ("packed", "tars", "hub")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_68_a_cache_on_a_full_disk(kind: str, served: dict[str, Cached], tmp_path: Path) -> None:
     """The message blames the disk, not the address, and the same command succeeds once there is room."""
@@ -72,7 +72,7 @@ def test_68_a_cache_on_a_full_disk(kind: str, served: dict[str, Cached], tmp_pat
     assert fine.process.exitcode == 0, fine.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_68_a_cache_that_is_read_only(kind: str, served: dict[str, Cached], tmp_path: Path) -> None:
     cache = tmp_path / "cache"

@@ -66,6 +66,7 @@ def changed(folder: Path, **changes: Any) -> Path:
 # ---- a card and its tensors
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -353,6 +354,7 @@ def peaks(legitimate: Path, hostile: list[Path], out: Path) -> None:
     out.write_text(json.dumps(found))
 
 
+@pytest.mark.processes
 def test_60_nothing_large_is_allocated_for_a_claim(tmp_path: Path) -> None:
     """Every case has a few kilobytes; what it claims has gigabytes."""
     claims: list[dict[str, Any]] = [
@@ -432,6 +434,7 @@ def described(
     return target
 
 
+@pytest.mark.export
 @pytest.mark.parametrize(("changes", "message"), DESCRIPTIONS)
 def test_60_the_description_of_a_program_is_checked(
     tmp_path: Path, program: Path, changes: dict[str, str | None], message: str
@@ -443,6 +446,7 @@ def test_60_the_description_of_a_program_is_checked(
     assert str(tmp_path) in str(error.value) and len(str(error.value)) < 1000
 
 
+@pytest.mark.export
 def test_60_a_program_has_the_outputs_of_its_card(tmp_path: Path, program: Path) -> None:
     from vitrail.exports.engine import Engine
 
@@ -524,6 +528,7 @@ def test_60_a_base_that_is_no_model_is_refused(tmp_path: Path, path: str) -> Non
         load(tuned(tmp_path, path=path))
 
 
+@pytest.mark.full_size
 def test_60_bases_follow_each_other_only_so_far(tmp_path: Path) -> None:
     for number in range(200):
         tuned(tmp_path / str(number), path=str(tmp_path / str(number - 1)))

@@ -73,6 +73,7 @@ def written(scene: Path, tmp_path: Path, case: str, *more: str) -> tuple[Path, l
         return path, [cell for row in csv.reader(stream) for cell in row]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", COMMANDS)
 def test_66_no_command_writes_a_formula(scene: Path, tmp_path: Path, case: str) -> None:
     _, cells = written(scene, tmp_path, case)
@@ -82,6 +83,7 @@ def test_66_no_command_writes_a_formula(scene: Path, tmp_path: Path, case: str) 
         assert (name if name in NUMBERS or name.startswith("cat") else f"'{name}") in cells
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", COMMANDS)
 def test_66_raw_names_are_written_as_they_are(scene: Path, tmp_path: Path, case: str) -> None:
     _, cells = written(scene, tmp_path, case, "--raw")
@@ -90,12 +92,14 @@ def test_66_raw_names_are_written_as_they_are(scene: Path, tmp_path: Path, case:
         assert (f"'{name}" if doubled and name.startswith("'") else name) in cells
 
 
+@pytest.mark.processes
 def test_66_predictions_on_stdout(scene: Path) -> None:
     for more, first in (([], "'=cmd"), (["--raw"], "=cmd")):
         done = commands.run("predict", "../model", "=cmd*.png", *more, cwd=scene / "loose")
         assert done.process.exitcode == 0 and done.out.splitlines()[1].startswith(first), done.err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("raw", [[], ["--raw"]])
 def test_66_lists_are_read_back_with_the_true_names(scene: Path, tmp_path: Path, raw: list[str]) -> None:
     for case in ("keep list", "split"):
@@ -104,6 +108,7 @@ def test_66_lists_are_read_back_with_the_true_names(scene: Path, tmp_path: Path,
         assert {name for source in found.values() for name in source.class_names} == set(NAMES)
 
 
+@pytest.mark.processes
 def test_66_predictions_are_a_table_with_the_true_names(scene: Path, tmp_path: Path) -> None:
     file, _ = written(scene, tmp_path, "predict")
     done = commands.run("predict", "../model", "*.png", "--json", cwd=tmp_path / "loose")

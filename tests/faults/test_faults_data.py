@@ -42,7 +42,7 @@ def notes(folder: Path) -> list[str]:
     return json.loads((folder / "run.json").read_text())["data"]["notes"]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_01_no_data_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -59,7 +59,7 @@ def test_01_no_data_there(tmp_path: Path) -> None:
     assert command.err.count("\n") == 1 and not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_02_one_class_or_none(tmp_path: Path) -> None:
     draw(tmp_path / "one", classes=("red",))
     (tmp_path / "loose").mkdir()
@@ -71,7 +71,7 @@ def test_02_one_class_or_none(tmp_path: Path) -> None:
         assert said in command.err and "photos/cat/1.jpg" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_03_05_10_what_is_left_out_is_said_and_refused_where_asked(tmp_path: Path) -> None:
     """An empty class folder, junk, a dangling link, a loop, a folder and a device of an image's name."""
     photos = draw(tmp_path / "photos")
@@ -101,7 +101,7 @@ def test_03_05_10_what_is_left_out_is_said_and_refused_where_asked(tmp_path: Pat
     assert "data.strict is set: class folder 'green'" in strict.err and "(and 4 more)" in strict.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_04_splits_that_do_not_have_the_same_classes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     draw(data / "train", classes=("a", "b", "c"))
@@ -118,7 +118,7 @@ def test_04_splits_that_do_not_have_the_same_classes(tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "'zebra'; known are 'a', 'b', 'c'" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_06_07_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     draw(tmp_path / "photos")
     table = tmp_path / "table.csv"
@@ -139,7 +139,7 @@ def test_06_07_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "row 3: no label for 'photos/red/0.png' (found 'nan')" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_08_damaged_files_are_listed_and_left_as_they_are(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=40)
     whole = (photos / "red" / "0.png").read_bytes()
@@ -168,7 +168,7 @@ def test_08_damaged_files_are_listed_and_left_as_they_are(tmp_path: Path) -> Non
     assert snapshot(photos) == before
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_09_too_many_bad_images_or_all_of_a_class(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=10)
     for number in range(3):
@@ -190,7 +190,7 @@ def test_09_too_many_bad_images_or_all_of_a_class(tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "1 of 80 training images cannot be read" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_10_what_this_user_may_not_read(tmp_path: Path) -> None:
     """Not even root's rights help: the command runs as nobody."""
     photos = draw(tmp_path / "photos")
@@ -211,7 +211,7 @@ def limited(megabytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (here + megabytes * 2**20,) * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_11_44_bombs_cost_neither_memory_nor_the_run(tmp_path: Path) -> None:
     """A picture of 2.5 gigapixels in 300 KB, a file of 8 GB of nothing, a tar member and an .npz that unpack to as
     much: all met with 1 GB to spare."""
@@ -259,7 +259,6 @@ def test_44_archives_with_ways_out_or_bombs(tmp_path: Path) -> None:
         find(str(tmp_path / "photos.zip"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("count", "stored"), [(3 * 2**30, 3 * 2**30), (2**50, 100)])
 def test_44_an_npz_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, count: int, stored: int) -> None:
     """By what its directory says before anything is unpacked, and by what its header says before allocating."""
@@ -283,7 +282,7 @@ def test_44_an_npz_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, count: i
         assert growth() < 300 * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_13_15_odd_sizes_and_fewer_images_than_a_batch(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
     Image.new("RGB", (1, 1), "red").save(photos / "red" / "dot.png")
@@ -298,7 +297,7 @@ def test_13_15_odd_sizes_and_fewer_images_than_a_batch(tmp_path: Path) -> None:
     assert all(np.isfinite(line["loss"]) for line in losses if line["kind"] == "train")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_14_held_out_images_that_were_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     draw(data / "train", count=8)
@@ -344,7 +343,7 @@ def vanishing(victim: str) -> None:
     opening.split_found = split_found  # type: ignore[assignment]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_16_a_file_deleted_after_the_start(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=40)
     victim = photos / "red" / "3.png"
@@ -353,7 +352,7 @@ def test_16_a_file_deleted_after_the_start(tmp_path: Path) -> None:
     assert "unreadable image, skipped: red/3.png (unreadable)" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_58_every_verb_says_that_a_folder_holds_two_kinds_of_data(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos")
     with tarfile.open(photos / "red" / "photos.tar", "w") as tar:
@@ -380,7 +379,7 @@ def test_58_every_verb_says_that_a_folder_holds_two_kinds_of_data(tmp_path: Path
     assert snapshot(photos) == before
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_59_packing_leaves_a_folder_of_images_alone(tmp_path: Path) -> None:
     for split in ("train", "val"):
         draw(tmp_path / "photos" / split)
@@ -394,7 +393,7 @@ def test_59_packing_leaves_a_folder_of_images_alone(tmp_path: Path) -> None:
     assert snapshot(mine) == before and sorted(path.name for path in mine.iterdir()) == ["blue", "red"]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("verb", ["evaluate", "inspect", "embed", "data pack", "data split"])
 def test_59_results_are_not_written_into_the_images(tmp_path: Path, verb: str) -> None:
     photos = draw(tmp_path / "photos", count=2)
@@ -412,7 +411,7 @@ def test_59_results_are_not_written_into_the_images(tmp_path: Path, verb: str) -
     assert snapshot(photos) == before and not out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_73_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path: Path) -> None:
     """`cat x.png | vitrail predict MODEL /dev/stdin` and `<(...)` are read; a pipe in a folder does not block."""
     photos = draw(tmp_path / "photos", count=2)

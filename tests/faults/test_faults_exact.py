@@ -85,7 +85,7 @@ def kept(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{number} {key}": value for number, file in enumerate(files) for key, value in load_file(file).items()}
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize("name", RUNS)
 def test_28_killed_over_and_over_and_still_the_same_bits(tmp_path: Path, name: str) -> None:
     most = int(os.environ.get("VITRAIL_TEST_KILLS", KILLS.get(name, 3)))

@@ -98,6 +98,7 @@ def test_65_a_pipe_that_nobody_reads_does_not_stop_a_run(tmp_path: Path) -> None
     assert list(folder.lost) == ["lines of metrics.jsonl"]
 
 
+@pytest.mark.full_size
 def test_65_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with open(folder.metrics, "wb") as file:
@@ -121,6 +122,7 @@ def test_65_a_name_that_is_not_utf8_is_logged(tmp_path: Path) -> None:
     assert folder.rewind(1) == ""
 
 
+@pytest.mark.full_size
 def test_65_a_report_says_what_it_left_out(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run-1", Data(path=str(tmp_path)), answers(["a", "b"], 20), seed="x")
     with open(folder / "metrics.jsonl", "ab") as file:
@@ -156,7 +158,7 @@ def test_65_a_configuration_and_a_manifest_have_a_size_and_a_depth(tmp_path: Pat
     assert "not a regular file" in str(problem(path))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("damage", ["a byte", "folder", "run.json"])
 def test_65_a_resume_goes_on_without_its_log(tmp_path: Path, damage: str) -> None:
     draw(tmp_path / "photos")

@@ -81,6 +81,7 @@ def argv_of(words: str, scene: Scene) -> list[str]:
     return [*argv, *chain.from_iterable(flags.items())]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: words.encode("unicode_escape").decode())
 def test_61_numbers_that_cannot_be_are_refused_with_their_range(words: str, scene: Scene, tmp_path: Path) -> None:
     before = [snapshot(folder) for folder in (scene.photos, scene.weights)]
@@ -91,6 +92,7 @@ def test_61_numbers_that_cannot_be_are_refused_with_their_range(words: str, scen
     assert [snapshot(folder) for folder in (scene.photos, scene.weights)] == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", TOO_LARGE)
 def test_61_what_does_not_fit_into_the_memory_is_an_error(words: str, scene: Scene, tmp_path: Path) -> None:
     command = run(*argv_of(words, scene), cwd=tmp_path, before=bounded)

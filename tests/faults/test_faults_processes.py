@@ -19,7 +19,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw(tmp_path_factory.mktemp("data") / "photos", count=20)
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_62_when_the_launcher_is_killed_its_processes_save_and_end(photos: Path, tmp_path: Path) -> None:
     flags = ("--nproc", "2", "--checkpoint-every", "100000 steps", "--evaluate-every", "100000 steps")
     with Family("train", photos, *SHORT, "100000 steps", *flags, cwd=tmp_path) as family:
@@ -43,7 +43,7 @@ def metrics(cwd: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_62_when_a_sweep_is_killed_its_trials_save_and_end(photos: Path, tmp_path: Path) -> None:
     words = ("sweep", photos, *SHORT, "100000 steps", "--lr", "0.1", "0.2", "--parallel", "2", "--seeds", "1")
     with Family(*words, cwd=tmp_path) as family:
@@ -54,6 +54,7 @@ def test_62_when_a_sweep_is_killed_its_trials_save_and_end(photos: Path, tmp_pat
     assert len(logs) == 2 and all("Traceback" not in log for log in logs)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [("train", "--nproc", "1000"), ("sweep", "--lr", "0.1", "--parallel", "1000")],

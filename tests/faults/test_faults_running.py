@@ -91,7 +91,7 @@ def stalling(seconds: float, victim: str, module: str, when: str) -> None:
     setattr(place, when, function)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "when", "said"),
     [
@@ -109,7 +109,7 @@ def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, module: str, 
     assert said in command.err and "has taken more than 0.5 s" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
     given = (0.5, str(photos / "red" / "1.png"))
@@ -125,7 +125,7 @@ def stalling_reads(seconds: float, victim: str) -> None:
     hang(victim)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [("check",), ("pack", "shards"), ("dedup",)], ids=lambda words: words[0])
 def test_18_a_read_that_hangs_is_named_by_all_that_read_data(tmp_path: Path, words: tuple[str, ...]) -> None:
     photos = draw(tmp_path / "photos", count=2)
@@ -148,7 +148,7 @@ def without_shared_memory() -> None:
         os._exit(77)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_17_19_decoding_needs_no_shared_memory_and_no_processes(photos: Path, tmp_path: Path) -> None:
     command = train(photos, tmp_path, "--workers", "2", before=without_shared_memory)
     if command.process.exitcode == 77:
@@ -170,7 +170,7 @@ def crashing() -> None:
     pixels.decode = decode
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_17_a_thread_that_crashes_takes_the_process_along_and_nothing_else(photos: Path, tmp_path: Path) -> None:
     flags = ("--workers", "1", "--cache", "no", "--checkpoint-every", "1 steps")
     command = train(photos, tmp_path, *flags, steps=40, before=crashing)
@@ -183,7 +183,7 @@ def test_17_a_thread_that_crashes_takes_the_process_along_and_nothing_else(photo
 # flags, folders
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_20_what_is_wrong_with_flags_and_settings_is_said_without_a_traceback(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("optim:\n  lr: 1\n bad: 3\n")
     (tmp_path / "key.yaml").write_text("optim:\n  lrr: 1\n")
@@ -214,7 +214,7 @@ def holding(gate: str) -> None:
     stepping.seed_step = seed_step
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_21_two_commands_in_one_folder(photos: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     words = ["train", photos, *SHORT, "4 steps", "--checkpoint-every", "1 steps"]
@@ -230,7 +230,7 @@ def test_21_two_commands_in_one_folder(photos: Path, tmp_path: Path) -> None:
     assert first.wait() == 0, first.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None:
     open_to_all(tmp_path)
     open_to_all(photos)
@@ -281,7 +281,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("phase", PHASES)
 def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> None:
     flags = ("--evaluate-every", "2 steps", "--checkpoint-every", "2 steps")
@@ -299,7 +299,7 @@ def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> 
     assert json.loads(again.out)["steps"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_35_other_signals_save_too(divided: Path, tmp_path: Path, number: int, code: int) -> None:
     command = train(
@@ -309,7 +309,7 @@ def test_35_other_signals_save_too(divided: Path, tmp_path: Path, number: int, c
     assert "after step 3, saved at step 3" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_35_a_second_ctrl_c_quits_at_once(divided: Path, tmp_path: Path) -> None:
     given = ([signal.SIGINT, signal.SIGINT], "vitrail.training.step", "seed_step", 3)
     command = train(divided, tmp_path, "--checkpoint-every", "1 steps", steps=40, before=signalled, given=given)
@@ -341,7 +341,7 @@ def saving_state(step: int) -> Any:
 # losses and memory
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_39_a_loss_that_jumps_is_named(divided: Path, tmp_path: Path) -> None:
     command = train(divided, tmp_path, steps=30, before=jumping, given=(25,))
     assert command.process.exitcode == 0, command.err
@@ -391,7 +391,7 @@ def poisoned(first: int, last: int) -> None:
     stepping.backward = backward
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_38_nan_once_is_skipped_and_for_ever_ends_the_run(divided: Path, tmp_path: Path) -> None:
     flags = ("--checkpoint-every", "2 steps")
     command = train(divided, tmp_path, *flags, steps=8, before=poisoned, given=(4, 4))
@@ -436,7 +436,7 @@ def short_of_memory(megabytes: int) -> None:
     stepping.TrainingStep.__call__ = call
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_40_out_of_memory_goes_on_in_smaller_pieces_and_says_so(tmp_path: Path) -> None:
     """A real limit: the whole batch does not fit, a part of it does, and the batch stays what it was."""
     photos = draw(tmp_path / "photos", count=150)
@@ -471,7 +471,7 @@ def exhausted(after: int) -> None:
     stepping.backward = backward
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_40_out_of_memory_for_good_keeps_the_state(divided: Path, tmp_path: Path) -> None:
     command = train(divided, tmp_path, "--checkpoint-every", "1 steps", steps=9, before=exhausted, given=(3,))
     assert command.process.exitcode == 1
@@ -492,7 +492,7 @@ def exhausted_evaluation() -> None:
     evaluation.classify = classify
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_40_out_of_memory_in_an_evaluation_keeps_the_state(divided: Path, tmp_path: Path) -> None:
     flags = ("--checkpoint-every", "1 steps", "--evaluate-every", "2 steps")
     command = train(divided, tmp_path, *flags, steps=4, before=exhausted_evaluation)
@@ -505,7 +505,7 @@ def test_40_out_of_memory_in_an_evaluation_keeps_the_state(divided: Path, tmp_pa
 # predict
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.png").write_bytes((photos / "red" / "0.png").read_bytes()[:50])
     files = [str(photos / "red" / "0.png"), str(tmp_path / "torn.png"), str(photos / "blue")]
@@ -536,7 +536,7 @@ def killed_after(rows: int) -> None:
     pixels.decode = decode
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_46_predict_goes_on_where_it_was_killed(trained: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.png").write_bytes(b"no image")
     words = ["predict", trained, tmp_path / "torn.png", photos, "--batch-size", "4", "--workers", "1"]
@@ -562,7 +562,7 @@ def small_files(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_46_predict_on_a_full_disk(trained: Path, photos: Path, tmp_path: Path) -> None:
     command = run("predict", trained, photos, "--out", "/dev/full/x.csv", cwd=tmp_path)
     assert command.process.exitcode == 2 and "cannot write /dev/full" in command.err
@@ -584,7 +584,7 @@ def jumping_clock() -> None:
     time.tzset()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_54_a_clock_that_jumps_changes_nothing(divided: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -608,7 +608,7 @@ def homeless() -> None:
         os.setuid(54321)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_54_without_a_home(trained: Path, photos: Path, tmp_path: Path) -> None:
     for place in (trained.parent.parent, photos, tmp_path):
         open_to_all(place)
@@ -622,7 +622,7 @@ def test_54_without_a_home(trained: Path, photos: Path, tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "no data at 'owner/name'" in command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_54_a_terminal_that_is_not_utf8(tmp_path: Path, trained: Path) -> None:
     """A new interpreter, since that is when Python looks at the locale; no terminal, no input, no home."""
     photos = draw(tmp_path / "phötos", classes=("größe", "red"), count=2)
@@ -640,7 +640,7 @@ def hidden(name: str) -> None:
     sys.modules[name] = None  # type: ignore[assignment]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_55_a_missing_extra_says_how_to_get_it(trained: Path, tmp_path: Path) -> None:
     command = run("serve", trained, cwd=tmp_path, before=hidden, given=("uvicorn",))
     assert command.process.exitcode in (1, 2)

@@ -58,7 +58,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from places(value[key], (*place, key))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_74_a_page_of_studies_with_any_value_in_their_files(tmp_path: Path) -> None:
     """One whole study stays on the page; nothing of a damaged one runs in a browser."""
     for name in ("table7", "table8"):
@@ -168,7 +168,7 @@ def test_74_damaged_measurements_of_engines_are_not_used(
     assert f"{engines.folder / MEASURED} is not used" in caplog.text and "vitrail bench MODEL --engines" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_74_a_damaged_program_in_the_cache_is_written_again(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("onnxruntime")
     file = engines.program("onnx").path

@@ -34,7 +34,7 @@ TIMED = ("sweep", "bench", "vtab")
 """Writers whose results hold times."""
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("name", WRITERS)
 def test_64_three_writers_of_one_target(name: str, scene: Scene, tmp_path: Path) -> None:
     """One of them writes what it writes alone; the others do the same, or are refused."""
@@ -77,7 +77,7 @@ READERS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_64_a_run_that_is_read_while_it_trains(scene: Scene, tmp_path: Path) -> None:
     often = ["--checkpoint-every", "1 steps", "--evaluate-every", "1 steps", "--early-stop", "1000000"]
     trained = start("train", scene.photos, *SHORT, "100000 steps", *often, cwd=tmp_path)

@@ -23,7 +23,7 @@ from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
 from vitrail.files import beside, check_writable, replacing, replacing_text
 from vitrail.verbs.streams import Terminated, terminating
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name not in ("check", "pack")]
+SLOW = [pytest.param(name, marks=pytest.mark.processes) for name in WRITERS if name not in ("check", "pack")]
 EVERY = ["check", "pack", *SLOW]
 
 
@@ -44,6 +44,7 @@ def refused(said: str, *texts: str) -> None:
     assert all(text in said for text in ("vitrail: ", "cannot ", *texts)), said
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 def test_68_missing_folders_are_made_and_everything_is_written(name: str, scene: Scene, tmp_path: Path) -> None:
     command = write(WRITERS[name], scene, tmp_path / "missing" / "deep")
@@ -53,6 +54,7 @@ def test_68_missing_folders_are_made_and_everything_is_written(name: str, scene:
     assert any(written.iterdir()) if WRITERS[name].folder else written.stat().st_size
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 def test_68_a_place_that_is_read_only(name: str, scene: Scene, tmp_path: Path) -> None:
     place = tmp_path / "place"
@@ -65,6 +67,7 @@ def test_68_a_place_that_is_read_only(name: str, scene: Scene, tmp_path: Path) -
     assert command.out == "" and files(place) == {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 def test_68_a_file_where_a_folder_should_be(name: str, scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "place").write_text("of the user")
@@ -74,6 +77,7 @@ def test_68_a_file_where_a_folder_should_be(name: str, scene: Scene, tmp_path: P
     assert files(tmp_path) == {"place": 11}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 def test_68_the_other_kind_of_thing_at_the_target(name: str, scene: Scene, tmp_path: Path) -> None:
     """A file where the folder should be, or a folder where the file should be."""
@@ -90,6 +94,7 @@ def test_68_the_other_kind_of_thing_at_the_target(name: str, scene: Scene, tmp_p
     assert str(target) in command.err and files(tmp_path) == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("address", ["http://host.invalid/", "s3://bucket/folder/"])
 def test_68_an_address_is_not_a_place_to_write(name: str, address: str, scene: Scene, tmp_path: Path) -> None:
@@ -101,6 +106,7 @@ def test_68_an_address_is_not_a_place_to_write(name: str, address: str, scene: S
     assert files(tmp_path) == {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 def test_68_a_name_that_is_not_utf8_is_no_place_to_write(name: str, scene: Scene, tmp_path: Path) -> None:
     """Some libraries refuse it at the end of the work, and others write it under another name."""
@@ -128,7 +134,7 @@ def test_68_a_signal_leaves_no_part_of_a_file(context: Any, number: signal.Signa
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
@@ -159,7 +165,7 @@ def test_68_what_is_an_address_and_what_is_a_name(tmp_path: Path, monkeypatch: p
         check_writable(Path(name), folder=True)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "size"), sizes_of_disks("0", "700", "20_000"))
 def test_68_a_disk_that_is_full_at_any_byte(name: str, size: str, scene: Scene, tmp_path: Path) -> None:
     most = int(size)
@@ -173,7 +179,7 @@ def test_68_a_disk_that_is_full_at_any_byte(name: str, size: str, scene: Scene, 
     assert debris(WRITERS[name], tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_27_a_run_says_what_it_could_not_write(scene: Scene, tmp_path: Path) -> None:
     code, said = write_capped(WRITERS["train"], scene, tmp_path, 4000)
     assert code == 1 and "except what could not be written: " in said and "Training continues" in said, said
@@ -186,7 +192,7 @@ def test_27_a_run_says_what_it_could_not_write(scene: Scene, tmp_path: Path) -> 
     assert not [name for name in lost if names.get(name, name) in there]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "size"), sizes_of_disks("4k", "12k", "64k"))
 def test_68_a_small_disk(name: str, size: str, scene: Scene, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size) as disk:
@@ -197,7 +203,7 @@ def test_68_a_small_disk(name: str, size: str, scene: Scene, tmp_path: Path) -> 
             assert debris(WRITERS[name], disk) == []
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EVERY)
 def test_69_a_target_that_disappears_during_the_work(name: str, scene: Scene, tmp_path: Path) -> None:
     place = tmp_path / "place"
@@ -208,7 +214,7 @@ def test_69_a_target_that_disappears_during_the_work(name: str, scene: Scene, tm
         assert command.process.exitcode in (1, 2) and str(place) in command.err, command.err
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("flags", [(), ("--duration", "4 steps")], ids=["finished", "longer"])
 def test_68_a_run_that_is_resumed_where_nothing_can_be_written(
     flags: tuple[str, ...], scene: Scene, tmp_path: Path
@@ -223,7 +229,7 @@ def test_68_a_run_that_is_resumed_where_nothing_can_be_written(
     refused(command.err, str(tmp_path / "run"))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("words", ["data dedup {photos}", "data stats {packed}", "train {packed}"])
 def test_68_a_cache_that_cannot_be_written(words: str, scene: Scene, tmp_path: Path) -> None:
     assert run("data", "pack", scene.photos, tmp_path / "packed", cwd=tmp_path).process.exitcode == 0
@@ -282,7 +288,7 @@ READ = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("words", "change"), READ, ids=lambda text: " ".join(text.split()[:4]))
 def test_69_photographs_that_change_during_the_work(words: str, change: str, scene: Scene, tmp_path: Path) -> None:
     photos, expected = tmp_path / "photos", tmp_path / "expected"
@@ -304,7 +310,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {name: found for name, (_, found) in snapshot(folder).items()}
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_69_a_part_that_the_disk_did_not_give_is_not_recorded_as_done(scene: Scene, tmp_path: Path) -> None:
     """The folder comes back, and the same command ends with the same results as if nothing had happened."""
     shutil.copytree(scene.photos, tmp_path / "photos")

@@ -42,6 +42,8 @@ from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import save_model
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 QUIETLY = settings(
     max_examples=EXAMPLES,

@@ -28,6 +28,8 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.fields import READING
 from vitrail.verbs.flags.parse import flag_texts, parse
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 EVERY = [flag for verb in cli.VERBS for flag in flags_of(verb)]

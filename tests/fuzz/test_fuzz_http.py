@@ -21,6 +21,8 @@ from asgi_client import png
 from served_models import saved
 from server_process import Running, serving
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 IMAGE = png()
@@ -98,7 +100,6 @@ def said(address: tuple[str, int], request: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)]
 
 
-@pytest.mark.slow
 @QUIETLY
 @given(sent=st.lists(requests(), min_size=1, max_size=2))
 def test_48_no_request_makes_the_server_fail(server: Running, sent: list[bytes]) -> None:

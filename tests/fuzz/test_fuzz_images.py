@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from vitrail.data.images.decode import MAX_SIDE, decode
 from vitrail.errors import DecodeError
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "150"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 KINDS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}

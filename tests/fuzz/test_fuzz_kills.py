@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scenes import SHORT, draw
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "1"))
 STEPS = 150
 MOMENTS: dict[str, Callable[[Family, Path], object]] = {
@@ -55,7 +57,6 @@ def logged(folder: Path, kind: str) -> bool:
     return file.exists() and f'"kind": "{kind}"' in file.read_text()
 
 
-@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     moment=st.sampled_from(sorted(MOMENTS)),

@@ -26,6 +26,8 @@ from vitrail.errors import DecodeError, UsageError, VitrailError
 from vitrail.training.run import Run
 from vitrail.weights.archive import open_archive
 
+pytestmark = pytest.mark.fuzz
+
 
 def weight_files() -> dict[str, bytes]:
     """A small file of each kind."""
@@ -96,7 +98,6 @@ def test_06_any_table_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
         find(str(file))  # none of the images is there
 
 
-@pytest.mark.slow
 @QUIETLY
 @given(how=changes)
 def test_20_changed_configurations(how: list) -> None:
@@ -107,7 +108,6 @@ def test_20_changed_configurations(how: list) -> None:
         assert str(error)
 
 
-@pytest.mark.slow
 @QUIETLY
 @given(text=st.text(alphabet="abclrdatoptim.path: \n-[]{}&*!|>'\"#%@,?0123456789eE_~", max_size=80))
 @example(text="a: &x [*x, *x]")
@@ -130,7 +130,6 @@ def pictures() -> list[Path]:
     return sorted(file for file in folder.glob("*") if file.is_file() and file.stat().st_size < 40_000)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @QUIETLY
 @given(data=st.data())
@@ -169,7 +168,6 @@ def band_files() -> list[bytes]:
 BANDS = band_files()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @QUIETLY
 @given(data=st.data())
@@ -200,7 +198,6 @@ def tiled_files() -> list[bytes]:
 TILED = tiled_files()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @QUIETLY
 @given(data=st.data())

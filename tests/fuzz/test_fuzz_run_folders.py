@@ -19,6 +19,8 @@ import commands
 import pytest
 from scenes import SHORT, draw, snapshot
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "12"))
 MEMORY = 4 << 30
 """Bytes that a verb may allocate; a read of a huge file as a whole takes more."""
@@ -248,7 +250,6 @@ def judged(
     return f"changed {sorted(changed)}" if changed else ""
 
 
-@pytest.mark.slow
 def test_65_any_file_of_a_run_folder_and_any_verb(scene: Path, tmp_path: Path) -> None:
     cases = [
         (which, file, how, verb)

@@ -29,6 +29,8 @@ from vitrail.run_log import fitting
 from vitrail.training.folder import RunFolder
 from vitrail.training.record import recorded_result
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "30"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -28,6 +28,8 @@ from vitrail.data.sources.open import find, open_data
 from vitrail.data.stats import stats
 from vitrail.errors import DecodeError, VitrailError
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 

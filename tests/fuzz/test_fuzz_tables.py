@@ -15,6 +15,8 @@ import pytest
 from vitrail.data.cache import read_arrow, stored_table, write_arrow
 from vitrail.data.sources.shards import index_table
 
+pytestmark = pytest.mark.fuzz
+
 READ = """
 import os, signal, sys
 from pathlib import Path

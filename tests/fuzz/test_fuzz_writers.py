@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scenes import read_only, snapshot, vanishing
 from writers import WRITERS, Scene, debris, files, scene_in, write, write_capped
 
+pytestmark = pytest.mark.fuzz
+
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "12"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 QUICK = sorted(set(WRITERS) - {"export", "export onnx", "bench", "sweep"})

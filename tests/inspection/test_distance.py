@@ -54,7 +54,6 @@ def test_attention_to_oneself_reaches_nowhere() -> None:
     assert found.mean.shape == (3, 2) and (found.mean == 0).all() and (found.spread == 0).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_mean_and_spread_over_images_are_those_of_plain_loops(changes: dict[str, Any]) -> None:
     model = tiny(**changes)

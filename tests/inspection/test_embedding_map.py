@@ -27,7 +27,6 @@ def test_the_principal_plane_is_scikit_learns() -> None:
     np.testing.assert_allclose(found.points, signs * expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_tsne_keeps_groups_together_and_repeats_itself() -> None:
     features, labels = clouds()
     found = embedding_map(features)

@@ -72,7 +72,6 @@ FIGURES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_nothing_reaches_over_the_edge(name: str) -> None:
     figure = FIGURES[name]()
@@ -119,7 +118,7 @@ def test_colours_keep_apart_without_colour() -> None:
     assert len(set(COLOURS)) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])
 def test_the_same_numbers_give_the_same_file(format: Any, tmp_path: Path) -> None:
     written = []

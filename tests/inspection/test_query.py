@@ -14,7 +14,6 @@ from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 @pytest.mark.parametrize("layer", [0, -1])
 def test_it_is_the_patchs_row_of_the_maps(changes: dict[str, Any], layer: int) -> None:

@@ -98,7 +98,6 @@ def probe_bar(model: ViT, encoded: Tensor, target: int) -> Tensor:
     return (of_maps * maps).clamp(min=0).mean(dim=1)[:, 0].detach()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_relevance_is_that_of_plain_autograd(changes: dict[str, Any]) -> None:
     model = tiny(**changes)

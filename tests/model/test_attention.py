@@ -34,6 +34,7 @@ def by_hand(qkv: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return out.flatten(2)
 
 
+@pytest.mark.train
 @settings(max_examples=30, deadline=None)
 @given(
     batch=st.integers(1, 3), tokens=st.integers(1, 9), heads=st.integers(1, 3), features=st.sampled_from([1, 4, 16]),

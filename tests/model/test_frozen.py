@@ -16,7 +16,6 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -28,7 +28,7 @@ def randomised(**options: object) -> ViT:
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("pool", POOLS)
 def test_every_combination_runs_or_is_refused(pool: str, positions: str) -> None:
@@ -98,7 +98,6 @@ def test_a_token_that_is_not_read_still_matters() -> None:
         assert (model(images) - before).abs().max() > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

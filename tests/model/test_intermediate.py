@@ -53,6 +53,7 @@ def both(kind: str, folder: Path) -> tuple[ViT, nn.Module, Tensor]:
     return ours.double(), theirs.double(), batch
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", KINDS)
 def test_timms_intermediates(tmp_path: Path, kind: str) -> None:
     ours, theirs, batch = both(kind, tmp_path)
@@ -91,7 +92,7 @@ def test_which_layers(tmp_path: Path, layers: Any) -> None:
     assert error(last, theirs.get_intermediate_layers(batch, 1, reshape=True)[0]) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_stages_of_a_resnet(tmp_path: Path) -> None:
     theirs = randomised(timm.create_model("resnetv2_50x1_bit", num_classes=5))
     ours, theirs = vitrail.load(hub(theirs, tmp_path)).double(), theirs.double()
@@ -184,6 +185,7 @@ def test_a_resnet_names_its_stages_as_valid() -> None:
         model.intermediate(torch.zeros(1, 3, 32, 32), [3])
 
 
+@pytest.mark.export
 def test_compiled_and_under_autocast(tmp_path: Path) -> None:
     ours, _, batch = both("plain", tmp_path)
     ours, batch = ours.float(), batch.float()

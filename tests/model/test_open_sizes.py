@@ -66,6 +66,7 @@ def check(
     assert not torch.equal(model(images(1, sizes[0], dtype)), model(images(1, sizes[1], dtype)))
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("start", [0, 1], ids=["from its own size", "from another size"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_jit_trace(kind: str, start: int) -> None:
@@ -75,7 +76,7 @@ def test_jit_trace(kind: str, start: int) -> None:
     check(model, traced, sizes, dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("kind", "start"),
     [*((kind, 0) for kind in KINDS), *((kind, 1) for kind in ("1d, timm", "relative_bias, timm", "BiT"))],
@@ -89,7 +90,7 @@ def test_export(kind: str, start: int) -> None:
     check(model, program.module(), sizes, dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("kind", ["1d", "relative", "axial", "hybrid", "BiT"])
 def test_the_older_onnx_exporter(kind: str) -> None:
     model, _, sizes = network(kind)
@@ -97,7 +98,7 @@ def test_the_older_onnx_exporter(kind: str) -> None:
     check(model, lambda batch: ran(session, batch), sizes, torch.uint8)
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("kind", ["1d, timm", "relative_bias, timm"])
 def test_the_older_onnx_exporter_keeps_the_size_where_it_cannot_resample(kind: str) -> None:
     model, _, sizes = network(kind)

@@ -101,7 +101,6 @@ def assert_equal_forward_and_backward(model: ViT, peer: torch.nn.Module, size: t
             assert difference <= 1e-4 * parameter.grad.norm() + 1e-5, name  # a key's bias: rounding alone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -166,7 +165,6 @@ def to_beit(tensors: dict[str, Tensor], norm: str) -> dict[str, Tensor]:
 BEIT = dict(positions="relative_bias", layer_scale=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(32, 32), (24, 40)])
 @pytest.mark.parametrize(
     ("ours", "theirs", "norm"),
@@ -231,7 +229,6 @@ def to_hf_beit(tensors: dict[str, Tensor], pool: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in theirs.items() if not name.endswith("k_proj.bias")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(32, 32), (48, 24), (16, 64)])
 @pytest.mark.parametrize("place", ["input", "shared"])
 @pytest.mark.parametrize("pool", ["gap", "cls"])
@@ -271,7 +268,6 @@ def to_dinov2(tensors: dict[str, Tensor], model: str) -> dict[str, Tensor]:
     return theirs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(32, 32), (48, 24)])
 @pytest.mark.parametrize("registers", [0, 3])
 def test_transformers_dinov2(registers: int, size: tuple[int, int]) -> None:

@@ -33,7 +33,6 @@ def images() -> Tensor:
     return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -70,7 +69,6 @@ def test_a_layer_is_the_sum_of_its_blocks_on_one_input() -> None:
         torch.testing.assert_close(block(x, places, (2, 2)), expected)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_row_and_side_by_side_agree_exactly_where_nothing_comes_between() -> None:
     def silence(*kinds: tuple[int, str]) -> ViT:
@@ -121,7 +119,7 @@ def test_equal_to_timms_parallel_blocks_made_of_the_same_sequential_ones() -> No
         torch.testing.assert_close(parallel(images()), peer(images()), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_follow_ups_networks_are_each_others_blocks() -> None:
     for row, branches, parallel in (("S36x1", 2, "S18x2"), ("S36x1", 4, "S9x4"), ("S30x2", 3, "S20x3")):
         found = regrouped(variant(f"{row}/16"), branches)

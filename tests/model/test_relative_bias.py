@@ -93,7 +93,6 @@ def test_axial_blocks_use_the_offsets_of_their_line() -> None:
         assert torch.equal(column, full[:, start::4, start::4])
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(old=grids, new=grids)
 def test_resampling_is_timms(old: tuple[int, int], new: tuple[int, int]) -> None:

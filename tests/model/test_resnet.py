@@ -56,7 +56,6 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 96), (70, 45)])
 def test_bit_is_timms(height: int, width: int) -> None:
@@ -91,7 +90,6 @@ def test_timms_bit_exactly() -> None:
         assert (official(images) - expected).norm() > 1e-3 * expected.norm()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BIT_NAMES)
 def test_parameters_are_timms(name: str) -> None:
     depth, width = name[1:].split("x")

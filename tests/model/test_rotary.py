@@ -112,7 +112,6 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_every_way_of_computing_gives_the_same(changes: dict[str, Any]) -> None:
     """The fused and the explicit path, all tokens of the last layer, wide branches, and frozen copies."""
@@ -217,6 +216,7 @@ def test_values_that_do_not_fit_are_refused() -> None:
     assert regroup(random(), 2).config.rotary == DINOV3
 
 
+@pytest.mark.full_size
 def test_a_cached_table_is_never_that_of_a_count() -> None:
     """Counting runs on tensors without values, which must not be kept for networks that run."""
     from vitrail.costs.count import activation_bytes, macs

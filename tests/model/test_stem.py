@@ -57,7 +57,6 @@ def randomise(module: nn.Module, seed: int = 0, kernel_scale: float = 1.0) -> nn
 # shapes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stem", "norm"), STEMS)
 @pytest.mark.parametrize(("rows", "columns", "channels"), [(1, 1, 3), (2, 3, 3), (3, 2, 1), (1, 2, 5)])
 def test_one_cell_per_patch_whatever_the_shape(stem: str, norm: str, rows: int, columns: int, channels: int) -> None:
@@ -265,7 +264,6 @@ def flops(module: nn.Module, images: Tensor) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.slow
 def test_hmlp_costs_less_than_one_percent_more_than_linear() -> None:
     """Follow-up, section 5: 17.73 GFLOPs (multiply-adds) for B/16 with hMLP, under 1 % more than linear."""
     with torch.device("meta"):
@@ -287,7 +285,6 @@ def timm_hybrid(units: tuple[int, ...]) -> nn.Module:
     return ResNetV2(units, num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("units", "patch"), [((), 32), ((), 4), ((2,), 4), ((1, 2), 8), ((1, 1, 2), 16), ((2, 1, 1, 1), 64)]
@@ -342,7 +339,6 @@ def test_timms_names_reach_every_weight_of_the_hybrid() -> None:
         }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
@@ -361,7 +357,7 @@ def test_hybrid_parameters_and_grid_are_timms(name: str, theirs: str) -> None:
     assert grid == reference.grid_size
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_moving_stage_4_into_stage_3_gives_four_times_the_tokens() -> None:
     """Section 4.1: option (ii) keeps the total number of layers."""
     one, two = (build_stem(variant(f"R50+B/{patch}")).to("meta") for patch in (32, 16))

@@ -115,6 +115,7 @@ def test_the_named_calls_convert_images(model: Any) -> None:
         assert torch.allclose(model(images), expected, atol=1e-4)
 
 
+@pytest.mark.export
 def test_checks_end_no_trace(model: Any) -> None:
     images = model.normalise(IMAGES)
     expected = model(images)

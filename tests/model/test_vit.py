@@ -65,7 +65,6 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return ((ours - theirs).norm() / theirs.norm()).item()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["fused", "explicit"])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -199,7 +198,7 @@ POOLS, PLACES = ("cls", "gap", "map", "cls+gap"), ("input", "every", "shared")
 POSITIONS = ("none", "1d", "2d", "relative", "sincos", "relative_bias")
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize(
     ("positions", "place", "pool"),
     [
@@ -225,7 +224,7 @@ def test_every_position_place_and_head_trains(positions: str, place: str, pool: 
         assert model(torch.randn(1, 3, 48, 16)).shape == (1, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 5), columns=st.integers(1, 5), patch=st.sampled_from([2, 3, 7]),
@@ -387,7 +386,6 @@ TIMM_NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name in TIMM_NAMES or name in PINNED])
 def test_parameter_counts_equal_timm_and_the_paper(name: str) -> None:
     with torch.device("meta"):

@@ -42,7 +42,6 @@ def gradients(model: ViT, images: Tensor) -> tuple[Tensor, dict[str, Tensor | No
     return logits.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["fused", "explicit"])
 @pytest.mark.parametrize(
     "options",

@@ -135,7 +135,7 @@ def test_a_saved_tokenizer_gives_the_same_codes(tmp_path: Path) -> None:
     assert torch.equal(again.codes(images()), found.codes(images()))
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_tokenizer_learns_to_paint_plain_images() -> None:
     torch.manual_seed(0)
     plain = batch(6, side=16)

@@ -237,7 +237,7 @@ def collapse(config: DINO, steps: int = 40) -> tuple[float, float]:
     return float(each) / math.log(config.outputs), float(mean) / math.log(config.outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_sharpening_and_centring_keep_answers_from_collapsing() -> None:
     """Section 5.3: without centring one output wins, without sharpening all outputs are alike."""
     still = dict(jitter=0.0, blur=0.0, temperature_warmup=Steps(0), teacher_momentum=0.9)

@@ -97,7 +97,7 @@ def test_the_encoder_works_on_visible_patches_only() -> None:
     assert seen == [1 + 16] * 4  # a class token and a quarter of 64, in every layer
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_a_step_of_b16_is_half_of_a_supervised_one() -> None:
     """Multiplications of a forward pass: 8.9 of 17.6 billion go by the formulas of both transformers."""
     with torch.device("meta"):

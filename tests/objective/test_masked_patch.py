@@ -92,7 +92,7 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_it_learns_the_colours_of_plain_images() -> None:
     plain = batch(8)
     corners = torch.cartesian_prod(*3 * [torch.tensor([0, 255], dtype=torch.uint8)])  # black, blue, ..., white

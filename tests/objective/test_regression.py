@@ -120,7 +120,7 @@ def brightness(folder: Path, count: int = 96) -> Path:
 TINY = "--model Ti/8 --vit.width 32 --vit.depth 1 --vit.heads 2 --vit.mlp-dim 32 --vit.patch 8 --augment.crop center"
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_from_a_table_to_predictions_in_its_units(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ DINOV3: dict[str, Any] = dict(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_two_steps_of_every_objective_without_labels_lower_its_loss() -> None:
     makers = {
         "mae": lambda: MAEObjective(vit(**DINOV3), MAE(decoder_width=16, decoder_depth=1, decoder_heads=2), seed=0),

@@ -294,6 +294,7 @@ def test_jit_trace(ours: ViT, images: Tensor, size: tuple[int, int]) -> None:
         assert close(again(other), ours(other))
 
 
+@pytest.mark.export
 def test_the_older_onnx_exporter(ours: ViT, theirs: nn.Module, images: Tensor) -> None:
     import onnxruntime
 
@@ -315,6 +316,7 @@ def test_tracers_that_cannot_follow_say_what_can(ours: ViT, images: Tensor) -> N
     assert close(scripted(images[:2]), ours(images[:2]))
 
 
+@pytest.mark.full_size
 def test_export_with_any_size(ours: ViT, images: Tensor) -> None:
     from torch.export import Dim
 
@@ -325,6 +327,7 @@ def test_export_with_any_size(ours: ViT, images: Tensor) -> None:
         assert close(program.module()(batch), ours(batch))
 
 
+@pytest.mark.export
 def test_compile(ours: ViT, images: Tensor) -> None:
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     assert close(compiled(images), ours(images))
@@ -720,6 +723,7 @@ def test_saved_tensors_go_to_the_cpu(ours: ViT, theirs: nn.Module, images: Tenso
     assert close(layer(ours, "blocks.0.attn.qkv").weight.grad, layer(theirs, "blocks.0.attn.qkv").weight.grad)  # type: ignore
 
 
+@pytest.mark.export
 def test_compiled_gradients(ours: ViT, theirs: nn.Module, images: Tensor) -> None:
     for model, call in ((ours, torch.compile(ours, backend="aot_eager", fullgraph=True)), (theirs, theirs)):
         F.cross_entropy(call(images), torch.arange(4)).backward()

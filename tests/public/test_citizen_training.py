@@ -210,6 +210,7 @@ def loader(photos: Path, **settings: Any) -> Any:
     return torch.utils.data.DataLoader(ImageFolder(photos, v2.Compose(steps)), batch_size=8, **settings)
 
 
+@pytest.mark.processes
 def test_batches_of_an_image_folder(ours: ViT, theirs: nn.Module, photos: Path) -> None:
     curves: list[list[float]] = []
     for model in (ours, theirs):
@@ -263,6 +264,7 @@ def test_accelerate_keeps_weights_elsewhere(
         assert close(ours(images), expected)
 
 
+@pytest.mark.full_size
 def test_accelerate_builds_without_memory(ours: ViT, images: Tensor, tmp_path: Path) -> None:
     import accelerate
     from safetensors.torch import save_file
@@ -275,6 +277,7 @@ def test_accelerate_builds_without_memory(ours: ViT, images: Tensor, tmp_path: P
     assert torch.equal(filled(images), ours(images))
 
 
+@pytest.mark.full_size
 def test_lightning(ours: ViT, theirs: nn.Module, photos: Path, tmp_path: Path) -> None:
     import pytorch_lightning as lightning
 
@@ -350,7 +353,7 @@ def _replica(rank: int, saved: Path, how: str) -> list[tuple[list[float], Tensor
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes(saved: Path, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_replicas, (saved, tmp_path), nprocs=2)  # once, because a process starts for seconds
     for how in WAYS:

@@ -37,7 +37,7 @@ def script(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     (folder / "script").write_text(capsys.readouterr().out)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("bash", tmp_path, capsys)
     for words, expected in CASES:
@@ -47,7 +47,6 @@ def test_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert sorted(done.stdout.split()) == expected and not done.stderr, words
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("fish", tmp_path, capsys)
@@ -58,7 +57,6 @@ def test_fish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert sorted(found) == expected and not done.stderr, words
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_knows_the_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("zsh", tmp_path, capsys)

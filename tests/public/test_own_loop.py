@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import vitrail
@@ -14,6 +15,7 @@ import vitrail
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.processes
 def test_a_loop_of_ones_own_learns_saves_loads_and_predicts(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for channel, name in enumerate(("blue", "red")):

@@ -151,7 +151,6 @@ def test_all_is_what_was_promised() -> None:
     assert sorted(vitrail.__all__) == sorted(NAMES.split())
 
 
-@pytest.mark.slow
 def test_parameters_defaults_and_results_are_what_was_promised() -> None:
     """If you change the public face on purpose: `python tests/public/public_face.py > tests/public/public_face.txt`."""
     promised = set(re.sub(r"\n +", " ", (ROOT / "tests" / "public" / "public_face.txt").read_text()).splitlines())
@@ -192,18 +191,20 @@ def test_type_checkers_see_what_runs() -> None:
     assert typed == {name: (module, name) for name, module in vitrail._MODULE_OF.items()}
 
 
+@pytest.mark.processes
 def test_verbs_of_two_words_are_functions_of_a_module() -> None:
     code = "import vitrail; print(vitrail.probe.fewshot.__name__, vitrail.probe.linear.__name__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["fewshot", "linear"]
 
 
+@pytest.mark.processes
 def test_importing_takes_no_time() -> None:
     code = "import sys, vitrail; vitrail.Run; sys.exit(bool(sys.modules.keys() & {'torch', 'tyro', 'numpy'}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "report", "serve", "export"])
 def test_a_verb_is_a_function_whatever_has_been_imported(name: str) -> None:
     code = f"""
@@ -230,7 +231,6 @@ def test_the_verbs() -> None:
     assert sorted(cli.VERBS) == sorted(FLAGS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", FLAGS)
 def test_the_flags_of_a_verb(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
@@ -240,7 +240,6 @@ def test_the_flags_of_a_verb(verb: str) -> None:
     assert sorted(flag_texts(function)) == sorted({*FLAGS[verb].split(), *everywhere.split(), *settings})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [

@@ -318,11 +318,13 @@ def test_every_name_has_a_use() -> None:
     assert sorted([*USES, *ERRORS]) == sorted(vitrail.__all__)
 
 
+@pytest.mark.export
 @pytest.mark.parametrize("name", USES)
 def test_two_lines_are_enough(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(name, USES[name], folder, tmp_path, monkeypatch)
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_can_be_caught(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = getattr(vitrail, name)

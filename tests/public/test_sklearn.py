@@ -54,7 +54,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[s
     return paths, names
 
 
-@pytest.mark.slow
 @parametrize_with_checks([ViTClassifier(l2=1e-2), ViTClassifier(), ViTClassifier(probe="knn", k=5)])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)

@@ -44,6 +44,7 @@ tasks = st.builds(
 B16 = Pretrained(768, 12, 224)
 
 
+@pytest.mark.full_size
 @given(tasks)
 def test_every_decision_is_a_run_that_can_be_trained(task: FineTuning) -> None:
     run = decide(task).run
@@ -216,7 +217,7 @@ def test_processes_of_torchrun_decide_the_same(images: Path, network: Path, monk
     training_run(RunArguments(images, settings={"time_limit": 1.0}))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_a_dry_run_shows_what_was_decided(images: Path, network: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vitrail"):
         preview = vitrail.finetune(images, weights=network, dry_run=True, time_limit=0.5, device="cpu", workers=0)

@@ -93,7 +93,7 @@ def first_loss(config: Any) -> float | None:
     return total if config.loss == "sigmoid" else total / CLASSES
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_steps(name: str, tmp_path: Path) -> None:
     run, _ = fitted(replace(recipe(name), batch_size=BATCH), Facts(images=10 * BATCH, side=40))

@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("images", SIZES)
 def test_every_recipe_makes_a_plan_for_any_number_of_images(name: str, images: int) -> None:
@@ -114,7 +114,7 @@ NARROW = {"width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
 SIZE = {"image_size": 32, "vit": {**NARROW, "patch": 16}}
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -40,7 +40,6 @@ def accepted(verb: str, *flags: str) -> None:
     parse(function, flags, verb)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
     commands = re.findall(r"`(vitrail [^`]+)`", find(name).description)
@@ -52,7 +51,6 @@ def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
             assert flags[flags.index("--recipe") + 1] == name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
     run = recipe(name)
@@ -105,6 +103,7 @@ def test_a_look_at_the_digits() -> None:
     assert 1000 < facts.images < 1797
 
 
+@pytest.mark.processes
 def test_recipes_need_no_torch() -> None:
     code = "import sys, vitrail.recipes.registry, vitrail.recipes.by_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

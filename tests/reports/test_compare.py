@@ -60,7 +60,6 @@ def test_numbers_are_those_of_the_answers(runs: list[Path]) -> None:
     )
 
 
-@pytest.mark.slow
 def test_the_page_shows_it_all(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "new" / "two.html"
     found = write_comparison(runs[:2], out)
@@ -82,7 +81,6 @@ def test_the_page_shows_it_all(runs: list[Path], tmp_path: Path) -> None:
     assert "default-src 'none'" in html and len(html) < 1e6
 
 
-@pytest.mark.slow
 def test_the_gallery_is_of_images_that_only_one_gets_right(runs: list[Path], tmp_path: Path) -> None:
     found = write_comparison(runs[:2], tmp_path / "two.html")
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", (tmp_path / "two.html").read_text(encoding="utf-8"))
@@ -94,7 +92,6 @@ def test_the_gallery_is_of_images_that_only_one_gets_right(runs: list[Path], tmp
     assert len(set(captions)) == len(captions)
 
 
-@pytest.mark.slow
 def test_three_runs_share_the_room_for_pictures(runs: list[Path], tmp_path: Path) -> None:
     found = write_comparison(runs, tmp_path / "three.html")
     page = Page((tmp_path / "three.html").read_text(encoding="utf-8"))
@@ -103,7 +100,6 @@ def test_three_runs_share_the_room_for_pictures(runs: list[Path], tmp_path: Path
     assert "corrected for 2 comparisons (Holm)" in re.sub(r"\s+", " ", page.text)
 
 
-@pytest.mark.slow
 def test_classes_are_in_the_order_of_their_difference(runs: list[Path], tmp_path: Path) -> None:
     found = write_comparison(runs[:2], tmp_path / "two.html")
     html = (tmp_path / "two.html").read_text(encoding="utf-8").split("Which classes gain and lose")[1]
@@ -118,7 +114,6 @@ def test_classes_are_in_the_order_of_their_difference(runs: list[Path], tmp_path
     assert gaps == sorted(gaps, reverse=True)
 
 
-@pytest.mark.slow
 def test_runs_of_other_images_are_not_tested_against_each_other(runs: list[Path], tmp_path: Path) -> None:
     splits = open_data(Data("digits"), seed=5)
     assert splits.validation is not None
@@ -152,7 +147,6 @@ def test_more_training_images_and_the_same_validation_images(tmp_path: Path) -> 
     assert "data (fingerprint)" in shown.settings
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_is_compared_as_far_as_it_got(runs: list[Path], tmp_path: Path) -> None:
     early = tmp_path / "early-1"
     early.mkdir()
@@ -162,7 +156,6 @@ def test_a_run_that_was_killed_is_compared_as_far_as_it_got(runs: list[Path], tm
     assert "–" in Page((tmp_path / "a.html").read_text(encoding="utf-8")).text
 
 
-@pytest.mark.slow
 def test_names_are_text_and_tell_runs_apart(tmp_path: Path) -> None:
     folders = []
     for parent in ("x", "y"):
@@ -176,7 +169,6 @@ def test_names_are_text_and_tell_runs_apart(tmp_path: Path) -> None:
     assert distinct_labels([Path("/a/b"), Path("/a/c")]) == ["b", "c"]
 
 
-@pytest.mark.slow
 def test_what_is_no_run_or_twice_the_same_is_refused(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
         compare([runs[0], tmp_path])
@@ -191,7 +183,6 @@ def test_what_is_no_run_or_twice_the_same_is_refused(runs: list[Path], tmp_path:
     assert blocked.read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_equal_runs_differ_in_no_setting(runs: list[Path], tmp_path: Path) -> None:
     found = answers([str(i) for i in range(10)], 30)
     run = Run(data=Data("digits"), model="Ti/2", batch_size=16)

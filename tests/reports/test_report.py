@@ -51,6 +51,7 @@ def page(digits: Path) -> Page:
     return Page(write_report(digits).read_text(encoding="utf-8"))
 
 
+@pytest.mark.full_size
 def test_the_report_says_what_happened(digits: Path, page: Page) -> None:
     text = re.sub(r"\s+", " ", page.text)
     assert (
@@ -102,13 +103,13 @@ def test_the_page_loads_nothing_and_runs_nothing(digits: Path, page: Page) -> No
     assert not re.search(r"url\((?!#)", html)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_writing_again_gives_the_same_page(digits: Path) -> None:
     before = write_report(digits).read_bytes()
     assert write_report(digits).read_bytes() == before
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     root = tmp_path / "data"
     for number in range(len(HOSTILE)):
@@ -130,7 +131,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert "\u202e" not in html and "\x07" not in html
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("name", "content", "note"),
     [
@@ -169,7 +170,7 @@ def test_what_is_missing_or_broken_becomes_a_note(digits: Path, name: str, conte
     assert "How to repeat the run" in page.text
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_images_that_are_gone_or_changed_are_not_shown(tmp_path: Path) -> None:
     data = Data("digits")
     splits = open_data(data)
@@ -202,7 +203,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, mon
         write_report(Path("roses-2"))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_size_stays_small_with_many_classes_and_images(tmp_path: Path) -> None:
     classes = [f"class number {i}" for i in range(100)]
     rng = np.random.default_rng(0)
@@ -240,6 +241,7 @@ def test_an_accuracy_on_few_images_has_its_interval(tmp_path: Path) -> None:
     assert on_images("map", {"map": 0.5, "count": 65.0}) == " on 65 images"
 
 
+@pytest.mark.full_size
 @given(st.text())
 def test_safe_text_has_no_markup_and_no_control_characters(text: str) -> None:
     shown = environment().from_string("{{ text }}").render(text=text)

@@ -15,7 +15,6 @@ from vitrail.reports.significance import holm, mcnemar, pair, paired_interval
 CLASSES = ["a", "b", "c", "d"]
 
 
-@pytest.mark.slow
 @given(st.integers(0, 400), st.integers(0, 400))
 def test_mcnemar_is_the_exact_binomial_test(only_first: int, only_second: int) -> None:
     count = only_first + only_second

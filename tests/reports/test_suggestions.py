@@ -225,6 +225,7 @@ def test_a_network_without_classes_is_fine_tuned_next(image_size: int | None, re
     assert refused(shlex.split(only.command)) == ""
 
 
+@pytest.mark.full_size
 def test_there_are_at_most_three_and_every_command_is_one() -> None:
     records = [
         record(result=None, data={"images": {"train": 500}}, accuracy=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),

@@ -95,7 +95,6 @@ def stuck(
     go.set()
 
 
-@pytest.mark.slow
 def test_the_same_numbers_as_vitrail_predict(models: list[ServedModel], folder: Path, tmp_path: Path) -> None:
     paths = []
     for i, kind in enumerate(("PNG", "JPEG", "BMP", "GIF")):
@@ -133,7 +132,6 @@ def decoded(address: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
 
 
-@pytest.mark.slow
 def test_another_model_and_how_many_classes(models: list[ServedModel]) -> None:
     found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&top=2").json
     assert found["model"] == "resnet" and len(found["images"][0]["top"]) == 2
@@ -175,7 +173,6 @@ def test_attention_is_what_inspect_computes(models: list[ServedModel], folder: P
     np.testing.assert_allclose(found["positions"], position_tiles(model).values[1, 2], atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [
@@ -197,7 +194,6 @@ def _wide() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "kind", "status", "reason"),
     [
@@ -275,7 +271,6 @@ def test_a_full_queue_says_when_to_come_back(models: list[ServedModel], stuck: A
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
-@pytest.mark.slow
 def test_the_deadline_and_a_client_that_leaves(models: list[ServedModel], stuck: Any) -> None:
     begun, go = stuck
 
@@ -410,7 +405,6 @@ def test_a_wrong_method_is_told_the_right_one(models: list[ServedModel], method:
 PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py", "//etc/passwd")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_there_are_no_other_files(models: list[ServedModel], path: str) -> None:
     answer = one(models, "GET", path)

@@ -45,7 +45,6 @@ def talk(seconds: float, client: Callable[..., Coroutine[Any, Any, bytes]]) -> b
     return asyncio.run(scenario())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /", WHOLE + b"GET / HTTP/1.1\r\nHost: he"], ids=["nothing", "part", "next"]
 )
@@ -61,7 +60,6 @@ def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> None:
     assert talk(0.05, client)[-5:] == (b"hello" if sent.startswith(WHOLE) else b"")
 
 
-@pytest.mark.slow
 def test_the_clock_stops_when_the_head_is_there_and_starts_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Connection] = []
     monkeypatch.setattr(Connection, "connection_made", lambda self, t: (made.append(self), begin(self, t))[1])

@@ -22,6 +22,7 @@ if sys.argv[1] == "lock":
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("hold", "codes"), [("sleep", (143,)), ("lock", (143, -14))])
 def test_a_thread_that_hangs_does_not_keep_the_server(hold: str, codes: tuple[int, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", HANGS, hold], timeout=120, capture_output=True, check=False)

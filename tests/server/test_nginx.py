@@ -19,7 +19,7 @@ from server_process import ROOT, Running, serving
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
-pytestmark = [pytest.mark.skipif(NGINX is None, reason="nginx is not installed"), pytest.mark.slow]
+pytestmark = [pytest.mark.skipif(NGINX is None, reason="nginx is not installed"), pytest.mark.processes]
 
 PAGE = (ROOT / "docs/tasks/nginx.md").read_text()
 MAIN = "daemon off; pid {0}/pid; error_log {0}/error.log; worker_processes 1; events {{}} http {{ access_log off;\n"
@@ -65,6 +65,7 @@ def ask(address: str, body: bytes | None = None, **headers: str) -> tuple[int, d
             time.sleep(0.02)
 
 
+@pytest.mark.processes
 def test_the_page_and_an_answer_below_the_prefix(proxied: tuple[Running, str]) -> None:
     _, url = proxied
     status, _, page = ask(f"{url}/vit/")

@@ -24,7 +24,7 @@ from vitrail.model.variants import ViTConfig
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no chromium"), pytest.mark.slow]
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no chromium"), pytest.mark.browser]
 expect = playwright.expect
 expect.set_options(timeout=30_000)  # of a busy machine; what is there is seen at once
 
@@ -80,6 +80,7 @@ def choose(page: Any, name: str, content: bytes, kind: str = "image/png") -> Non
     page.set_input_files("#file", {"name": name, "mimeType": kind, "buffer": content})
 
 
+@pytest.mark.browser
 def test_an_image_chosen_then_another(page: Any) -> None:
     choose(page, "first.png", png())
     expect(page.locator("#status")).to_contain_text("first.png: ")
@@ -95,6 +96,7 @@ def test_an_image_chosen_then_another(page: Any) -> None:
     expect(page.locator(".model").nth(0).locator(".time")).to_contain_text("answered in")
 
 
+@pytest.mark.full_size
 def test_a_second_image_before_the_first_is_answered(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3000, 3000), (90, 0, 0)).save(file, "PNG")
@@ -106,12 +108,14 @@ def test_a_second_image_before_the_first_is_answered(page: Any) -> None:
     expect(page.locator(".model[aria-busy=true]")).to_have_count(0)
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("how", ["drop", "paste"])
 def test_an_image_dropped_or_pasted(page: Any, how: str) -> None:
     page.evaluate(DROP, [how, "dropped.png", base64.b64encode(png()).decode()])
     expect(page.locator("#status")).to_contain_text("dropped.png: ")
 
 
+@pytest.mark.full_size
 def test_hostile_names_are_text(page: Any) -> None:
     name = "a\"'<img src=x onerror=alert(1)>é.png"
     choose(page, name, png())
@@ -121,6 +125,7 @@ def test_hostile_names_are_text(page: Any) -> None:
     assert page.title() == "vitrail" and page.locator("main img").count() == 1
 
 
+@pytest.mark.full_size
 def test_a_bad_file_and_a_good_one_after_it(page: Any) -> None:
     choose(page, "words.png", b"only words")
     expect(page.locator("#status")).to_contain_text("not an image")
@@ -130,6 +135,7 @@ def test_a_bad_file_and_a_good_one_after_it(page: Any) -> None:
     expect(page.locator(".model").nth(0).locator(".bad")).to_be_hidden()
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(("size", "words"), [((6000, 5000), "%"), ((20_000, 10_000), "pixels, more than")])
 def test_30_megapixels_are_taken_and_200_are_not(page: Any, size: tuple[int, int], words: str) -> None:
     file = io.BytesIO()
@@ -142,6 +148,7 @@ def pixels(page: Any, selector: str) -> bytes:
     return base64.b64decode(page.locator(selector).first.evaluate("c => c.toDataURL()").partition(",")[2])
 
 
+@pytest.mark.full_size
 def test_a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
     choose(page, "a.png", png())
     part = page.locator(".model").nth(0)
@@ -166,6 +173,7 @@ def test_a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
     expect(other.locator("canvas.positions")).to_be_hidden()
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("before", [0, 1], ids=["the first picture", "a second picture"])
 def test_a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too(page: Any, before: int) -> None:
     for number in range(before):
@@ -191,6 +199,7 @@ def test_a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too(p
     expect(slow.locator(".bad")).to_be_hidden()
 
 
+@pytest.mark.full_size
 def test_without_a_tint_the_map_is_the_picture(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (200, 100), (10, 140, 60)).save(file, "PNG")
@@ -205,6 +214,7 @@ def test_without_a_tint_the_map_is_the_picture(page: Any) -> None:
     assert Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB").getpixel((500, 250)) != (10, 140, 60)
 
 
+@pytest.mark.full_size
 def test_a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (40, 20), (10, 140, 60)).save(file, "TIFF")
@@ -216,6 +226,7 @@ def test_a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(p
     assert shown.size == (1000, 1000) and shown.getpixel((500, 500)) == (10, 140, 60)
 
 
+@pytest.mark.full_size
 def test_everything_is_reached_by_tab(page: Any) -> None:
     choose(page, "a.png", png())
     expect(page.locator("canvas.map").first).to_be_visible()
@@ -227,6 +238,7 @@ def test_everything_is_reached_by_tab(page: Any) -> None:
     assert {"INPUT unseen", "CANVAS map", "INPUT layer", "SELECT head", "INPUT opacity", "SUMMARY "} <= set(reached)
 
 
+@pytest.mark.full_size
 def test_light_dark_and_narrow(page: Any, tmp_path: Path) -> None:
     folder = Path(os.environ.get("VITRAIL_SCREENSHOTS", tmp_path))
     choose(page, "a.png", png())
@@ -243,6 +255,7 @@ def test_light_dark_and_narrow(page: Any, tmp_path: Path) -> None:
     assert backgrounds[0] != backgrounds[1]
 
 
+@pytest.mark.processes
 def test_the_server_stops_in_mid_request(browser: Any, tmp_path: Path) -> None:
     with serving(saved(tmp_path / "vit")) as running:
         page = browser.new_page()

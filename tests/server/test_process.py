@@ -72,7 +72,7 @@ def test_nothing_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "there is nothing at" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_the_model_folder_changes_under_a_running_server(model: Path, tmp_path: Path) -> None:
     """The network is in memory: whatever happens to its files, the answers stay."""
     folder = tmp_path / "tiny"
@@ -100,7 +100,7 @@ def _overwrite(file: Path, content: bytes) -> None:
         stream.write(content)
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_sigterm_finishes_the_request_that_is_inside(model: Path) -> None:
     with serving(model) as running:
         process = psutil.Process(running.process.pid)
@@ -117,7 +117,7 @@ def test_sigterm_finishes_the_request_that_is_inside(model: Path) -> None:
         assert running.process.wait(30) in (-signal.SIGTERM, 143)
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_sigterm_does_not_wait_for_ever(model: Path) -> None:
     with serving(model, flags=("--drain=1",)) as running, _half_inside(running.url, png()):  # the rest never comes
         running.process.send_signal(signal.SIGTERM)
@@ -137,7 +137,7 @@ def _half_inside(url: str, body: bytes) -> Iterator[socket.socket]:
         yield client
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_ctrl_c_ends_it_and_says_what_was_done(model: Path) -> None:
     with serving(model) as running:
         _predict(running.url)
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_it_and_says_what_was_done(model: Path) -> None:
     assert out == f"{running.url}: 1 image answered\n"
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_sighup_loads_the_model_anew_and_every_line_is_json(tmp_path: Path) -> None:
     """Four clients ask all the time, over connections of their own, while the model is replaced three times."""
     folder = saved(tmp_path / "tiny")
@@ -191,7 +191,7 @@ def _ask_until(url: str, end: threading.Event, found: list[tuple[int, str]]) -> 
             found.append((answer.status, json.load(answer)["weights_sha256"]))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_an_error_before_the_server_starts_is_json_too(model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitrail", "serve", str(tmp_path / "none"), "--port", "0", "--log", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
@@ -213,7 +213,7 @@ def _takes_connections(port: int) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_memory_is_flat_over_many_requests(model: Path) -> None:
     with serving(model) as running:
         process = psutil.Process(running.process.pid)

@@ -116,12 +116,12 @@ def circles(root: Path) -> list[str]:
     return []
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_imports_go_down_only() -> None:
     assert violations(ROOT) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_no_import_circle() -> None:
     assert circles(ROOT) == []
 
@@ -140,7 +140,7 @@ def test_a_package_needs_only_what_it_promises(package: str) -> None:
     assert foreign == set()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("name", TORCH_FREE)
 def test_flags_and_values_import_without_torch(name: str) -> None:
     if name not in modules(ROOT):
@@ -149,6 +149,7 @@ def test_flags_and_values_import_without_torch(name: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.processes
 def test_verbs_import_without_torch() -> None:
     verbs = sorted(name for name in modules(ROOT) if name.startswith("vitrail.verbs"))
     code = (
@@ -161,6 +162,7 @@ def test_verbs_import_without_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.processes
 def test_flags_are_read_without_numpy() -> None:
     code = "import sys, vitrail.verbs.train.train, vitrail.verbs.flags.parse; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

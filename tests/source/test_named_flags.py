@@ -195,6 +195,7 @@ def wrong_flags(verb: str) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in NOT_TESTED])
 def test_every_flag_that_a_text_names_exists(verb: str) -> None:
     assert wrong_flags(verb) == set()

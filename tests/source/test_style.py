@@ -112,7 +112,6 @@ def test_functions_are_short_on_the_whole() -> None:
     assert statistics.quantiles(lengths, n=10)[-1] <= 25
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_every_file_is_named_after_its_job(path: Path) -> None:
     assert not EMPTY_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
@@ -151,6 +150,7 @@ def test_folders_fit_in_a_head() -> None:
     assert {str(folder): count for folder, count in counted.items() if count > FOLDER_FILES} == {}
 
 
+@pytest.mark.full_size
 def test_a_type_has_a_name_of_its_own() -> None:
     """Public classes and types that other files of the product import: no two share a name."""
     imported = {

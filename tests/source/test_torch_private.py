@@ -51,6 +51,7 @@ def test_private_names_are_found() -> None:
     assert private_names("import torch\nself._x\ntorch.relu(torch.__version__)\nother._y") == set()
 
 
+@pytest.mark.full_size
 def test_private_names_of_torch_are_in_one_file() -> None:
     files = [(path.relative_to(ROOT).as_posix(), path) for path in sorted((ROOT / "vitrail").rglob("*.py"))]
     found = {(name, used) for name, path in files if name != HOME for used in private_names(path.read_text())}

@@ -30,7 +30,7 @@ SMALL = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_from_the_command_to_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is each Python function of ours between `cli.main` and the objective's loss, both included."""
     loss = SupervisedObjective.loss
@@ -52,7 +52,7 @@ def test_from_the_command_to_the_loss(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({file for file, _ in walk}) == 5, walk
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.page
 @pytest.mark.parametrize("dry", [True, False])
 def test_data_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:

@@ -50,7 +50,7 @@ from vitrail.weights.assemble import skeleton
 # grids
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_builds(name: str, scale: str) -> None:
@@ -133,7 +133,7 @@ def test_published_numbers_stand_in_the_cells_of_the_papers_grid(name: str) -> N
     assert {place for place in own if place[1] not in others} <= places
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_compute_of_the_papers_grids_is_table_6s() -> None:
     """exaFLOPs of 7 epochs in Table 6; Figure 4 takes 9, 30, 90 and 303 million images of each network."""
     table = {row[0]: row[-1] for row in published("table6_scaling")["rows"] if row[1] == 7}
@@ -205,7 +205,7 @@ def test_patches_are_hidden_behind_stems_that_mix_them() -> None:
             assert objective.mask_after_stem == (stem in ("levit", "early"))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_stems_cost_what_the_follow_up_says() -> None:
     """Section 5: 17.73 GFLOPs for B/16 with hMLP, under 1 % more than with the linear stem."""
     costs = {cell.row: gflops(cell.stage) for cell in study_named("three-table7").paper() if cell.metric == "MACs"}
@@ -232,7 +232,7 @@ def gflops(stage: Stage) -> float:
     return (macs(config) + sum(counted)) / 1e9
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", NAMES)
 def test_the_list_says_what_the_grid_costs_and_whether_its_data_are_public(name: str) -> None:
     plan = of_paper(name)
@@ -353,7 +353,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counting, 
     return folder, first, *run_study(tiny(), Asked("digits"), folder, first)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_small_study_end_to_end_and_again(
     finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -380,7 +380,6 @@ def test_a_small_study_end_to_end_and_again(
     assert "Deep is better." in page and "data:image/png;base64" in page and page.count("<table>") == 3
 
 
-@pytest.mark.slow
 def test_a_score_is_that_of_the_verb_on_the_same_images(
     finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -401,7 +400,6 @@ def test_a_score_is_that_of_the_verb_on_the_same_images(
     assert result.score == pytest.approx(100 * shown(argv)["results"][0]["top1"], abs=0.5)
 
 
-@pytest.mark.slow
 def test_a_fine_tuned_score_is_that_of_evaluate(
     finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -419,7 +417,7 @@ def test_a_fine_tuned_score_is_that_of_evaluate(
     assert result.score == pytest.approx(100 * shown(argv)["top1"], abs=1.01 * one_image)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_accuracy_by_the_labels_of_real_is_that_of_evaluate(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "imagenet-val20"
     (tmp_path / "sets").mkdir()
@@ -440,7 +438,7 @@ def shown(argv: list[str]) -> Any:
     return json.loads(out.getvalue())
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
     tables, about = run_study(tiny(broken=True), Asked("digits", seeds=(0,)), tmp_path, here)
     assert {result.cell.row for result in tables.missing} == {"broken"}
@@ -449,7 +447,7 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None
     assert "seed 0: diverged" in text and "what it starts from is missing: diverged" in text
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_when_the_minutes_are_over_what_is_finished_is_shown(tmp_path: Path) -> None:
     counting = Counting()
     tables, _ = run_study(tiny(), Asked("digits", seeds=(0,), minutes=1e-3), tmp_path, counting)
@@ -458,7 +456,7 @@ def test_when_the_minutes_are_over_what_is_finished_is_shown(tmp_path: Path) -> 
     assert not tables.missing and len(counting.trained) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_study_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     """A real process group is killed again and again; no cell that was finished is trained a second time."""
     argv = [sys.executable, "-m", "vitrail", "study", "three-table3", "--data", "digits", "--limit-steps", "2"]
@@ -500,7 +498,7 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_cell_of_the_papers_grid_runs_shrunk(imagenet: Path, tmp_path: Path) -> None:
     """Pre-training, transfer, and the table. Data sets that are absent are named, the others run."""
     argv = ["study", "three-table6", "--scale", "paper", "--rows", "ti16, attention", "--data", str(imagenet)]

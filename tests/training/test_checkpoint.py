@@ -92,7 +92,6 @@ nested = st.recursive(
 names = st.text(max_size=4) | st.sampled_from(["model", "__metadata__", "$float", "model/x"])
 
 
-@pytest.mark.slow
 @given(st.dictionaries(names, nested, max_size=4))
 @settings(deadline=None, max_examples=60)
 def test_any_state_comes_back_bit_for_bit(tmp_path_factory, state):
@@ -192,7 +191,6 @@ def flip(path: Path, position: int, bit: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.slow
 @given(name=st.sampled_from(FILES), position=st.integers(0, 10**6), bit=st.integers(0, 7))
 @settings(deadline=None, max_examples=60)
 def test_one_flipped_bit_anywhere_is_refused(tmp_path_factory, name, position, bit):
@@ -314,7 +312,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(("module", "name", "call"), MOMENTS, ids=lambda value: getattr(value, "__name__", value))
 def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path, module, name, call):
     save(tmp_path, 1, state_of(1), keep=1)
@@ -331,7 +329,7 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path, module, name,
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize("call", [1, 2])
 def test_killed_while_replacing_the_only_one(tmp_path, call):
     """Saving a step again: between the two renames the old one is still found."""
@@ -348,7 +346,7 @@ def test_killed_while_replacing_the_only_one(tmp_path, call):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_killed_from_outside_at_random_moments(tmp_path):
     """A process that saves without pause, killed by the clock: what it leaves always loads."""
     program = (
@@ -420,6 +418,7 @@ def test_an_error_at_any_sync_leaves_the_old_one_and_nothing_else(tmp_path, call
     assert load(latest_valid(tmp_path))["step"] == 3
 
 
+@pytest.mark.processes
 def test_a_really_full_disk(tmp_path, monkeypatch):
     """A file system of 1 MB that runs full in the middle of the write, its size having been misreported."""
     disk = tmp_path / "disk"
@@ -463,6 +462,7 @@ def test_interrupted_from_the_keyboard_leaves_no_debris(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_manifest_tells_what_was_written(tmp_path):
     path = save(tmp_path, 120, state_of(120))
     manifest = json.loads((path / "manifest.json").read_text())

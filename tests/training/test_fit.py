@@ -44,6 +44,7 @@ FILES = {
 # what a run leaves behind
 
 
+@pytest.mark.train
 def test_the_folder_holds_everything(digits_run: Path) -> None:
     assert {path.name for path in digits_run.iterdir()} >= FILES
     facts = json.loads((digits_run / "run.json").read_text())

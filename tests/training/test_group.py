@@ -212,7 +212,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("objective", "way", "size"),
     [
@@ -236,7 +236,6 @@ def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: st
     assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "size"), [*((objective, 4) for objective in OBJECTIVES), *((part, 2) for part in PARTS)]
 )
@@ -248,7 +247,6 @@ def test_many_processes_leave_plain_files_behind(runs: Path, objective: str, way
         torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "began", "way", "size"),
     [
@@ -269,7 +267,6 @@ def test_what_two_processes_saved_goes_on_in_one_two_and_four(
     assert losses(folder) == pytest.approx(losses(runs / f"{objective}-whole-1-1"), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_parts_are_whole_or_refused_and_what_torchs_own_reader_reads(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     shutil.copytree(runs / "mixed-sharded-4-1" / "checkpoints", folder)
@@ -323,7 +320,7 @@ def with_rank_one(
     monkeypatch.setattr(group.subprocess, "Popen", started)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("act", "message", "code"),
     [
@@ -345,7 +342,7 @@ def test_when_one_fails_all_end_and_the_first_cause_is_told(
     assert caught.value.exit_code == code
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_signal_to_one_process_saves_the_same_step_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_rank_one("os.kill(os.getpid(), signal.SIGTERM)", monkeypatch)
     run = tiny(tmp_path / "stopped")
@@ -378,7 +375,7 @@ def uneven(out: Path, **changes: Any) -> Run:
     return tiny(out, data=Data(str(out / "images")), batch_size=4, accumulate=2, **short, **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Path) -> None:
     """Validation, its probes and the test; each process alone would stop in the middle of what the other one does."""
     run = uneven(tmp_path, timeout=20.0, knn=3, fewshot=(1,))
@@ -398,7 +395,7 @@ def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Pa
             )
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_during_an_evaluation_ends_it_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
@@ -423,7 +420,7 @@ if world.rank() == {rank}:
     assert [line["step"] for line in lines(folder, "validation")] == [2, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,7 +437,7 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4, 6)]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_torchrun_and_nproc_are_the_same_command_and_speak_once(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(to_yaml(tiny(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
@@ -458,7 +455,7 @@ def test_torchrun_and_nproc_are_the_same_command_and_speak_once(tmp_path: Path) 
     torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Path) -> None:
     """A terminal sends it to everything that runs in it; a second one would end the processes without a save."""
     config = tmp_path / "run.yaml"
@@ -491,7 +488,7 @@ def reading(data: Path, out: Path) -> NoReturn:
     group.leave(0)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_unreadable_images_of_all_processes_are_counted(tmp_path: Path) -> None:
     for number in range(24):
         path = tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png"

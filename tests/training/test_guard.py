@@ -76,7 +76,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from vitrail.training.guard import run_lock\n"

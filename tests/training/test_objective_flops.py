@@ -69,6 +69,7 @@ def objectives() -> dict[str, tuple]:
     return found
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("size", [(16, 24), (8, 12)], ids=["whole", "small"])
 @pytest.mark.parametrize("name", objectives())
 def test_passes_are_what_the_objective_does(name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +88,7 @@ def test_what_answers_is_the_tokenizer_and_the_teacher() -> None:
     assert ForwardMacs(5, 7).flops == 2 * (3 * 5 + 7)
 
 
+@pytest.mark.full_size
 def test_the_published_saving_of_a_masked_autoencoder() -> None:
     """He et al. 2022, table 1 and section 4: a light decoder has 9 % of the FLOPs per token of L's encoder; and with
     three patches in four hidden its pre-training takes less than half of one whose encoder sees them all."""

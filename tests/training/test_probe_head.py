@@ -53,6 +53,7 @@ def run_of(base: Path, out: Path, **changes: object) -> Run:
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("distilled", [False, True])
 def test_the_classifier_is_that_of_scikit_learn(tmp_path: Path, distilled: bool) -> None:
     """Its predictions agree with logistic regression on the same standardised features, for one of the strengths."""
@@ -78,6 +79,7 @@ def test_the_classifier_is_that_of_scikit_learn(tmp_path: Path, distilled: bool)
     assert (logits.argmax(1).numpy() == y).mean() > 0.5  # and not a classifier of zeros
 
 
+@pytest.mark.train
 def test_the_probe_is_evaluated_first_and_kept_where_training_does_not_help(base: Path, tmp_path: Path) -> None:
     harmful = run_of(base, tmp_path, optim=Optim(lr=10.0, clip=None))
     result = fit(harmful)
@@ -100,6 +102,7 @@ def test_the_statistics_of_batchnorm_are_kept_with_a_probe_alone(tmp_path: Path,
     assert all(norm.weight.requires_grad for norm in norms)
 
 
+@pytest.mark.full_size
 def test_without_time_a_part_of_the_images_is_read(base: Path, tmp_path: Path) -> None:
     run = run_of(base, tmp_path)
     with set_up(run, OpenedData().of(run)) as setup:
@@ -116,6 +119,7 @@ def test_a_certain_probe_is_made_less_certain() -> None:
     assert _scale(logits / 1e4, labels) == 1.0  # an uncertain one stays as it is
 
 
+@pytest.mark.train
 def test_a_run_without_such_a_classifier_is_refused(base: Path, tmp_path: Path) -> None:
     for changes in (dict(objective=Regression()), dict(keep_head=True, weights=str(ten(tmp_path)))):
         with pytest.raises(UsageError, match="--no-probe-head"):

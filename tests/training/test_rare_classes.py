@@ -32,6 +32,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return Data(path=str(path))
 
 
+@pytest.mark.train
 def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path: Path) -> None:
     run = tiny_run(
         tmp_path, data=skewed, duration=Steps(2), evaluate_every=Steps(1), metric=Metric("balanced_accuracy")
@@ -53,6 +54,7 @@ def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path
         assert "times the images" not in notes(folder)
 
 
+@pytest.mark.train
 def test_class_weights_regard_what_the_sampler_shows(skewed: Data, tmp_path: Path) -> None:
     weighted = Supervised(class_weights="balanced")
     run = tiny_run(tmp_path, data=skewed, duration=Steps(2), objective=weighted)

@@ -59,7 +59,6 @@ TINY = Model(width=16, depth=2, heads=2, mlp_dim=32)
 RUN = Run(model="Ti/16", vit=TINY, device="cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "patch", "side"),
     [

@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f"{at.name}/{name}": (at / name).read_bytes() for at in folder.iterdir() for name in names}
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The save of step 2 is held until step 3 has begun, which it never would if training waited for it."""
     begun, events = threading.Event(), list[str]()
@@ -163,6 +163,7 @@ def test_an_error_waits_for_the_disk_and_a_second_ctrl_c_does_not(
         checkpoints.wait()
 
 
+@pytest.mark.processes
 def test_killed_while_the_thread_writes_the_one_before_is_newest(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:

@@ -108,6 +108,7 @@ def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp
         assert json.loads((folder / "run.json").read_text())["data"]["images"] == {"train": 80, "validation": 20}
 
 
+@pytest.mark.train
 def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

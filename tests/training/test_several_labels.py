@@ -65,6 +65,7 @@ def facts(result: Result) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.train
 def test_the_decisions_follow_from_the_labels(trained: Result) -> None:
     decisions = facts(trained)["decisions"]
     assert decisions["labels"].startswith("several: ") and "of 3 classes" in decisions["labels"]
@@ -142,12 +143,14 @@ def test_predictions_are_lists(trained: Result, data: Path, tmp_path: Path) -> N
     assert isinstance(again, LabelScores) and again.exact == 1.0
 
 
+@pytest.mark.full_size
 def test_the_report_shows_what_occurs_together(trained: Result, tmp_path: Path) -> None:
     page = write_report(copy_of(trained.folder, tmp_path)).read_text(encoding="utf-8")
     assert "Which labels occur together" in page and "mean average precision" in page
     assert "Which classes are confused" not in page and "Not in this report" not in page
 
 
+@pytest.mark.export
 def test_an_export_computes_probabilities_of_each_label(trained: Result, tmp_path: Path, data: Path) -> None:
     pytest.importorskip("onnxruntime")
     export(trained.folder, out=tmp_path / "x", to="onnx", output="probabilities")

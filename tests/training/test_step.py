@@ -54,7 +54,6 @@ def gradients(objective: SupervisedObjective, batch: Images, parts: int = 1) -> 
     return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 5, 12, 50])
 @pytest.mark.parametrize("mixing", [Augment(), Augment(mixup=1.0, cutmix=1.0)])
 def test_accumulation_gives_the_gradient_of_the_whole_batch(parts: int, mixing: Augment) -> None:
@@ -165,7 +164,7 @@ def test_activation_checkpointing_keeps_less() -> None:
     assert kept(Run(activation_checkpointing=True)) < 0.3 * kept(Run())
 
 
-@pytest.mark.slow
+@pytest.mark.export
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compilation_changes_neither_results_nor_names(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if checkpointing:  # what TorchInductor gets to compile, without the half minute that it takes

@@ -84,7 +84,7 @@ def is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepping.TrainingStep, "__init__", init)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd", "lamb", "muon"])
 def test_a_step_reads_its_numbers_once(
@@ -99,7 +99,7 @@ def test_a_step_reads_its_numbers_once(
     assert calls[1:] == [Counter(tolist=1)] * (STEPS - 1)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log, the averages and skipped updates are those of a run that reads at once; so are the weights."""
     original = stepping.backward
@@ -151,7 +151,7 @@ def together(out: Path) -> None:
     leave(0)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_step_talks_to_other_processes_once(tmp_path: Path) -> None:
     """Apart from the sums of gradients: here one bucket, which the backward pass sends. If weights are sharded, FSDP2
     sends gradients by other calls, and the gradient norm is a sum."""

@@ -65,6 +65,7 @@ def _wide(folder: Path, images: int) -> Path:
     return folder
 
 
+@pytest.mark.full_size
 def test_a_class_at_the_border_asks_for_the_whole_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = replace(recipe("finetune-by-data"), weights=WEIGHTS, data=Data(str(_wide(tmp_path, 40))), workers=0)
     splits = open_data(run.data, seed=0)

@@ -41,7 +41,7 @@ def trains(process: psutil.Process, trial: str) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_sweep_on_ray_gives_what_it_gives_here_even_where_a_trial_is_killed(tmp_path: Path) -> None:
     base = replace(tiny(tmp_path), duration=Steps(60), checkpoint_every=Steps(5))
     plan = Sweep(base, {"optim.lr": (0.001, 0.01)}, seeds=(0,))

@@ -60,7 +60,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(Processes, "command", command)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_each_slot_has_one_trial_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 where = os.path.join(folder, "..", "busy-" + device)
@@ -78,6 +78,7 @@ end(reason=device + " " + os.environ["OMP_NUM_THREADS"])
     assert {outcome.reason for outcome in ended.values()} == {"cuda:0 3", "cuda:1 3"}
 
 
+@pytest.mark.processes
 def test_a_single_process_has_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, "end(reason=os.environ.get('OMP_NUM_THREADS', 'all'))")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -85,7 +86,7 @@ def test_a_single_process_has_all_cores(tmp_path: Path, monkeypatch: pytest.Monk
     assert outcome.reason == "all"
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -105,6 +106,7 @@ def test_a_process_that_dies_is_a_failure_with_its_last_words(
     assert finished(broken.folder) is None and finished(sound.folder) is not None
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_every_process_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
@@ -131,6 +133,7 @@ time.sleep(60)
     assert [(trial.folder / "saved").read_text() for trial in both] == ["once", "once"]
 
 
+@pytest.mark.processes
 def test_ending_early_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 with open(os.path.join(folder, "pid"), "w") as file:
@@ -199,7 +202,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_train_side_by_side_what_one_trains_alone(tmp_path: Path) -> None:
     planned = Trials.of(Sweep(tiny(tmp_path), {"optim.lr": (0.001, 0.01)}, seeds=(0,)), tmp_path / "two")
     for trial in planned.search:
@@ -215,7 +218,7 @@ def test_two_processes_train_side_by_side_what_one_trains_alone(tmp_path: Path) 
     assert "step 4" in (planned.search[0].folder / "log.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_sweep_that_is_killed_takes_its_trials_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "s"
     plan = Sweep(tiny(tmp_path, duration=Steps(400), checkpoint_every=Steps(20)), {"optim.lr": (0.001,)}, seeds=(0,))

@@ -61,7 +61,7 @@ def linear_masks(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens.astype(np.float32), classes.astype(np.uint8).repeat(2, 1).repeat(2, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_mask_that_is_a_linear_function_of_tokens_is_recovered() -> None:
     tokens, truth = linear_masks(32, 0)
     hidden = truth.copy()

@@ -227,7 +227,7 @@ def test_search_then_choice_then_seeds(tmp_path: Path) -> None:
     assert written["top1"]["std"] == pytest.approx(0.01) and len(written["search"]) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_what_is_finished_is_never_trained_again(tmp_path: Path) -> None:
     def again(rates: tuple[float, ...], trainer: Pretend, **changes: Any) -> list[tuple[float, bool]]:
         run = tiny(**changes)
@@ -370,6 +370,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return root, result, seen
 
 
+@pytest.mark.train
 def test_no_test_image_is_opened_before_the_choice(whole: Any) -> None:
     """Then each seed opens each twice: to count copies of training images, and to ask the finished network."""
     root, _, seen = whole

@@ -170,6 +170,7 @@ def ran(small: Run, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any
     return vtab(small, PAPER, TASKS_TRIED, str(data), [0, 1], tmp_path_factory.mktemp("out") / "vtab")
 
 
+@pytest.mark.train
 def test_two_tasks_are_measured_and_the_third_says_where_it_comes_from(ran: Any, data: Path) -> None:
     assert [score.task.name for score in ran.scores] == ["cifar100", "flowers102"]
     cifar, flowers = ran.scores
@@ -234,6 +235,7 @@ def test_nothing_finished_is_trained_again(
     assert [path.name.rpartition("-")[0] for path in trained] == ["cifar100-seed-2", "cifar100-seed-0"]
 
 
+@pytest.mark.full_size
 def test_a_task_that_fails_is_a_row_with_its_reason(
     small: Run, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -269,7 +271,7 @@ def test_what_cannot_be_run_is_refused(small: Run, data: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_figure_compares_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("vitrail.transfer.vtab_means.means", lambda scores: seen.append(scores) or means(scores))

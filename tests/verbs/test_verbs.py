@@ -102,7 +102,6 @@ def test_all_that_is_wrong_with_keywords_at_once() -> None:
         assert part in str(error.value)
 
 
-@pytest.mark.slow
 def test_print_config_prints_what_would_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", "--recipe", "digits", "--optim.lr", "0.5", "--duration", "5 %", "--print-config"]
     assert cli.main(argv) == 0
@@ -140,6 +139,7 @@ def test_data_that_is_not_there_is_told_before_anything_is_written(tmp_path: Pat
 # training, and what comes after it
 
 
+@pytest.mark.train
 def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     folder = trained.folder
     assert trained.steps == 30 and folder.name == "train-1"
@@ -149,7 +149,7 @@ def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     assert model.card.class_names == ["blue", "red"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.page
 def test_quiet_training_says_only_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -164,7 +164,7 @@ def test_quiet_training_says_only_what_came_of_it(
     assert "step 2" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.page
 def test_a_report_that_fails_costs_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -251,7 +251,7 @@ def test_predict_refuses_at_once(trained: Any, photos: Path, options: dict[str, 
         vitrail.predict(trained.folder, photos, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
     other = draw(tmp_path / "other", classes=("azure", "crimson", "teal"))
     settings = dict(duration="4 steps", batch_size=8, image_size=12, out=str(tmp_path / "runs"))
@@ -262,7 +262,7 @@ def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
     assert model.config.width == 16
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_resume_finds_the_newest_run(photos_run: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(CheckpointError, match="no run in"):
@@ -339,6 +339,7 @@ def test_data_check_lists_what_is_bad_and_twice(tmp_path: Path, capsys: pytest.C
     assert len(json.loads(capsys.readouterr().out)["bad"]) == 1
 
 
+@pytest.mark.full_size
 def test_data_pack_can_be_trained_on(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", "pack", str(photos), str(tmp_path / "packed"), "--short-side", "8"]) == 0
     assert "24 images" in capsys.readouterr().out

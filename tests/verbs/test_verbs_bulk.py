@@ -46,7 +46,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: Path, tmp_path: Path) -> None:
     found = vitrail.predict(network, digits, out=tmp_path / "out", merge=tmp_path / "all.parquet", top=3, workers=0,
                             precision="float32")  # fmt: skip
@@ -72,7 +72,7 @@ def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: P
     assert row == len(table)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_features_of_shards_are_those_in_an_npz(network: Path, digits: Path, tmp_path: Path) -> None:
     embedded = embed(network, digits, out=tmp_path / "f.npz", workers=0, precision="float32")
     found = embed(network, digits, out=tmp_path / "out", merge=tmp_path / "f.parquet", workers=0, precision="float32")

@@ -105,7 +105,6 @@ def test_another_image_size_resamples_the_positions(network: Path, pictures: Pat
         vitrail.evaluate(network, pictures, protocol="r", image_size=17)
 
 
-@pytest.mark.slow
 def test_everything_on_the_command_line(
     network: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

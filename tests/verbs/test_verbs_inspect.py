@@ -66,7 +66,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_everything_about_one_network(networks: Path, photos: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8nothing")
@@ -108,7 +108,7 @@ def _predictions(model: Any, paths: list[Path]) -> list[Any]:
     return list(predict_files(model, paths, precision="float32"))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_command_line_says_what_to_see(
     networks: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +137,7 @@ def test_without_images_what_needs_none(networks: Path, tmp_path: Path, capsys: 
     assert "no positions: position similarity needs a Vision Transformer, not a ResNet" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_runs_side_by_side(networks: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     three = [networks / name for name in ("plain", "bag", "axial")]
     result = vitrail.inspect(*three, data=photos, out=tmp_path)
@@ -153,7 +153,7 @@ def test_runs_side_by_side(networks: Path, photos: Path, tmp_path: Path, caplog:
         vitrail.inspect(three[0], three[0], out=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_at_another_resolution_and_many_pictures(
     networks: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_of_a_folder_of_images_some_are_drawn(
         vitrail.inspect(networks / "plain", photos, pictures=0, out=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_knows_its_own_images(tmp_path: Path) -> None:
     run = vitrail.train(
         "digits", recipe="digits", out=str(tmp_path), model="Ti/4", image_size=8, batch_size=16, duration="1 step",
@@ -226,6 +226,7 @@ def test_classes_by_name_or_number(networks: Path, photos: Path, tmp_path: Path)
     assert rows(tmp_path / "relevance-classes.csv") == [{"image": str(image), "class": "red"}]
 
 
+@pytest.mark.full_size
 def test_no_readable_image_is_an_error(networks: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
     for name in ("bad.png", "missing.png"):  # the weights are drawn first, and nothing of it remains
@@ -241,7 +242,7 @@ def test_no_readable_image_is_an_error(networks: Path, tmp_path: Path) -> None:
         vitrail.inspect(networks / "plain", what=("filters",), out=tmp_path / "bad.png" / "x")
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_real_photographs_upright_and_of_any_shape(networks: Path, shared_data: Path, tmp_path: Path) -> None:
     awkward = shared_data / "awkward-images"
     turned, inks = awkward / "Landscape_7.jpg", awkward / "Channel_digital_image_CMYK_color.jpg"

@@ -132,7 +132,7 @@ def as_if_killed(runs: Path, target: Path) -> None:
 # what is printed
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (4, 8), (3, 0)])
 def test_a_batch_script_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
     script = slurm(*TRAIN[:4], "--batch-size", "96", nodes=nodes, gpus_per_node=gpus, time="2-12", partition="long")
@@ -147,7 +147,7 @@ def test_a_batch_script_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
     subprocess.run(["bash", "-n"], input=script.text.encode(), check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_batch_script_passes_the_shell_checker(tmp_path: Path) -> None:
     checker = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if checker is None:
@@ -166,7 +166,7 @@ def task(text: str) -> dict:
     return yaml.safe_load(text)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (4, 4), (2, 0)])
 def test_a_sky_task_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
     found = task(sky(*TRAIN[:4], nodes=nodes, gpus_per_node=gpus, accelerator="A100-80GB", bucket="s3://mine").text)
@@ -181,7 +181,7 @@ def test_a_sky_task_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
     assert made["setup"].splitlines()[0] == "cd x"
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [[word] for word in HOSTILE] + [["photos", "--name=it's"]])
 def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tmp_path: Path) -> None:
     command = ["train", *words, "--recipe", "smoke"]
@@ -203,7 +203,6 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
     assert not (tmp_path / "gone").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -239,7 +238,6 @@ def test_a_value_that_is_wrong_is_told_as_by_train(capsys: pytest.CaptureFixture
     assert ended.value.code == 2 and "3 fortnights" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -264,14 +262,12 @@ def test_a_task_needs_a_bucket(bucket: str | None) -> None:
         sky("train", "photos", bucket=bucket)
 
 
-@pytest.mark.slow
 def test_a_bucket_is_no_folder_that_all_machines_see() -> None:
     assert sky(*TRAIN[:4], "--shard", bucket="bucket").processes == 8
     with pytest.raises(UsageError, match="all of them see"):
         sky(*TRAIN[:4], "--shard", bucket="bucket", nodes=2)
 
 
-@pytest.mark.slow
 def test_the_command_line_takes_the_words_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["launch", "slurm", "--nodes", "2", "--option", "qos=high", "--", *TRAIN[:4], "--batch-size", "32"]
     assert cli.main(argv) == 0
@@ -286,7 +282,7 @@ def test_the_command_line_takes_the_words_behind_two_dashes(capsys: pytest.Captu
 # what is printed, run
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_job_whose_time_is_over_goes_on_to_the_same_end(
     cluster: dict[str, str], tmp_path: Path, uninterrupted: Path
 ) -> None:
@@ -320,7 +316,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "asked", "restarts", "requeued"),
     [
@@ -350,7 +346,7 @@ def test_only_a_training_that_saved_in_time_is_queued_again(
     assert ("requeue 123" in (tmp_path / "scontrol").read_text()) == requeued
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_task_whose_machine_is_taken_away_goes_on_to_the_same_end(
     cluster: dict[str, str], tmp_path: Path, uninterrupted: Path
 ) -> None:
@@ -373,7 +369,7 @@ def test_a_task_whose_machine_is_taken_away_goes_on_to_the_same_end(
 # --resume auto
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_auto_begins_goes_on_and_does_not_begin_over_what_is_damaged(tmp_path: Path) -> None:
     settings = {"model": "Ti/4", "vit": {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 32}, "device": "cpu"}
     settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "4 steps", "out": str(tmp_path), "workers": 0}
@@ -389,6 +385,7 @@ def test_auto_begins_goes_on_and_does_not_begin_over_what_is_damaged(tmp_path: P
         resumed(asked, "auto")
 
 
+@pytest.mark.train
 def test_auto_knows_the_settings_of_the_recipe_it_is_to_begin(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"objective": {"corrupt": 0.15}, "vit": {"width": 16, "depth": 1, "heads": 2}}
     settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "2 steps", "out": str(tmp_path), "workers": 0}

@@ -72,7 +72,7 @@ def steps(run: Any) -> int:
         return Timetable(resolved.run, len(loader)).total
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -> None:
     photos, weights = str(shared_data / "flowers12"), saved(tmp_path / "weights")
     found = as_json([photos, "--from", weights], capsys)
@@ -102,7 +102,7 @@ def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -
     assert list(Path.cwd().iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_probes_look_at_as_many_images(tmp_path: Path, capsys: Captured) -> None:
     photos, weights = drawn(tmp_path / "my photos", each=12), saved(tmp_path / "the weights")
     found = as_json([photos, "--from", weights], capsys)
@@ -115,7 +115,7 @@ def test_the_probes_look_at_as_many_images(tmp_path: Path, capsys: Captured) -> 
         assert f"features of {images} images" in why
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_does_as_many_steps(tmp_path: Path, capsys: Captured) -> None:
     photos = drawn(tmp_path / "my photos", each=6)
     option = as_json([photos], capsys)["options"][-1]
@@ -124,7 +124,7 @@ def test_training_does_as_many_steps(tmp_path: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["steps"] == option["steps"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_data_are_opened_once(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probes split the data in another way than training does, and each method decides on a run of its own."""
     photos, opened, find = drawn(tmp_path / "photos", each=6), [], opening.find
@@ -139,7 +139,7 @@ def test_data_are_opened_once(tmp_path: Path, capsys: Captured, monkeypatch: pyt
     assert opened == [photos]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_few_images_and_the_weights_in_the_box(tmp_path: Path, capsys: Captured) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     found = as_json([photos, "--from", saved(tmp_path / "weights")], capsys)
@@ -151,7 +151,7 @@ def test_few_images_and_the_weights_in_the_box(tmp_path: Path, capsys: Captured)
     assert commands["linear probe"] == f"vitrail probe linear vitrail/tiny {photos}"
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Rehearsal,
@@ -174,7 +174,7 @@ def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, mo
     assert "--time-limit" not in as_json([photos, "--time-limit", "90"], capsys)["options"][-1]["command"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_resnet_has_no_attention_to_tune(tmp_path: Path, capsys: Captured) -> None:
     config = ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(32, 32), classes=3)
     found = as_json([drawn(tmp_path / "photos", each=4), "--from", saved(tmp_path / "resnet", config)], capsys)
@@ -183,7 +183,7 @@ def test_a_resnet_has_no_attention_to_tune(tmp_path: Path, capsys: Captured) -> 
     assert cli.main([*limited, "--dry-run"]) == 0  # whose speed is measured before anything is decided
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_size_is_passed_on(tmp_path: Path, capsys: Captured) -> None:
     photos, weights = drawn(tmp_path / "photos", each=4), saved(tmp_path / "weights")
     found = as_json([photos, "--from", weights, "--image-size", "24"], capsys)
@@ -193,7 +193,7 @@ def test_a_size_is_passed_on(tmp_path: Path, capsys: Captured) -> None:
         assert "24 x 24 px" in option["why"] or not option["steps"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_larger_images_of_the_same_classes(tmp_path: Path) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     config, names = VIT, ["kind 0", "kind 1", "kind 2"]
@@ -203,7 +203,7 @@ def test_larger_images_of_the_same_classes(tmp_path: Path) -> None:
     assert "Table 5" in found.source
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_what_is_shown(tmp_path: Path, capsys: Captured) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     for number in range(3):

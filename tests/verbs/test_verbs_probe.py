@@ -161,7 +161,6 @@ def test_the_protocols_images_are_another_preparation(
         assert np.abs(file["train_features"] - squashed).max() > 1e-3
 
 
-@pytest.mark.slow
 def test_features_at_another_size_are_the_resampled_networks(
     network: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,7 +280,6 @@ def test_results_are_shown(
     assert "top-5" not in out  # of four classes, it is always 100 %
 
 
-@pytest.mark.slow
 def test_a_run_knows_its_own_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     config = ViTConfig(width=32, depth=1, heads=2, mlp_dim=32, patch=2, image_size=8, classes=10, pool="gap")  # type: ignore[arg-type]
@@ -295,7 +293,6 @@ def test_a_run_knows_its_own_images(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["results"][0]["top1"] > 0.3  # ten digits
 
 
-@pytest.mark.slow
 def test_lists_of_numbers_are_given_in_one_go_or_one_by_one() -> None:
     argv = ["m", "--shots", "1", "5", "10", "--l2", "1e3", "0.5", "--seeds", "3", "photos", "--shots", "25"]
     _, given = parse(fewshot, argv, "vitrail probe fewshot")

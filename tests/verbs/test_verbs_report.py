@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_report_of_one_run_is_written_again(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     page = runs[0] / "report.html"
     page.write_text("old")
@@ -44,7 +44,7 @@ def test_the_report_of_one_run_is_written_again(runs: list[Path], capsys: pytest
     assert "FLOPs of training" in text and "Not in this report" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_elsewhere_with_out(runs: list[Path], tmp_path: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in runs[1].rglob("*"))
     out = tmp_path / "new" / "one.html"
@@ -53,7 +53,7 @@ def test_elsewhere_with_out(runs: list[Path], tmp_path: Path) -> None:
     assert before == sorted((path, path.stat().st_mtime_ns) for path in runs[1].rglob("*"))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_several_runs_are_compared(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,14 +77,12 @@ def test_several_runs_are_compared(
     assert value["settings"] == {"optim.lr": {"r-1": 1e-3, "r-2": 3e-3}}
 
 
-@pytest.mark.slow
 def test_the_keyword_is_the_flag(runs: list[Path], tmp_path: Path) -> None:
     result = vitrail.report(*runs, out=tmp_path / "c.html")
     assert result.path == tmp_path / "c.html" and result.comparison is not None
     assert result.comparison.labels == ["r-1", "r-2"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -56,7 +56,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_brightness_is_segmented_and_written(
     network: Path, halves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +82,7 @@ def test_brightness_is_segmented_and_written(
     assert "mean IoU" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_tenth_is_held_out_of_images_without_splits(network: Path, halves: Path, tmp_path: Path) -> None:
     for kind in ("images", "masks"):
         (tmp_path / "d").mkdir(exist_ok=True)
@@ -118,7 +118,7 @@ def test_nothing_is_written_among_other_files(network: Path, halves: Path, tmp_p
         vitrail.probe.segment(network, halves, out=tmp_path, **SETTINGS)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_layers_of_different_grids_are_refused(halves: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = replace(variant("R50x1", image_size=(64, 64), classes=0), units=(1, 1, 1, 1))

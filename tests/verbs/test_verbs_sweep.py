@@ -65,7 +65,6 @@ def test_the_grids_are_those_of_table_4() -> None:
         assert name.startswith(row.recipe)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "dev", "how"),
     [
@@ -201,7 +200,6 @@ def test_where_trials_go(photos: Path) -> None:
     assert verb.executor(4, [], "auto") == OnRay("auto", 4)
 
 
-@pytest.mark.slow
 def test_the_command_line_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(verb, "show", lambda result: "")
@@ -225,7 +223,7 @@ def _remembering(seen: list[Any]) -> Any:
 # what it does and prints
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_dry_run_lists_the_trials_and_their_cost_and_writes_nothing(
     photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,7 +244,7 @@ def test_dry_run_lists_the_trials_and_their_cost_and_writes_nothing(
     assert found["trials"] == 5 and found["device_days"] == pytest.approx(5 * found["cost"]["device_days"])
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_sweep_from_weights_to_the_table(
     photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -262,7 +262,7 @@ def test_a_network_without_a_classifier_answers_nothing(photos: Path, tmp_path: 
             ask(tmp_path / "vit.npz", photos)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_finetune_from_foreign_weights(google: Path, photos: Path, tmp_path: Path) -> None:
     settings = dict(duration="3 steps", batch_size=8, image_size=24, out=str(tmp_path / "runs"))
     result = vitrail.finetune(photos, weights=google, **settings)
@@ -273,7 +273,7 @@ def test_finetune_from_foreign_weights(google: Path, photos: Path, tmp_path: Pat
     assert "vit.npz (google)" in json.dumps(decided)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_finetune_from_distilled_and_pre_logits_weights(photos: Path, tmp_path: Path) -> None:
     """A new head leaves what only the old head used behind."""
     save(made(replace(CONFIG, pre_logits=8)), tmp_path / "pre.npz", "google")

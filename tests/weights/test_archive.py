@@ -239,6 +239,7 @@ def test_code_in_a_pickle_is_not_executed(tmp_path: Path, way: str, name: str) -
     assert target.exists()
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("way", ["zip", "old"])
 def test_a_pickle_that_would_fill_the_memory_is_refused_unread(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,7 +257,7 @@ def test_a_pickle_that_would_fill_the_memory_is_refused_unread(
         open_archive(file)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_state_of_many_tensors_is_read(zipped: bool, tmp_path: Path) -> None:
     state = {f"blocks.{number}.attention.projection.weight": torch.ones(2) for number in range(10_000)}

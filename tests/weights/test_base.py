@@ -104,7 +104,6 @@ def test_what_a_new_resolution_changed_is_stored_too(tmp_path: Path, positions: 
     same(load(tmp_path / "part"), model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "format", "name"),
     [

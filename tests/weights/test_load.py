@@ -99,7 +99,6 @@ def toy_file(path: Path, model: nn.Module, **changes: Tensor | None) -> Path:
 # ---- what is loaded
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".npz"])
 @pytest.mark.parametrize(
     "config",
@@ -446,7 +445,7 @@ def test_absurd_resnets_are_refused_before_they_are_built(changes: dict[str, Any
         ResNetConfig(**changes)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     "config",
     [
@@ -625,7 +624,7 @@ assert "sympy" not in sys.modules, "initialised without an effect"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("origin", ["vitrail", "timm"])
 def test_the_peak_of_memory_is_below_a_third_more_than_the_file(tmp_path: Path, origin: str) -> None:
@@ -649,6 +648,7 @@ def test_the_peak_of_memory_is_below_a_third_more_than_the_file(tmp_path: Path, 
     assert json.loads(done.stdout) < 1.3
 
 
+@pytest.mark.processes
 def test_building_without_memory_imports_nothing_and_keeps_constants() -> None:
     code = """
 import sys, torch

@@ -28,6 +28,7 @@ def built(folder: Path, **arguments: Any) -> nn.Module:
     return timm.create_model(f"local-dir:{folder}", pretrained=True, **arguments).eval()
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", ["plain", "registers", "attention pooling", "root alone", "R26"])
 def test_channels_of_a_vit(tmp_path: Path, kind: str) -> None:
     folder = hub(peer(kind), tmp_path)
@@ -37,7 +38,7 @@ def test_channels_of_a_vit(tmp_path: Path, kind: str) -> None:
         assert_equal(model.double(), built(folder, in_chans=channels).double(), images(model).double())
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_channels_of_a_resnet(tmp_path: Path) -> None:
     folder = hub(randomised(timm.create_model("resnetv2_50x1_bit", num_classes=5)), tmp_path)
     for channels in (1, 2, 5):

@@ -75,7 +75,6 @@ def test_the_formats_are_those_that_were_promised() -> None:
     assert {case[0] for case in CASES} | without_bias == set(FORMATS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("format", "name", "wanted"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_saved_computes_the_same_when_it_is_loaded(
     tmp_path: Path, format: str, name: str, wanted: ViTConfig | ResNetConfig
@@ -91,7 +90,6 @@ def test_what_is_saved_computes_the_same_when_it_is_loaded(
     assert saved.error < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("format", "name", "wanted"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_nothing_is_replaced_unless_that_is_wanted(
     tmp_path: Path, format: str, name: str, wanted: ViTConfig | ResNetConfig
@@ -306,7 +304,7 @@ def test_the_header_keeps_every_character_of_a_class_name(tmp_path: Path) -> Non
     assert load(tmp_path / "m").card.class_names == names
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_equal_models_make_equal_files(tmp_path: Path) -> None:
     """Several times in this process, because a random order may be right by chance; once in one with other hashes."""
     again = []
@@ -327,6 +325,7 @@ def test_equal_models_make_equal_files(tmp_path: Path) -> None:
         assert first and all(files == first for files in others), format
 
 
+@pytest.mark.export
 @pytest.mark.parametrize("kind", ["accelerate", "compiled block", "checkpointed block", "compiled twice"])
 def test_wrappers_of_accelerate_and_of_blocks_are_looked_through(kind: str, tmp_path: Path) -> None:
     from accelerate import Accelerator

@@ -114,6 +114,7 @@ def test_chosen_thresholds_become_the_usual_ones(tmp_path: Path) -> None:
     assert card.several and card.thresholds == [0.5, 0.5, 0.5]
 
 
+@pytest.mark.full_size
 def test_a_network_of_numbers_keeps_its_unit_and_takes_another_head(tmp_path: Path) -> None:
     scale = TargetScale((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
     model = trained(tmp_path / "run", scale=scale, confidence=None)
@@ -126,6 +127,7 @@ def test_a_network_of_numbers_keeps_its_unit_and_takes_another_head(tmp_path: Pa
     assert vitrail.reset_head(vitrail.load(tmp_path / "run", kind=vitrail.ViT), 7).card.scale is None
 
 
+@pytest.mark.full_size
 def test_a_soup_names_its_parents(tmp_path: Path) -> None:
     first, second = (trained(tmp_path / name, seed) for seed, name in enumerate(("a", "b")))
     other = second.state_dict()
@@ -139,6 +141,7 @@ def test_a_soup_names_its_parents(tmp_path: Path) -> None:
     assert "- runs/a\n- runs/b" in text and "model-index" not in yaml.safe_load(text.split("---\n")[1])
 
 
+@pytest.mark.full_size
 def test_the_hub_and_exports_do_not_publish_old_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = trained(tmp_path / "run")
     prepare(model, tmp_path / "true", "owner/name")
@@ -154,6 +157,7 @@ def test_the_hub_and_exports_do_not_publish_old_numbers(tmp_path: Path, caplog: 
     assert model.card.metrics  # the model at hand is not changed
 
 
+@pytest.mark.full_size
 def test_an_export_of_logits_names_the_temperature(tmp_path: Path) -> None:
     model = trained(tmp_path / "run")
     logits = export_model(model, tmp_path / "logits", "program")

@@ -81,7 +81,6 @@ LIBRARIES = [in_timm, in_timm_alone, in_transformers, masked_in_transformers, in
 LIBRARIES += [towers_in_transformers, patches_in_transformers]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", LIBRARIES)
 def test_every_layer_is_compared_with_the_library_of_the_file(tmp_path: Path, make: Any) -> None:
     path, library = make(tmp_path)
@@ -95,7 +94,7 @@ def test_every_layer_is_compared_with_the_library_of_the_file(tmp_path: Path, ma
     assert found.passed and found.reference is None
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_stages_of_a_resnet_are_compared_with_timms(tmp_path: Path) -> None:
     small = save_npz(tmp_path / "small.npz", flax_arrays.bit(units=(1, 1), width=32))
     assert "BiT's repository is code" in " ".join(verify(small).notes)
@@ -106,7 +105,7 @@ def test_the_stages_of_a_resnet_are_compared_with_timms(tmp_path: Path) -> None:
     assert found.worst < 3e-5 and found.passed  # largest value by largest value, after fifty layers
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("make", [in_timm, in_transformers, in_torchvision])
 def test_weights_that_were_converted_remember_their_library(tmp_path: Path, make: Any) -> None:
     path, library = make(tmp_path)
@@ -180,7 +179,6 @@ def test_a_library_that_fails_is_a_note_and_not_the_end(tmp_path: Path) -> None:
     assert found.library is None and "timm cannot run" in " ".join(found.notes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "said"),
     [({"image": "integers-1"}, "damaged"), ({"image": "integers-1", "outputs": {"logits": 3}}, "damaged")],

@@ -125,7 +125,7 @@ def run(stacks: Path, objective: MAE | DINO | MaskedPatch | BEiT | Tokenizer) ->
     )
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("config", [MAE(decoder_width=16, decoder_depth=1, decoder_heads=2), TINY], ids=["mae", "dino"])
 def test_a_run_on_a_flat_folder_of_arrays(stacks: Path, config: MAE | DINO) -> None:
     result = fit(run(stacks, config))

@@ -133,6 +133,7 @@ def test_colour_with_8_bits_is_a_picture(name: str) -> None:
     assert error.value.reason == "too-many-pixels"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["CT_small.dcm", "SC_rgb_small_odd.dcm"])
 def test_too_many_pixels_name_a_command_that_writes_the_same_values(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,7 +205,6 @@ def test_broken_files_have_a_reason(name: str) -> None:
     assert error.value.reason == reason and len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_a_file_that_is_cut_or_changed_anywhere_gives_values_or_a_reason() -> None:
     rng, whole = np.random.default_rng(0), saved(RAMP, RescaleSlope=2, RescaleIntercept=1)
     with warnings.catch_warnings():
@@ -262,7 +262,7 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_on_dicom_files(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = fit(
         Run(
@@ -314,7 +314,7 @@ def _check_tiles(model: Path, maps: Path) -> None:
         assert found["features"].shape == (6, 32) and found["boxes"].shape == (6, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_without_pydicom_names_the_extra(scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(DataError, match=r"package pydicom: pip install .*extra medical"):

@@ -125,7 +125,6 @@ def test_real_files(shared_data: Path) -> None:
     assert np.array_equal(read(flag, 3, "16") >> 8, decode(flag))  # RGB with 8 bits keeps the upper half
 
 
-@pytest.mark.slow
 def test_any_awkward_file_gives_bands_or_a_reason(shared_data: Path) -> None:
     kinds = set()
     for path in sorted((shared_data / "awkward-images").iterdir()):

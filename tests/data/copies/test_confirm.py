@@ -98,7 +98,7 @@ def scans_with_copies(root: Path) -> HashedImages:
     return HashedImages(hashed(str(root), found, found.splits))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_scans_of_one_kind_are_candidates_and_only_copies_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def pairs_of(pairs: Pairs) -> set[tuple[int, int]]:
     return set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
 
 
+@pytest.mark.full_size
 def test_the_hash_of_a_window_is_the_textbook_s_of_its_pixels() -> None:
     """On a grid of finer pixels, a window is a picture of its own, with scipy's transform of it."""
     small = np.asarray(photographs()[0].convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
@@ -73,6 +74,7 @@ def test_the_hash_of_a_window_is_the_textbook_s_of_its_pixels() -> None:
     assert number == WINDOWS
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_most_crops_are_found_in_either_set_and_nothing_else(mirrored: bool) -> None:
     """Some parts of the two photographs are sky or leaves, whose hashes change with every pixel: not all are found."""

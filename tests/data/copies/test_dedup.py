@@ -119,7 +119,7 @@ def reencoded(image: Image.Image) -> dict[str, Image.Image]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_flowers_are_found_again_however_they_were_encoded_and_not_taken_for_each_other(
     shared_data: Path, tmp_path: Path
 ) -> None:
@@ -282,7 +282,6 @@ def test_copies_across_sets_by_kind(tmp_path: Path) -> None:
     assert {row["distance"] for row in rows if row["exact"] == "1"} == {"0"} and {row["cosine"] for row in rows} == {""}
 
 
-@pytest.mark.slow
 def test_within_one_set_the_held_out_splits_stay_and_of_the_others_the_first(tmp_path: Path) -> None:
     root = tmp_path / "photos"
     pictures = [picture(number) for number in range(6)]
@@ -378,7 +377,7 @@ ALIKE = ((1544, 25359), (3328, 30749), (4999, 3127), (5383, 36978), (6024, 41856
 equal: at most 8 levels apart (root mean square), while the next nearest are 12 apart."""
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_copies_in_cifar100(shared_data: Path) -> None:
     splits = find(str(shared_data / "cifar100")).splits
     stored = {splits["train"][index].image: index for index in range(len(splits["train"]))}

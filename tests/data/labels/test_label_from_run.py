@@ -19,7 +19,7 @@ from vitrail.verbs.data.check import check, pack, stats
 from vitrail.verbs.data.dedup import dedup
 from vitrail.verbs.data.split import split
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.train
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 FROM_NAMES = "name: ^(.+)_[0-9]+"
@@ -55,6 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(train(root / "flat", recipe="scratch-small", **settings).folder)
 
 
+@pytest.mark.train
 def test_evaluation_resume_probe_and_report_use_the_labels_of_the_run(run: Path) -> None:
     flat, other = run.parents[1] / "flat", run.parents[1] / "other"
     assert from_yaml(run / "config.yaml", Run()).data.label_from == FROM_NAMES

@@ -74,7 +74,6 @@ def everything(source: Listed) -> list[tuple[object, ...]]:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_is_the_images_it_was_written_from(kind: str, tmp_path: Path) -> None:
     data = made(kind, tmp_path)
@@ -188,7 +187,6 @@ def test_other_tables_are_no_lists(tmp_path: Path) -> None:
 # subsets
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_subsets_of_every_kind_of_data_are_nested_in_proportion_and_keep_what_is_held_out(
     kind: str, tmp_path: Path

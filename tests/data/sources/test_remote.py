@@ -122,7 +122,6 @@ def batches(source, **options) -> list[tuple[bytes, list[int]]]:
 # the same data, wherever they lie
 
 
-@pytest.mark.slow
 def test_packed_shards_at_an_address_are_what_they_are_on_disk(served: str, packed: Path) -> None:
     there, here = find(f"{served}/data"), find(str(packed))
     assert list(there.splits) == list(here.splits) == ["train", "val"]
@@ -133,7 +132,6 @@ def test_packed_shards_at_an_address_are_what_they_are_on_disk(served: str, pack
     assert list(find(f"{served}/data/{{train,val}}").splits) == ["train", "val"]
 
 
-@pytest.mark.slow
 def test_tars_at_an_address_are_what_they_are_on_disk(served: str, tars: Path) -> None:
     here = find(str(tars))
     for address in (f"{served}/tars", f"{served}/tars/{{train-{{0000..0002}},val-0000}}.tar", f"{served}/tars/*.tar"):
@@ -144,7 +142,6 @@ def test_tars_at_an_address_are_what_they_are_on_disk(served: str, tars: Path) -
     assert len(find(f"{served}/tars/train-{{0001..0002}}.tar").splits["train"]) == 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"together": 2}, {"rank": 1, "world": 2}, {"cache": True}, {"workers": 0}])
 def test_batches_from_an_address_are_those_from_disk(served: str, packed: Path, options: dict[str, int]) -> None:
     near, far = open_data(str(packed)), open_data(f"{served}/data")
@@ -152,7 +149,6 @@ def test_batches_from_an_address_are_those_from_disk(served: str, packed: Path, 
     assert batches(far.train, **options) == batches(near.train, **options)
 
 
-@pytest.mark.slow
 def test_joined_splits_and_parts_of_them_are_fetched_too(served: str, packed: Path) -> None:
     address = f"{served}/data"
     far, near = (
@@ -175,7 +171,6 @@ def test_an_answer_that_fails_is_asked_for_again(web: Web, packed: Path) -> None
     assert caught.value.reason == "unreadable"
 
 
-@pytest.mark.slow
 def test_a_server_without_ranges_is_told_apart(web: Web) -> None:
     source = find(f"{web.address}/data/train").splits[""]
     web.ranges = False
@@ -195,7 +190,6 @@ def test_a_shard_that_is_missing_or_short_is_named(web: Web, tmp_path: Path, pac
         find(f"{web.address}/copy")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -218,7 +212,6 @@ def test_a_file_system_without_its_package_says_what_to_install(monkeypatch: pyt
         find("s3://bucket/photos")
 
 
-@pytest.mark.slow
 def test_an_unreadable_image_is_replaced_and_listed(web: Web, tmp_path: Path, packed: Path) -> None:
     source = find(f"{web.address}/data/train").splits[""]
     web.failures = 10**6
@@ -266,7 +259,7 @@ def ids_and_images(address: str, cache: Path, said: Path) -> None:
     said.write_bytes(pickle.dumps({name: [source[i] for i in range(len(source))] for name, source in splits.items()}))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("place", ["data", "tars/{train,val}-0000.tar"])
 def test_processes_that_fill_one_cache_at_once_read_the_same(place: str, web: Web, tmp_path: Path) -> None:
     """Each copies or makes the index, at the same moment; one of the copies stays, and all of them are whole."""

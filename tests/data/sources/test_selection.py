@@ -140,7 +140,7 @@ def test_flags_yaml_and_python_say_the_same(tmp_path: Path) -> None:
     assert merge(Run(), {"data": {"exclude": "one.csv"}}).data.exclude == ("one.csv",)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_records_its_patterns(tmp_path: Path) -> None:
     names = [f"{kind}/{number}.{ending}" for kind in ("cat", "dog") for number in range(4) for ending in ("jpg", "png")]
     root = photos(tmp_path / "d", *names)

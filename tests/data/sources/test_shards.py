@@ -117,6 +117,7 @@ def test_a_shard_that_is_cut_off_is_used_up_to_there(tmp_path: Path) -> None:
     assert [item.id for item in found.findings.dropped] == ["s.tar"]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no program tar")
 def test_sparse_members_are_left_out_and_a_damaged_map_of_one_is_told(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(picture(0))
@@ -205,7 +206,6 @@ def test_a_small_jpeg_is_copied_and_raw_pixels_are_exact(tmp_path: Path) -> None
         np.testing.assert_array_equal(raw[index].image, decode(source[index].image))
 
 
-@pytest.mark.slow
 def test_packing_arrays_keeps_every_value(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
     source = ArraySource("s", images, np.arange(7) % 2, ["a", "b"])
@@ -242,7 +242,6 @@ def test_bad_images_are_left_out_and_listed(tmp_path: Path) -> None:
     assert ids == ["a/0.jpg", "a/2.jpg", "b/3.jpg"]
 
 
-@pytest.mark.slow
 def test_splits_are_packed_into_folders_of_their_own(tmp_path: Path) -> None:
     photos(tmp_path / "d" / "train", [(20, 24)] * 6)
     photos(tmp_path / "d" / "val", [(20, 24)] * 2)
@@ -258,7 +257,6 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 7, 10])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_pack_goes_on_to_the_same_bits(tmp_path: Path, stop: int, workers: int) -> None:

@@ -39,7 +39,6 @@ def write_tree(root: Path, tree: dict[str, int], size: int = 4) -> Path:
 # the split
 
 
-@pytest.mark.slow
 @given(labels=st.lists(st.integers(0, 5), min_size=2, max_size=200), share=st.floats(0.02, 0.9), seed=st.integers(0, 9))
 def test_hold_out_takes_its_share_of_every_class_and_loses_nothing(labels: list[int], share: float, seed: int) -> None:
     source = array_source(labels)
@@ -65,7 +64,6 @@ def test_hold_out_depends_on_ids_and_seed_not_on_order() -> None:
     assert {source.id(i) for i in hold_out(source, 0.1, 1)[1]} < first
 
 
-@pytest.mark.slow
 @given(sizes=st.lists(st.integers(1, 120), min_size=2, max_size=2), seed=st.integers(0, 3))
 def test_subsets_are_nested_and_in_proportion(sizes: list[int], seed: int) -> None:
     source = array_source([0] * 60 + [1] * 40 + [2] * 20)
@@ -231,7 +229,6 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
         open_data(str(tmp_path / "a.zip"))
 
 
-@pytest.mark.slow
 def test_an_unpublished_set_and_an_offline_hub_say_where_it_could_be(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(DataError, match="not on the hub"):
         open_data("jft300m")
@@ -247,7 +244,6 @@ def test_an_unpublished_set_and_an_offline_hub_say_where_it_could_be(tmp_path: P
         open_data("hf://datasets/some/where")
 
 
-@pytest.mark.slow
 def test_the_hub_is_read_through_its_memory_map(tmp_path: Path, monkeypatch) -> None:
     import datasets
 
@@ -357,7 +353,6 @@ def test_open_split_matches_the_names_of_a_model(tmp_path: Path) -> None:
 # real data
 
 
-@pytest.mark.slow
 def test_cifar100_from_the_hub_layout(shared_data: Path, tmp_path: Path, monkeypatch) -> None:
     import datasets
 
@@ -384,7 +379,6 @@ def test_cifar100_as_folders_has_a_class_called_train(tmp_path: Path) -> None:
     assert flat.class_names == ["bus", "train"]
 
 
-@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.text(alphabet="abc/._- é\\", min_size=1, max_size=20))
 def test_any_text_is_a_path_or_a_data_error(text: str) -> None:

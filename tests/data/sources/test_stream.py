@@ -12,7 +12,6 @@ from vitrail.data.loading.order import AUGMENT, MIX, stream
 WORDS = st.integers(-(2**63), 2**64 - 1)
 
 
-@pytest.mark.slow
 @given(WORDS, WORDS, WORDS, st.integers(0, 5))
 def test_the_same_tuple_gives_the_same_numbers(seed, epoch, index, purpose):
     first = stream(seed, epoch, index, purpose)
@@ -27,7 +26,6 @@ def test_each_part_of_the_tuple_matters():
     assert len(draws) == 81
 
 
-@pytest.mark.slow
 def test_neighbouring_streams_are_uniform_and_uncorrelated():
     """What an epoch of augmentations sees: the first numbers of consecutive indices."""
     draws = np.array([stream(3, 1, index).random(4) for index in range(20_000)])

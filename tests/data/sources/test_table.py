@@ -62,7 +62,6 @@ def test_the_usual_ways_to_write_a_table(tmp_path: Path, text: str) -> None:
     assert source[1].image == b"xx" and source.sizes.tolist() == [1, 2, 3]
 
 
-@pytest.mark.slow
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(labels=st.lists(st.text("aé,;\"' 日\t", min_size=1).map(str.strip).filter(bool), min_size=4, max_size=4))
 def test_any_label_survives_quoting(tmp_path: Path, labels: list[str]) -> None:
@@ -287,7 +286,7 @@ def test_a_broken_parquet_and_a_cache_that_cannot_be_written(tmp_path: Path, mon
         find(str(good))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_reading_rows_does_not_bring_the_table_into_memory(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).bytes
     path = write_parquet(tmp_path / "t.parquet", [noise(200_000) for _ in range(300)], np.arange(300) % 3)

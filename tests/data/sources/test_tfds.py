@@ -232,7 +232,6 @@ def _no_other(path: str, image: str | None, label: str | None) -> Any:
     raise AssertionError(f"{path} was opened by other means")
 
 
-@pytest.mark.slow
 def test_clevr_is_cut_and_labelled(tmp_path: Path) -> None:
     image = png(0)
     train = [{"image": image, "objects/size": [0] * (3 + i % 8), "objects/shape": [1]} for i in range(2000)]
@@ -248,7 +247,6 @@ def test_clevr_is_cut_and_labelled(tmp_path: Path) -> None:
     assert found.findings.warnings == ["30 test images, not 15,000"]
 
 
-@pytest.mark.slow
 def test_pixels_of_dsprites_are_white(tmp_path: Path) -> None:
     image = png(3, "1/255")  # values 0 and 1
     assert decode(image).max() == 1
@@ -340,7 +338,6 @@ def test_a_list_that_is_none_is_named_or_passed_over(tmp_path: Path) -> None:
     assert index_lists(root) == {}
 
 
-@pytest.mark.slow
 def test_a_task_in_another_layout_is_drawn_and_said_to_be(tmp_path: Path, shared_data: Path) -> None:
     (tmp_path / "cifar100").symlink_to(shared_data / "cifar100")
     found = find(f"vtab:cifar100:{tmp_path}")

@@ -115,7 +115,6 @@ FLOAT = st.floats(width=32, allow_nan=False)
 LISTS = st.one_of(*(st.lists(values, max_size=5) for values in (st.binary(max_size=9), INTEGER, FLOAT)))
 
 
-@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=6), LISTS, max_size=4), st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_examples_are_protobufs(features: dict[str, list[bytes] | list[int] | list[float]], packed: bool) -> None:
@@ -137,7 +136,6 @@ def test_only_what_is_wanted_is_parsed() -> None:
     assert example(data, {"objects/location"})["objects/location"].numbers.tolist() == [1.5, -2.0]
 
 
-@pytest.mark.slow
 @given(st.binary(max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_an_example_or_refused(data: bytes) -> None:
@@ -147,7 +145,6 @@ def test_any_bytes_are_an_example_or_refused(data: bytes) -> None:
         assert "not a tf.train.Example" in str(error)
 
 
-@pytest.mark.slow
 @given(st.integers(0, 200), st.integers(0, 255))
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_example_is_parsed_or_refused(place: int, value: int) -> None:

@@ -58,7 +58,6 @@ def test_tiles_have_the_shape_of_the_networks_input() -> None:
         tiling(200, 100, (32, 64))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "deflate", "lzw", "jpeg", "packbits", "zstd"])
 def test_parts_hold_the_pixels_that_pillow_reads_from_the_whole(compression: str | None, tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [{"tile": (32, 48)}, {"rowsperstrip": 13}, {}]
@@ -76,7 +75,6 @@ def test_parts_hold_the_pixels_that_pillow_reads_from_the_whole(compression: str
         check_parts(path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["1", "P", "I;16", "CMYK", "RGBA", "LAB", "YCbCr", "LA"])
 def test_parts_of_every_kind_of_picture(mode: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
@@ -206,7 +204,6 @@ def test_a_smaller_image_is_continued_to_one_tile() -> None:
     np.testing.assert_array_equal(tile[5:], np.broadcast_to(RGB[4, :8], (3, 8, 3)))
 
 
-@pytest.mark.slow
 def test_memory_of_a_large_image_is_bounded(tmp_path: Path) -> None:
     path, side = tmp_path / "large.tif", 6000
     colours = (np.full((256, 256, 3), number % 251, np.uint8) for number in range(24 * 24))
@@ -224,7 +221,6 @@ def test_memory_of_a_large_image_is_bounded(tmp_path: Path) -> None:
     assert (21 * 24 + 21) % 251 < means[-1] < (23 * 24 + 23) % 251
 
 
-@pytest.mark.slow
 def test_memory_of_an_image_beyond_the_cap_is_bounded(tmp_path: Path) -> None:
     path, side = tmp_path / "huge.tif", 20_000
     stored = tifffile.memmap(path, shape=(side, side, 3), dtype=np.uint8, photometric="rgb")

@@ -222,7 +222,7 @@ def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
     return max(Path(run.out).glob("train-*"), key=lambda path: int(path.name.split("-")[1]))
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_with_a_teacher_is_resumed_to_the_bit_and_only_with_this_teacher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +248,7 @@ def test_a_run_with_a_teacher_is_resumed_to_the_bit_and_only_with_this_teacher(
     assert "features, weight 0.5, 16 x 16 px" in json.loads((whole / "run.json").read_text())["decisions"]["teacher"]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("kind", ["soft", "features"])
 def test_without_augmentation_the_teacher_sees_each_image_once_and_the_student_learns_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
@@ -282,7 +282,6 @@ def test_without_augmentation_the_teacher_sees_each_image_once_and_the_student_l
     assert kept in json.loads((folder / "run.json").read_text())["decisions"]["teacher"]
 
 
-@pytest.mark.slow
 def test_teachers_that_cannot_teach_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     place = tmp_path / "teacher"
     teacher_in(place, names=[*"012345678", "ten"])

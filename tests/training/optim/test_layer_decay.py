@@ -249,7 +249,7 @@ def test_a_checkpoint_from_before_there_was_a_decay_is_of_the_same_run() -> None
     assert differing({"optim": {"lr": 0.1}}, {"optim": {"lr": 0.1, "layer_decay": None}}) == []
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("name", ["mae-finetune", "beit-finetune"])
 def test_the_recipes_decay_by_layers_from_the_command_line(name: str, tmp_path: Path) -> None:
     """He et al.'s FINETUNE.md and BEiT's command for a B/16 that nothing has tuned yet: 0.65 both."""

@@ -100,7 +100,6 @@ def test_merging_has_the_same_bits_in_any_order_of_rows_and_on_any_number_of_thr
     torch.testing.assert_close(whole.double(), weight.double() + up.double() @ down.double(), rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "parallel", "swiglu"])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_outputs_gradients_and_steps_are_those_of_peft(kind: str, optimizer: Any) -> None:

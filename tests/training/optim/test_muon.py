@@ -275,7 +275,7 @@ def sharded(out: Path) -> NoReturn:
     group.leave(0)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_sharded_parameters_move_as_whole_ones(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

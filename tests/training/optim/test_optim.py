@@ -92,7 +92,7 @@ def label(config: ViTConfig | ResNetConfig) -> str:
     return f"{config.stem}-{config.block}-{config.positions}-{config.place}-{config.pool}"
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("config", tiny_models(), ids=label)
 def test_decay_falls_on_what_multiplies_the_input(config):
     model = build(config).eval().double()  # in float64 every product goes through torch's own functions

@@ -60,7 +60,7 @@ def test_growth_follows_the_plan() -> None:
     assert timed.growth(0, 15.0) == pytest.approx(0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_that_grows_is_the_same_twice(tmp_path: Path) -> None:
     run = replace(recipe("smoke"), out=str(tmp_path), progressive=Progressive(0.5), seed=3)
     folders = [fit(run).folder for _ in range(2)]

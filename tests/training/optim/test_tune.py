@@ -94,7 +94,6 @@ def test_every_part_is_tried() -> None:
     assert get_args(Tune) == ("all", *PARTS, "lora")  # which test_lora.py tries
 
 
-@pytest.mark.slow
 @every
 def test_what_learns_is_what_its_name_says(kind: str, part: Tune) -> None:
     model = network(KINDS[kind])
@@ -105,7 +104,6 @@ def test_what_learns_is_what_its_name_says(kind: str, part: Tune) -> None:
     assert {name for name in expected if re.fullmatch(CLASSIFIER, name)}  # the classifier always does
 
 
-@pytest.mark.slow
 @every
 def test_gradients_are_those_of_plain_autograd_through_all_of_it(kind: str, part: Tune) -> None:
     """Against float64, which takes torch's own layers and fused attention, with nothing frozen."""
@@ -139,7 +137,6 @@ def steps(model: nn.Module, optim: Optim, *, autocast: bool = False, parts: int 
     return optimizer, average
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "part", "name"),
     [
@@ -161,7 +158,7 @@ def test_frozen_bits_stay_and_have_no_state(kind: str, part: Tune, name: Any) ->
     assert set(average.state_dict()["mean"]) == names
 
 
-@pytest.mark.slow
+@pytest.mark.train
 @pytest.mark.parametrize("part", PARTS)
 def test_bf16_accumulation_and_activation_checkpointing_leave_the_frozen_alone(part: Tune) -> None:
     def trained(**how: Any) -> dict[str, Tensor]:
@@ -213,7 +210,6 @@ def kept(config: ViTConfig | ResNetConfig, part: Tune, *, autocast: bool = False
     return kept_bytes(forward)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_keeps_less_than_the_whole_and_the_head_only_what_it_reads(kind: str) -> None:
     config = KINDS[kind]
@@ -286,7 +282,6 @@ def test_a_batch_of_a_frozen_network_is_cut_less_but_by_what_passes_through(monk
 # sizes, and what is refused
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["S36x1/16", "S18x2/16"])
 def test_attention_is_a_third_of_a_vision_transformer(name: str) -> None:
     """4 D^2 + 4 D values in each of 36 attentions, side by side or in a row, of 12 D^2 + 13 D in each block."""

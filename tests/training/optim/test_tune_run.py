@@ -63,6 +63,7 @@ def adapted() -> Path:
 # what a run leaves behind
 
 
+@pytest.mark.train
 def test_only_the_tuned_part_is_in_the_run(whole: Path, runs: Path) -> None:
     base = load_file(runs / "base" / "model.safetensors")
     tensors = stored(whole)
@@ -137,6 +138,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path: Pa
 LORA: dict[str, Any] = dict(tune="lora", lora_rank=2, lora_alpha=4.0, lora_on="both")
 
 
+@pytest.mark.train
 def test_a_run_of_lora_holds_factors_which_are_added_to_the_base(adapted: Path, runs: Path) -> None:
     base, tensors = load_file(runs / "base" / "model.safetensors"), stored(adapted)
     mine = {key.removeprefix("last "): value for key, value in tensors.items() if key.startswith("last ")}
@@ -159,6 +161,7 @@ def test_a_run_of_lora_holds_factors_which_are_added_to_the_base(adapted: Path, 
             assert torch.equal(value, mine.get(name, base[name])), name
 
 
+@pytest.mark.full_size
 def test_the_run_and_the_verbs_say_what_was_adapted(adapted: Path, runs: Path, tmp_path: Path) -> None:
     from vitrail.verbs.weights import convert, info
 
@@ -258,6 +261,7 @@ def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.Monk
     assert load(result.folder).config.classes == 10
 
 
+@pytest.mark.train
 def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path) -> None:
     base_in(tmp_path)
     folder = interrupted(tiny(tmp_path), 2)

@@ -38,7 +38,7 @@ def busy() -> Iterator[None]:
         program.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.usefixtures("busy")
 def test_a_command_ends_with_its_time_limit_beside_busy_programs(tmp_path: Path) -> None:
     words = ["train", "digits", "--time-limit", f"{LIMIT}s", "--out", str(tmp_path), "--json"]

@@ -134,7 +134,7 @@ def written(folder: RunFolder, run: Run) -> None:
     folder.close()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("name", READ)
 def test_a_tracker_shows_a_run_without_the_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -175,7 +175,6 @@ def test_a_tracker_shows_a_run_without_the_network(
     assert [(path, secret) for path, text in kept.items() for secret in secrets if secret.encode() in text] == []
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -246,7 +245,7 @@ def test_a_tracker_that_is_not_installed_says_how_to_install_it(
         assert f"stopped: it is not installed: {install_extra(name)}. Training continues" in line
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_run_gives_its_trackers_what_its_folder_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRACKERS, "wandb", ("W&B", Recorder))
     tiny = {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 16, "patch": 4}
@@ -288,6 +287,7 @@ def test_credentials_of_addresses_are_left_out() -> None:
     assert without_credentials("hf://datasets/me/photos@main") == "hf://datasets/me/photos@main"
 
 
+@pytest.mark.processes
 def test_no_tracker_is_imported_before_it_is_used() -> None:
     code = """
 import sys, vitrail.training.trackers.trackers

@@ -63,7 +63,7 @@ def contents(root: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_list_of_an_audit_is_what_training_leaves_out(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_images_that_are_test_images(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(sets)
     pairs, kept, sheet = (tmp_path / "lists" / name for name in ("pairs.csv", "kept.csv", "sheet.png"))
@@ -160,7 +160,7 @@ def test_copies_with_different_labels_and_look_alikes_are_listed_and_remain(
     assert "their images remain" in text and "13 of 14 images remain" in text
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_a_model_confirms(sets: Path, tmp_path: Path) -> None:
     trained = vitrail.train(sets / "pretrain", out=str(tmp_path / "runs"), duration="2 steps", **TINY)
     choices: dict[str, Any] = dict(against=(sets / "task",), model=trained.folder, workers=0, device="cpu")
@@ -223,7 +223,7 @@ def test_lists_of_nested_subsets_are_what_data_subset_takes(
     assert written == [{"file": str(out / "4.csv"), "train": 4, "validation": 2, "test": 0}]
 
 
-@pytest.mark.slow
+@pytest.mark.train
 def test_training_on_a_subset_stops_early_by_the_validation_images_of_all(sets: Path, tmp_path: Path) -> None:
     split(sets / "pretrain", tmp_path / "lists", 8, seed=1, holdout=0.25)
     common = dict(

@@ -50,7 +50,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
 def test_a_list_and_a_sheet_of_images_without_a_label(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,6 @@ def test_images_are_ranked_by_cosine_similarity(
         assert [row["image"] for row in csv.DictReader(file)] == [match["image"] for match in result["matches"]]
 
 
-@pytest.mark.slow
 def test_the_shards_of_a_data_set_are_searched(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +101,7 @@ def test_the_shards_of_a_data_set_are_searched(
         vitrail.search(model, features=photos, like=(photos / "=0.png",))
 
 
+@pytest.mark.full_size
 def test_a_data_set_with_splits_is_searched_whole(
     model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -160,6 +160,7 @@ def test_features_of_unknown_origin_are_searched_with_a_warning(
     assert "does not say which network its features are from" in capsys.readouterr().err
 
 
+@pytest.mark.full_size
 def test_a_picture_shows_them(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found(capsys, model, photos, "--like", photos / "=0.png", "--out", tmp_path / "found.png")
     with Image.open(tmp_path / "found.png") as picture:

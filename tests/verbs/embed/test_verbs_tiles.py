@@ -75,6 +75,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("suffix", [".tif", ".png"])
 def test_tiles_are_predicted_and_embedded_as_crops_are(network: Path, scan: Path, tmp_path: Path, suffix: str) -> None:
     boxes, crops = by_hand(scan, tmp_path / "crops")
@@ -112,7 +113,7 @@ def test_a_tile_of_the_networks_size_is_not_cropped(scan: Path, tmp_path: Path) 
     assert found.rows[1].probabilities[0] == pytest.approx(best, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_a_folder_gets_a_table_and_maps(network: Path, scan: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Images of several formats, one smaller than a tile, one that is no image."""
     Image.open(scan).resize((30, 20)).save(scan.with_name("small.png"))
@@ -158,7 +159,7 @@ def test_colours_fill_the_cells_of_their_tiles() -> None:
     assert cells[next(iter(cells))] == (slice(0, 6), slice(0, 6))  # up to the middle of the overlap, 3 of 6 rows
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_labels_and_numbers_of_tiles(scan: Path, tmp_path: Path) -> None:
     several = saved(tmp_path / "several", thresholds=[0.0, 1.0, 1.0])
     vitrail.predict(several, scan, tiles=40, out=tmp_path / "labels", **EXACT)

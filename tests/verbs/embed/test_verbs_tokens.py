@@ -75,7 +75,6 @@ def test_tokens_of_files_are_timms(folder: Path, photos: Path, tmp_path: Path, l
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz", "photos"]
 
 
-@pytest.mark.slow
 def test_half_precision_without_the_last_norm_is_timms(folder: Path, photos: Path, tmp_path: Path) -> None:
     files = sorted(map(str, photos.glob("test/*/*.png")))
     settings: dict[str, Any] = dict(tokens=True, layers=(0, 1), norm=False, dtype="float16", workers=0)
@@ -96,7 +95,7 @@ def test_half_precision_without_the_last_norm_is_timms(folder: Path, photos: Pat
         vitrail.embed(folder, photos, out=tmp_path / "parquet", **settings | {"norm": True})
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_a_folder_of_npy_files_has_the_arrays_of_the_npz(folder: Path, photos: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = dict(tokens=True, layers=(0, 1), workers=0, batch_size=2)
     with_npz = vitrail.embed(folder, photos, out=tmp_path / "f.npz", **settings)
@@ -182,6 +181,7 @@ def test_the_pooled_tokens_are_the_features(photos: Path, tmp_path: Path) -> Non
             assert (tokens[name] == pooled[name]).all()
 
 
+@pytest.mark.full_size
 def test_stages_of_a_resnet_have_different_shapes(photos: Path, tmp_path: Path) -> None:
     network = hub(randomised(timm.create_model("resnetv2_50x1_bit", num_classes=5)), tmp_path / "timm")
     files = sorted(map(str, photos.glob("test/cat/*.png")))
@@ -278,6 +278,7 @@ def test_growing_arrays_are_those_that_were_given(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
+@pytest.mark.full_size
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """A file of 200 MiB is written with less than 20 MiB."""
     import tracemalloc

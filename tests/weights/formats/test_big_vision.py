@@ -42,7 +42,6 @@ def images_for(options: dict[str, Any]) -> np.ndarray:
     return pixels(rows * patch, columns * patch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("stack", [False, True], ids=["layers", "scanned"])
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -58,7 +57,6 @@ def test_computes_what_the_reference_does_and_goes_back_as_it_came(
     identical(read(tmp_path / "b.npz", prefix), arrays)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stack", [False, True], ids=["layers", "scanned"])
 @pytest.mark.parametrize("pool", ["gap", "map", "tok"])
 def test_bfloat16(pool: str, stack: bool, tmp_path: Path) -> None:
@@ -84,7 +82,6 @@ def test_positions_where_google_has_them(tmp_path: Path) -> None:
     identical(read(tmp_path / "b.npz"), arrays)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(224, 224), (40, 24)])
 @pytest.mark.parametrize("pool", ["gap", "map", "tok"])
 def test_computed_positions(pool: str, size: tuple[int, int], tmp_path: Path) -> None:
@@ -124,7 +121,6 @@ def test_a_grid_that_is_not_square_is_an_assumption(rows: int, tmp_path: Path) -
         assert model.config.cls_position
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(40, 24), (56, 64), (8, 16)])
 @pytest.mark.parametrize(
     "options", [{}, dict(pool="map"), dict(pool="tok"), dict(pool="tok", positions="old"), dict(pool="gap", depth=1)]
@@ -143,7 +139,6 @@ def test_it_is_told_from_googles_format_by_its_names(tmp_path: Path) -> None:
     assert load(save(tmp_path / "b.npz", big_vision(pool="tok"))).card.source == "big_vision"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -264,7 +259,7 @@ def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(tmp_path: Pat
     identical(read(tmp_path / "b.npz", "params/img/"), arrays)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(("width", "depth"), [(768, 2), (96, 12)])
 def test_full_size(width: int, depth: int, tmp_path: Path) -> None:
     """As wide as the published files, or as deep: both at once takes ten times as long."""

@@ -57,7 +57,6 @@ def numbered(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return renamed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
 def test_computes_what_the_reference_does_and_goes_back_as_it_came(
@@ -120,7 +119,6 @@ def test_a_new_head_leaves_the_rest(tmp_path: Path) -> None:
     identical(*rest)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, dict(classes=0), dict(width=64, units=(1, 1, 1))])
 def test_a_model_of_ours_is_read_by_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
     model = randomised(build(ResNetConfig(**(dict(units=(1, 2), width=32, classes=4) | changes))))
@@ -186,7 +184,7 @@ def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
         load(save(tmp_path / "a.npz", arrays))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_full_size(tmp_path: Path) -> None:
     arrays = bit(units=(3, 4, 6, 3), width=64, classes=1000)
     model = load(save(tmp_path / "a.npz", arrays))

@@ -215,7 +215,6 @@ def test_every_entry_of_a_synchronised_batch_norm_has_a_place() -> None:
     assert set(nn.SyncBatchNorm(4).state_dict()) == set(BATCH_NORM)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 def test_load_and_save_give_the_file_back(tmp_path: Path, kind: str, ending: str) -> None:
@@ -342,7 +341,7 @@ def test_a_resnet_is_refused(tmp_path: Path) -> None:
         FORMAT.write(build(config), Card(config), tmp_path / "no.pth")
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_deit_iii_s_at_full_size(tmp_path: Path) -> None:
     state = published(width=384, depth=12, side=14, classes=1000, scaled=True)
     for layer in range(12):  # as wide as it really is

@@ -58,7 +58,6 @@ def their_output(theirs: nn.Module, images: Tensor, family: str) -> Tensor:
     return hf_peers._output(theirs, images) if family in HF else theirs(images)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", [*HF, *TIMM])
 def test_gradients_are_those_of_the_library(
     family: str, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -84,7 +83,7 @@ def test_gradients_are_those_of_the_library(
     assert hf_peers.error(ours_kernel, kernel_) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("family", [*HF, *TIMM])
 def test_it_is_inspected_exported_saved_and_trained(family: str, tmp_path: Path) -> None:
     model, _ = loaded(tmp_path / "theirs", family)

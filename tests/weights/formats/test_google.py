@@ -69,7 +69,7 @@ def images_for(options: dict[str, Any]) -> np.ndarray:
     return pixels(rows * patch, columns * patch, options.get("channels", 3))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("naming", [OLD, LINEN], ids=["old", "linen"])
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -84,7 +84,6 @@ def test_computes_what_the_reference_does_and_goes_back_as_it_came(
     identical(read(tmp_path / "b.npz", prefix), arrays)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", HYBRIDS.values(), ids=HYBRIDS)
 @pytest.mark.parametrize("prefix", ["", "params/"])
 def test_hybrids_too(prefix: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -110,7 +109,6 @@ def test_the_config_is_read_from_the_shapes(tmp_path: Path) -> None:
     assert not model.training
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "units", "patch", "side"),
     [
@@ -134,7 +132,6 @@ def test_a_grid_that_is_not_square_is_an_assumption(tmp_path: Path) -> None:
     assert "a grid of 2 x 3" in str(model.load_report)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(40, 24), (56, 64), (8, 16)])
 @pytest.mark.parametrize("options", [{}, dict(cls=False), dict(pre_logits=16)])
 def test_positions_are_resampled_as_officially(options: dict[str, Any], size: tuple[int, int], tmp_path: Path) -> None:
@@ -174,7 +171,7 @@ def test_a_resampled_hybrid(tmp_path: Path) -> None:
     agree(load(save(tmp_path / "a.npz", arrays)), images, vision_transformer(arrays, images))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=25, deadline=None)
 @given(
     heads=st.integers(1, 4), features=st.integers(3, 6), depth=st.integers(1, 3), mlp=st.integers(1, 20),
@@ -196,7 +193,6 @@ def test_any_architecture(heads: int, features: int, side: int, rows: int, **opt
         identical(read(Path(folder) / "b.npz"), arrays)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -390,7 +386,6 @@ def test_a_hybrid_with_gaps_is_refused(change: Change, message: str, tmp_path: P
         load(save(tmp_path / "a.npz", arrays))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(prefix: str, tmp_path: Path) -> None:
     arrays = hybrid(units=(1, 1), naming=LINEN)
@@ -400,7 +395,7 @@ def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(prefix: str, 
     identical(read(tmp_path / "b.npz", prefix), arrays)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("name", "width", "depth"), [("B/16", 768, 2), ("B/16", 96, 12), ("R50+B/16", 768, 2)], ids=lambda value: str(value)
 )

@@ -33,7 +33,6 @@ def assert_equal_to(model: nn.Module, theirs: nn.Module, sizes: list[tuple[int, 
             assert error(tokens, blocks[layer]) < 1e-5, (height, width, layer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_folder_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
     theirs = saved(tmp_path, name)
@@ -45,7 +44,6 @@ def test_a_folder_computes_what_transformers_does(tmp_path: Path, name: str) -> 
     assert set(model.load_report.loaded) == loaded
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vit", "vit-biasless", "deit-taught", "beit", "beit-shared", "mae", "dinov2-swiglu", "dinov3-gated"]
 )
@@ -57,7 +55,6 @@ def test_a_bare_state_dict_is_recognised_by_its_names(tmp_path: Path, name: str)
     assert "2 heads of 64 features" in str(model.load_report)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vit-bare", "deit-bare", "beit-bare", "dinov2-bare", "dinov2-registers-bare", "dinov3"]
 )
@@ -118,7 +115,6 @@ def test_several_labels_are_a_problem_type(tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(tmp_path / "one").problem_type is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -145,7 +141,6 @@ def test_what_the_config_becomes(tmp_path: Path, name: str, expected: dict[str, 
     assert {field: getattr(config, field) for field in expected} == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "unused"),
     [
@@ -181,6 +176,7 @@ def test_a_pooler_beside_a_classifier_is_not_read(tmp_path: Path) -> None:
     assert set(model.load_report.unused) == {"vit.pooler.dense.weight", "vit.pooler.dense.bias"}
 
 
+@pytest.mark.full_size
 def test_indices_of_relative_positions_are_computed_not_read(tmp_path: Path) -> None:
     theirs = saved(tmp_path, "beit")
     tensors = load_file(tmp_path / "model.safetensors")
@@ -215,7 +211,6 @@ def test_half_precision_becomes_float32(tmp_path: Path) -> None:
     assert_equal_to(model, theirs.float(), [(32, 32)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -283,7 +278,7 @@ def test_a_beit_saved_without_its_last_norm_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("architecture", "values", "size"),
     [

@@ -117,6 +117,7 @@ def test_one_output_of_vitrails_own_is_a_sigmoid(tmp_path: Path) -> None:
     assert torch.allclose(found, loaded(images).sigmoid()) and not torch.allclose(found, torch.ones(4, 1))
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("zero", [True, False])
 def test_a_classifier_of_zeros_is_named(
     tmp_path: Path, photo: Path, caplog: pytest.LogCaptureFixture, zero: bool

@@ -54,7 +54,6 @@ def effect(preprocess: Preprocess) -> tuple[object, ...]:
     return preprocess.image_size, preprocess.resize, covered if small else None, preprocess.interpolation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_transformers_goes_back_as_it_came(tmp_path: Path, name: str) -> None:
     saved(tmp_path / "theirs", name)
@@ -91,7 +90,6 @@ def ours(**changes: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "architecture"),
     [
@@ -175,7 +173,7 @@ def test_a_resnet_is_refused(tmp_path: Path) -> None:
         FORMAT.write(build(config), Card(config), tmp_path / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", ["vit", "vit-masked", "vit-bare", "beit", "beit-masked", "mae", "deit", "deit-taught"])
 def test_a_new_head_is_written_too(tmp_path: Path, name: str) -> None:
     saved(tmp_path / "theirs", name)

@@ -44,7 +44,7 @@ def images(side: int = 32) -> torch.Tensor:
     return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("vision", "field", "value"),
     [

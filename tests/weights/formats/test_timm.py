@@ -52,7 +52,7 @@ def sizes(model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (side * patch, side * patch), ((rows + 1) * patch, max(columns - 1, 1) * patch)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", [*FAMILIES, *HYBRIDS])
 def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     theirs = peer(kind)
@@ -70,7 +70,6 @@ def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(kind: str,
     assert again.config == ours.config and again.card.preprocess == ours.card.preprocess
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAMILIES, "root alone"])
 def test_other_sizes_are_resampled_as_timm_does(kind: str, tmp_path: Path) -> None:
     theirs = peer(kind)
@@ -90,7 +89,7 @@ def test_any_size_equals_timms_dynamic_one(kind: str, tmp_path: Path) -> None:
         assert_equal(ours, theirs, images(ours, size))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 4), patch=st.sampled_from([3, 4, 8]), heads=st.integers(1, 3),
@@ -110,7 +109,7 @@ def test_any_shape(
         assert_same_tensors(Path(folder) / "b" / "model.safetensors", theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize(
     "kind", ["plain", "distilled", "registers", "DeiT-III", "DINOv2", "gated", "parallel", "BEiT", "no bias", "average"]
@@ -166,7 +165,7 @@ def test_pre_logits_of_older_versions(tmp_path: Path) -> None:
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(("units", "width", "channels"), [((1, 2), 32, 3), ((2, 1, 1), 64, 1)])
 def test_bit(units: tuple[int, ...], width: int, channels: int, tmp_path: Path) -> None:
     theirs = bit(units, width, in_chans=channels)
@@ -216,7 +215,7 @@ MADE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", MADE)
 def test_our_models_are_the_same_networks_in_timm(kind: str, tmp_path: Path) -> None:
     ours = build(ViTConfig(**(OURS | MADE[kind])))
@@ -228,7 +227,6 @@ def test_our_models_are_the_same_networks_in_timm(kind: str, tmp_path: Path) -> 
     same(load(tmp_path), rebuilt(tmp_path), images(ours))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "DeiT-III", "BEiT", "distilled", "parallel", "gated"])
 def test_a_network_timm_was_asked_for_takes_our_file_strictly(kind: str, tmp_path: Path) -> None:
     architecture, arguments = FAMILIES[kind]

@@ -23,7 +23,7 @@ def bare(name: str, folder: Path, **arguments: object) -> tuple[torch.nn.Module,
     return model.eval(), folder / "model.safetensors"
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     "name",
     [
@@ -42,7 +42,7 @@ def test_what_the_tensors_tell_is_right(name: str, tmp_path: Path) -> None:
     assert_equal_in_double(ours, theirs, images(ours))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -64,6 +64,7 @@ def test_what_the_tensors_do_not_tell_is_refused(name: str, message: str, tmp_pa
     assert "config.json" in str(caught.value)
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("name", "family"),
     [

@@ -164,7 +164,6 @@ def test_an_image_size_that_is_no_whole_number_of_patches(tmp_path: Path) -> Non
         torch.testing.assert_close(ours(batch[:, :, :32, :32]), theirs(batch), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "width", "heads", "gelu"),
     [
@@ -194,7 +193,6 @@ def test_leftovers_of_pre_training_are_named() -> None:
     assert found.unused["decoder_embed.weight"] == "the decoder of MAE's pre-training"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "arguments", "message"),
     [
@@ -290,7 +288,6 @@ def test_a_config_that_makes_no_sense_is_refused(changes: dict[str, Any], messag
 HYBRID = dict(stem="resnet", patch=32, image_size=(64, 64))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -325,7 +322,6 @@ def test_what_timm_cannot_express_is_refused_with_the_reason(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -65,11 +65,12 @@ def registered() -> list[str]:
     return [name for name in timm.list_models(module=MODULES) if not name.startswith("naflex")]
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("names", "least"),
     [
         pytest.param(r"siglip_(256|512)$|_gap_224|so400m_patch16_siglip_256|test_vit|r26_s32_224", 10, id="odd ones"),
-        pytest.param("", 120, id="all", marks=pytest.mark.slow),
+        pytest.param("", 120, id="all", marks=pytest.mark.full_size),
     ],
 )
 def test_architectures_of_timms_are_read_or_refused(names: str, least: int) -> None:
@@ -106,7 +107,7 @@ FULL: dict[str, dict[str, Any]] = {
 """Architecture -> arguments: one Transformer is as deep as it really is, the others are as wide."""
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", FULL)
 def test_at_full_size(name: str, tmp_path: Path) -> None:
     theirs = timm.create_model(name, **FULL[name])

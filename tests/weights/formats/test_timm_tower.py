@@ -107,6 +107,7 @@ def images() -> Tensor:
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_tower_computes_what_open_clip_does_and_goes_back(name: str, tmp_path: Path) -> None:
     theirs = written(tmp_path / "theirs", **TOWERS[name])
@@ -132,6 +133,7 @@ def test_a_tower_computes_what_open_clip_does_and_goes_back(name: str, tmp_path:
     assert load(tmp_path / "ours").config == model.config
 
 
+@pytest.mark.full_size
 def test_a_tower_is_looked_into_exported_and_resized(tmp_path: Path) -> None:
     theirs = written(tmp_path / "theirs", **TOWERS["SigLIP"])
     model = load(tmp_path / "theirs")
@@ -151,7 +153,7 @@ OTHERS = re.compile(r"convnext|vitamin|fastvit|swin|_mci_")
 """Towers of OpenCLIP's configs that are no plain Vision Transformers."""
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_towers_of_open_clips_configs_are_what_timm_builds() -> None:
     """At full size but for the depth: heads, GELU, norms, pooling and the names of all tensors."""
     found = 0

@@ -106,7 +106,6 @@ def test_files_from_before_2022_are_read_and_written_as_they_were(tmp_path: Path
     peer().load_state_dict(again)  # torchvision renames them itself
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize("changes", [{}, dict(representation_size=24)])
 def test_a_model_of_torchvision_goes_back_as_it_came(tmp_path: Path, changes: dict[str, Any], suffix: str) -> None:
@@ -181,7 +180,6 @@ def test_what_a_file_does_not_determine_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "stem.pth")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
@@ -212,7 +210,7 @@ def test_published_models_get_their_heads_and_their_preprocessing(tmp_path: Path
     assert (found.card.config.mean, found.card.config.std) == (tuple(transform.mean), tuple(transform.std))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_the_same_at_full_size(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = torchvision.models.vit_b_16().eval()

@@ -71,7 +71,6 @@ def test_what_is_needed_is_downloaded_and_nothing_else(hub: FakeHub) -> None:
         assert not hub.transfers(other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("revision", ["", "@v1", f"@{COMMIT}"])
 def test_a_second_time_nothing_is_downloaded(hub: FakeHub, revision: str) -> None:
     first = resolve(REPOSITORY + revision)
@@ -93,7 +92,6 @@ def test_a_model_pushed_by_vitrail_is_loaded_by_its_name(tmp_path: Path, hub: Fa
     assert loaded.card.class_names == ["cat", "dog"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["variable", "nobody listens", "server error", "another server"])
 def test_without_the_network_the_cache_answers(
     hub: FakeHub, cache: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -147,7 +145,6 @@ def test_half_a_snapshot_does_not_count_as_cached(hub: FakeHub, cache: Path, mon
         resolve(REPOSITORY)
 
 
-@pytest.mark.slow
 def test_a_broken_transfer_goes_on_where_it_stopped(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -168,7 +165,7 @@ def described(endpoint: str, cache: Path, said: Path) -> None:
     sys.exit(code)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_processes_that_download_at_once_have_one_file(tmp_path: Path, cache: Path, hub: FakeHub) -> None:
     """All of them have seen that the file is missing before the first of them asks for it."""
     config = ViTConfig(width=256, depth=4, heads=2, mlp_dim=512, patch=4, image_size=(8, 8), classes=2)
@@ -210,7 +207,6 @@ def test_a_part_that_is_too_long_is_thrown_away(hub: FakeHub, cache: Path) -> No
     assert hub.transfers(WEIGHTS) == [None]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing(hub: FakeHub, cache: Path, name: str) -> None:
     hub.tampered = {name}
@@ -325,7 +321,7 @@ def test_paths_are_told_from_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not is_name("google/vit")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_environment_says_where_the_cache_is_and_keeps_from_the_network(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT"):

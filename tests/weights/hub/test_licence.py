@@ -9,6 +9,7 @@ from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.load import load, read_card
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("text", "licence"),
     [

@@ -91,7 +91,6 @@ def test_the_hub_reads_results_and_the_base_model(tmp_path: Path) -> None:
     assert header((tmp_path / "other" / "README.md").read_text()).keys() & {"base_model", "model-index"} == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("format", "library"), [("hf", "transformers"), ("timm", "timm")])
 def test_users_of_other_libraries_load_it_by_its_name(tmp_path: Path, format: HubFormat, library: str) -> None:
     model, images = square(), torch.randn(2, 3, 16, 16)
@@ -156,7 +155,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield fake
 
 
-@pytest.mark.slow
 def test_push_uploads_the_folder_as_it_is(tmp_path: Path, hub: FakeHub) -> None:
     prepare(made(), tmp_path / "m", REPOSITORY)
     assert push(tmp_path / "m", REPOSITORY) == f"{hub.endpoint}/{REPOSITORY}"

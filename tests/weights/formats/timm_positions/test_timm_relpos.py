@@ -84,7 +84,7 @@ def test_every_architecture_computes_what_timm_computes(architecture: str, tmp_p
     assert load(tmp_path / "b").config == ours.config
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_gradients_and_other_sizes_are_timms(kind: str, tmp_path: Path) -> None:
     """The gradients of all parameters but those of the MLPs, which become tables."""
@@ -141,7 +141,7 @@ def written_gradients(model: nn.Module, found: dict[str, Tensor], folder: Path) 
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_what_the_hub_says_is_enough() -> None:
     """At full size, with the config.json that timm publishes: sizes, heads, pooling, and the names of all tensors."""
     assert len(ARCHITECTURES) >= 14
@@ -228,6 +228,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             load(tmp_path)
 
 
+@pytest.mark.full_size
 def test_it_is_saved_and_exported_like_any_other(tmp_path: Path) -> None:
     ours = load(hub(of_kind("MLP, class token"), tmp_path / "a"))
     pixels = torch.randint(0, 256, (2, 3, *ours.config.image_size), dtype=torch.uint8)

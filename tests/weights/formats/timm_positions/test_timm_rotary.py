@@ -62,7 +62,6 @@ def peer(architecture: str, **changes: Any) -> nn.Module:
     return randomised(timm.create_model(architecture, **(TINY | FAMILIES[architecture] | changes)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(architecture: str, tmp_path: Path) -> None:
     theirs = peer(architecture)
@@ -81,7 +80,7 @@ def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(architectu
         assert_equal(ours, resized(theirs, size), images(ours, size))
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_gradients_are_timms(architecture: str, tmp_path: Path) -> None:
     """The gradient of each parameter, converted to timm's names, on both ways of computing attention."""
@@ -104,6 +103,7 @@ def test_gradients_are_timms(architecture: str, tmp_path: Path) -> None:
             assert (gradients[name] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-6, name
 
 
+@pytest.mark.full_size
 def test_two_steps_of_training_are_timms(tmp_path: Path) -> None:
     theirs = peer("vit_small_patch16_rope_mixed_224")
     ours = load(hub(theirs, tmp_path / "a"))
@@ -214,7 +214,7 @@ PUBLISHED = sorted(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_every_architecture_of_timm_is_what_its_name_says() -> None:
     """S to 7B: heads, rotation, names of all tensors and number of parameters, without a config.json's arguments."""
     assert len(PUBLISHED) >= 45
