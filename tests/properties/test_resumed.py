@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
 import shutil
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from references import copy_of
 from tiny_runs import SHORT, assert_same_bits, assert_same_log, interrupted, lines, newest, tiny_run
 
 from tests.properties.every_kind import ROWS, registered, used, whole
+from vitrail.data.settings import Data
 from vitrail.training import loop
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.guard import Interrupted
@@ -157,3 +161,32 @@ def test_a_run_that_another_began_goes_on_without_it(name: str, tmp_path: Path) 
     shutil.rmtree(first)
     loop.fit(run, resume=folder)
     assert_same_bits(folder, never)
+
+
+MOMENTS = {
+    "a save": ("vitrail.training.checkpoints.checkpoint", "write_durably", 1),
+    "the test at the end": ("vitrail.training.validation.validation", "load", 3),
+}
+"""Where Ctrl-C comes: a function, and at which of its calls."""
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_outside_of_a_step_saves_too(tmp_path: Path, moment: str) -> None:
+    """What the command says, and Ctrl-C before there is a run and after it: tests/faults/test_faults_running.py."""
+    module, name, number = MOMENTS[moment]
+    place = importlib.import_module(module)
+    original, calls = getattr(place, name), itertools.count(1)
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **options)
+
+    run = tiny_run(tmp_path, **{**SHORT, "data": Data(path="digits", subset=64)})
+    with patch.object(place, name, signalled), pytest.raises(Interrupted) as caught:
+        loop.fit(run)
+    assert caught.value.exit_code == 130
+    result = loop.fit(run, resume=tmp_path / "train-1")
+    assert result.steps == 4 and result.test is not None
+    assert_same_log(result.folder, whole("supervised"))
