@@ -28,8 +28,8 @@ from vitrail.training.processes import threads
 from vitrail.training.run import Model
 from vitrail.training.validation import validation as evaluation
 
-AT = 1
-"""Step within which the signal comes: in the middle of an epoch, before an evaluation and a save are due."""
+AT = 2
+"""Step within which the signal comes: in the middle of an epoch, between two evaluations."""
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +145,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, capsys: pytest.Capt
     said = capsys.readouterr().err
     assert "skipping step-000003" in said and "step-000002" in said
     assert_same_bits(folder, whole("supervised"))
+    assert_same_log(folder, whole("supervised"))
 
 
 PRETRAINING = ("masked-patch", "mae", "beit", "dino")
