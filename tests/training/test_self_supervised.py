@@ -95,9 +95,9 @@ def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp
     for name in ("masked-patch", "mae", "beit", "tokenizer", "dino"):
         data = Data(path=str(tmp_path / "photos"), holdout=0.2)
         run = tiny(
-            tmp_path, name, data=data, image_size=32, vit=Model(width=32, depth=1, heads=2, mlp_dim=64),
+            tmp_path, name, data=data, image_size=16, vit=Model(width=32, depth=1, heads=2, mlp_dim=64),
             schedule=Schedule(shape="constant", warmup=Percent(0)), average=Average(), accumulate=1,
-            duration=Epochs(8), evaluate_every=Epochs(1), checkpoint_every=Epochs(8),
+            duration=Epochs(8), evaluate_every=Epochs(4), checkpoint_every=Epochs(8),
         )  # fmt: skip
         folder = loop.fit(run).folder
         found = lines(folder, "validation")

@@ -110,8 +110,9 @@ def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: py
             next(objective.parameters()).grad.fill_(float("nan"))
         return outcome
 
+    plan = {**SHORT, "evaluate_every": Steps(4), "checkpoint_every": Steps(4)}
     monkeypatch.setattr(stepping, "backward", poisoned)
-    now = loop.fit(tiny_run(tmp_path, name="now", **SHORT)).folder
+    now = loop.fit(tiny_run(tmp_path, name="now", **plan)).folder
     is_late(monkeypatch)
     order: list[tuple[str, int]] = []
     seen = stepping.TrainingStep.settle
@@ -127,7 +128,7 @@ def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(stepping.TrainingStep, "settle", settle)
     monkeypatch.setattr(stepping, "backward", computed)
-    late = loop.fit(tiny_run(tmp_path, name="late", **SHORT)).folder
+    late = loop.fit(tiny_run(tmp_path, name="late", **plan)).folder
     assert order[:4] == [("computed", 0), ("computed", 1), ("read", 0), ("computed", 2)]
     for kind in ("train", "skipped", "validation"):
         ours, theirs = lines(late, kind), lines(now, kind)
