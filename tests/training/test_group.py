@@ -383,13 +383,10 @@ def uneven(out: Path, **changes: Any) -> Run:
 
 
 @pytest.mark.kill
-def test_processes_may_have_different_numbers_of_evaluation_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Path) -> None:
     """Validation, its probes and the test; each process alone would stop in the middle of what the other one does."""
     run = uneven(tmp_path, timeout=20.0, knn=3, fewshot=(1,))
     single = loop.fit(replace(run, name="single"))
-    with_rank_one("pass", monkeypatch)
     both = launch(run, None, 2)
     assert both.steps == 4 and both.test is not None and both.test["count"] == 6
     for kind in ("validation", "knn", "fewshot"):
