@@ -59,6 +59,16 @@ def _files(place: Path) -> dict[str, list[int]]:
     return found
 
 
+def changed_files() -> list[str]:
+    """Return the files of this session's references that are not as they were when they were made."""
+    changed = []
+    for record in sorted(Path(os.environ[FOLDER]).glob("*.json")):
+        made, found = json.loads(record.read_text()), _files(record.with_suffix(""))
+        names = {name for name in made.keys() | found.keys() if made.get(name) != found.get(name)}
+        changed += [f"{record.stem}/{name}" for name in sorted(names)]
+    return changed
+
+
 # the session
 
 
@@ -73,11 +83,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session where a test has changed what others look at, too."""
     if hasattr(session.config, "workerinput"):
         return
-    changed = []
-    for record in sorted(Path(os.environ[FOLDER]).glob("*.json")):
-        made, found = json.loads(record.read_text()), _files(record.with_suffix(""))
-        names = {name for name in made.keys() | found.keys() if made.get(name) != found.get(name)}
-        changed += [f"{record.stem}/{name}" for name in sorted(names)]
+    changed = changed_files()
     session.config.stash[CHANGED] = changed
     if changed and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
