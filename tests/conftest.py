@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from random_inputs import EXAMPLES
 from real_images import SHARED
 
-pytest_plugins = ["kinds"]
+pytest_plugins = ["kinds", "references"]
 
 settings.register_profile("vitrail", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure

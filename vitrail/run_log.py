@@ -16,8 +16,9 @@ LONGEST_LINE = 16 << 20
 """Maximum number of bytes of a line. The longest lines name all images of a batch."""
 LARGEST = 2**53
 """Numbers beyond it have no exact float; no run counts so far."""
-TEXTS = ("kind", "image", "reason", "error")
-"""Entries of a line that are text. `images` is a list of text; all others are numbers or null."""
+TEXTS = ("kind", "image", "reason")
+"""Entries of a line that are text. `images` is a list of text; all others are numbers or null, and `error` is a number
+in a line of a step and text where something failed."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ def check_line(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError("it is not a JSON object")
     for name, value in line.items():
-        if name in TEXTS:
+        if name in TEXTS or (name == "error" and line.get("kind") != "train"):
             fits, wanted = isinstance(value, str), "text"
         elif name == "images":
             fits, wanted = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of names"

@@ -248,13 +248,11 @@ def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None
 
 PHASES = {
     "opening the data": ("vitrail.training.setup", "resolve", 1),
-    "the first step": ("vitrail.training.step", "seed_step", 1),
-    "an evaluation": ("vitrail.training.validation.validation", "classify", 1),
     "a save": ("vitrail.training.checkpoints.checkpoint", "write_durably", 1),
-    "the test at the end": ("vitrail.training.validation.validation", "load", 3),
     "the report": ("vitrail.reports.page", "write_report", 1),
 }
-"""Where a signal comes: a function, and at which of its calls."""
+"""Where a signal comes: a function, and at which of its calls. Before a run, within it, and after it; the moments
+within it are those of tests/properties/test_resumed.py."""
 
 
 def signalled(numbers: list[int], module: str, name: str, call: int) -> None:
@@ -283,7 +281,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("phase", PHASES)
-def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> None:
+def test_35_ctrl_c_before_in_and_after_a_run(divided: Path, tmp_path: Path, phase: str) -> None:
     flags = ("--evaluate-every", "2 steps", "--checkpoint-every", "2 steps")
     command = train(divided, tmp_path, *flags, steps=4, before=signalled, given=([signal.SIGINT], *PHASES[phase]))
     assert command.process.exitcode == 130, command.err

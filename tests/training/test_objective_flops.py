@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -45,8 +46,9 @@ def counted(objective, size, monkeypatch: pytest.MonkeyPatch) -> int:
     return counter.get_total_flops() - compared
 
 
+@cache
 def objectives() -> dict[str, tuple]:
-    """Name -> an objective, its settings, its network's."""
+    """Name -> an objective, its settings, its network's; made once, which takes longer than a pass."""
     found = {}
     for target in ("colour", "small", "pixels"):
         settings = MaskedPatch(target=target, corrupt=0.4)

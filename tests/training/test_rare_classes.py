@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_runs import lines, tiny_run
 
-from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
 from vitrail.config import plain
 from vitrail.data.settings import Data
 from vitrail.durations import Steps
@@ -34,7 +34,9 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.mark.train
 def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path: Path) -> None:
-    run = tiny(tmp_path, data=skewed, duration=Steps(2), evaluate_every=Steps(1), metric=Metric("balanced_accuracy"))
+    run = tiny_run(
+        tmp_path, data=skewed, duration=Steps(2), evaluate_every=Steps(1), metric=Metric("balanced_accuracy")
+    )
     result = loop.fit(run)
     (validation, *_) = lines(result.folder, "validation")
     assert 0 <= validation["balanced_accuracy"] <= 1 and result.best.keys() >= {"balanced_accuracy", "macro_f1"}
@@ -55,7 +57,7 @@ def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path
 @pytest.mark.train
 def test_class_weights_regard_what_the_sampler_shows(skewed: Data, tmp_path: Path) -> None:
     weighted = Supervised(class_weights="balanced")
-    run = tiny(tmp_path, data=skewed, duration=Steps(2), objective=weighted)
+    run = tiny_run(tmp_path, data=skewed, duration=Steps(2), objective=weighted)
     losses = {}
     for name, one in {
         "weighted": run,
@@ -66,18 +68,6 @@ def test_class_weights_regard_what_the_sampler_shows(skewed: Data, tmp_path: Pat
         losses[name] = [line["loss"] for line in lines(loop.fit(one).folder, "train")]
     assert losses["weighted"] != losses["plain"]
     assert losses["sampled and weighted"] == losses["sampled"]  # all classes are shown equally often already
-
-
-@pytest.mark.train
-def test_a_run_with_a_sampler_is_resumed_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    objective = Supervised(class_weights="effective", logit_adjustment=0.5)
-    run = tiny(tmp_path / "whole", data=Data(path="digits", subset=140, sampler="sqrt"), objective=objective)
-    whole, run = loop.fit(run).folder, replace(run, out=str(tmp_path / "cut"))
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 6)
-        folder = interrupted(run)
-    loop.fit(run, resume=folder)
-    assert_same_bits(whole, folder)
 
 
 def test_a_checkpoint_from_before_a_setting_existed_has_its_default() -> None:
@@ -97,5 +87,5 @@ def test_a_checkpoint_from_before_a_setting_existed_has_its_default() -> None:
 def test_logit_adjustment_of_another_loss_is_refused_before_anything_is_written(skewed: Data, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="logit_adjustment"):
-        loop.fit(tiny(out, data=skewed, objective=Supervised(loss="sigmoid", logit_adjustment=1.0)))
+        loop.fit(tiny_run(out, data=skewed, objective=Supervised(loss="sigmoid", logit_adjustment=1.0)))
     assert not out.exists()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from references import copy_of
 from safetensors.torch import load_file
+from tiny_runs import lines
 
+from tests.properties.every_kind import ROWS, TOKENIZER, whole
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.data.sources.open import open_data
@@ -25,135 +25,35 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.knn import knn
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.dino.objective import DINOObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch
 from vitrail.reports.page import write_report
 from vitrail.training import loop
 from vitrail.training import step as stepping
 from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.guard import Interrupted
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.weights.load import load
 
-OBJECTIVES: dict[str, Any] = {
-    "masked-patch": MaskedPatch(),
-    "masked-patch-pixels": MaskedPatch(target="pixels"),
-    "mae": MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
-    "beit": BEiT(smallest_block=2),
-    "tokenizer": Tokenizer(codes=16, width=16, depth=1, features=4, decay=0.9),
-    "dino": DINO(
-        outputs=32, hidden=32, bottleneck=8, view=1.5, local_crops=2, local_size=0.5, freeze_last_layer=Steps(1)
-    ),
-}
-OBJECTIVES["dino-sinkhorn"] = replace(OBJECTIVES["dino"], centring="sinkhorn")
+OBJECTIVES = ("masked-patch", "masked-patch-pixels", "mae", "beit", "tokenizer", "dino", "dino-sinkhorn")
+"""Rows of tests/properties/every_kind.py; `whole` is the run of one."""
 
 
 def tiny(out: Path, name: str, **changes: Any) -> Run:
     """Four steps on handwritten digits of 16 x 16 pixels, with dropout and an average."""
-    objective = OBJECTIVES[name]
-    if name == "beit":  # a tokenizer that knows nothing does for this
-        torch.manual_seed(0)
-        ImageTokenizer(OBJECTIVES["tokenizer"], 4).save(out / "tokenizer")
-        objective = replace(objective, tokenizer=str(out / "tokenizer"))
-    run = Run(
-        name=name,
-        out=str(out),
-        data=Data(path="digits", subset=64, test="none"),
-        model="Ti/4",
-        vit=Model(width=16, depth=2, heads=2, mlp_dim=32, dropout=0.1),
-        image_size=16,
-        objective=objective,
-        augment=Augment(scale=(0.5, 1.0)),
-        optim=Optim(lr=3e-3),
-        average=Average(kind="ema", decay=0.9) if "dino" not in name else Average(),  # whose teacher is one
-        duration=Steps(4),
-        batch_size=16,
-        accumulate=2,
-        evaluate_every=Steps(2),
-        checkpoint_every=Steps(2),
-        precision="float32",
-        workers=0,
-        device="cpu",
-    )
-    return replace(run, **changes)
-
-
-@pytest.fixture(scope="module", params=OBJECTIVES)
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was never interrupted."""
-    return loop.fit(tiny(tmp_path_factory.mktemp("whole"), request.param)).folder
-
-
-def state(folder: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.latest_valid(folder / "checkpoints")
-    assert newest is not None
-    (last,) = (folder / "model/last").glob("*.safetensors")
-    files = [last, newest / "model.safetensors", newest / "state.safetensors"]
-    return {f"{number} {key}": tensor for number, file in enumerate(files) for key, tensor in load_file(file).items()}
-
-
-def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == kind]
-
-
-def interrupted(run: Run, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Start a run and stop it by a signal in the middle of `step`."""
-    original = stepping.seed_step
-
-    def seed_step(seed: int, at: int, rank: int) -> None:
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(seed, at, rank)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stepping, "seed_step", seed_step)
-        with pytest.raises(Interrupted):
-            loop.fit(run)
-    return Path(run.out) / f"{run.name}-1"
+    return replace(ROWS[name].run(name, out), **changes)
 
 
 @pytest.mark.train
-def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tiny(tmp_path, from_yaml(whole / "config.yaml", Run()).name)
-    folder = interrupted(run, 2, monkeypatch)
-    loop.fit(run, resume=folder)
-    ours, theirs = state(folder), state(whole)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert [line["loss"] for line in lines(folder, "train")] == [line["loss"] for line in lines(whole, "train")]
-
-
-@pytest.mark.train
-def test_a_run_that_another_began_goes_on_without_it(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = from_yaml(whole / "config.yaml", Run()).name
-    if name == "tokenizer":
-        pytest.skip("a tokenizer starts from no weights")
-    first = Path(shutil.copytree(whole, tmp_path / "first"))
-    run = tiny(tmp_path, name, weights=str(first), vit=Model(dropout=0.1))
-    expected = state(loop.fit(replace(run, out=str(tmp_path / "never stopped"))).folder)
-    folder = interrupted(run, 2, monkeypatch)
-    shutil.rmtree(first)
-    loop.fit(run, resume=folder)
-    found = state(folder)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-
-
-@pytest.mark.train
-def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tmp_path: Path) -> None:
-    recorded = from_yaml(whole / "config.yaml", Run())
-    if recorded.name == "tokenizer":
-        pytest.skip("a tokenizer is no network to fine-tune")
-    kept = load(whole)
+@pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])  # a tokenizer is no network to fine-tune
+def test_the_network_kept_has_no_classifier_and_can_be_finetuned(name: str, tmp_path: Path) -> None:
+    first = whole(name)
+    recorded = from_yaml(first / "config.yaml", Run())
+    kept = load(first)
     assert kept.config.classes == 0 and kept.card.class_names == []
     run = Run(
         out=str(tmp_path),
         data=recorded.data,
-        weights=str(whole),
+        weights=str(first),
         augment=Augment(crop="center"),
         optim=Optim(lr=1e-30),
         duration=Steps(1),
@@ -167,15 +67,17 @@ def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tm
     assert all(torch.equal(tensor, after[name]) for name, tensor in kept.state_dict().items())
 
 
-@pytest.mark.full_size
-def test_the_report_shows_what_it_sees(whole: Path) -> None:
-    with Image.open(whole / "seen.png") as picture:
+@pytest.mark.train
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_report_shows_what_it_sees(name: str, tmp_path: Path) -> None:
+    folder = copy_of(whole(name), tmp_path)
+    with Image.open(folder / "seen.png") as picture:
         width, height = picture.size
     assert width > 4 * 100 and height > 8 * 100  # 4 columns of 8 images
-    page = write_report(whole).read_text()
+    page = write_report(folder).read_text()
     assert "What it predicts" in page and "validation loss" in page and "not evaluated" not in page
-    best = json.loads((whole / "run.json").read_text())["result"]["best"]
-    losses = [line["loss"] for line in lines(whole, "validation")]
+    best = json.loads((folder / "run.json").read_text())["result"]["best"]
+    losses = [line["loss"] for line in lines(folder, "validation")]
     assert best["loss"] == (losses[-1] if best["step"] == 4 and "entropy" in best else min(losses))
     assert f"{best['loss']:.4f}" in page
 
@@ -190,12 +92,12 @@ def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp
         (place.parents[1] if index < 60 else place).joinpath(f"{index}.webp").write_bytes(bytes(item.image))
     with pytest.raises(DataError):
         open_data(Data(path=str(tmp_path / "photos")))
-    for name in OBJECTIVES:
+    for name in ("masked-patch", "mae", "beit", "tokenizer", "dino"):
         data = Data(path=str(tmp_path / "photos"), holdout=0.2)
         run = tiny(
-            tmp_path, name, data=data, image_size=32, vit=Model(width=32, depth=1, heads=2, mlp_dim=64),
+            tmp_path, name, data=data, image_size=16, vit=Model(width=32, depth=1, heads=2, mlp_dim=64),
             schedule=Schedule(shape="constant", warmup=Percent(0)), average=Average(), accumulate=1,
-            duration=Epochs(8), evaluate_every=Epochs(1), checkpoint_every=Epochs(8),
+            duration=Epochs(8), evaluate_every=Epochs(4), checkpoint_every=Epochs(8),
         )  # fmt: skip
         folder = loop.fit(run).folder
         found = lines(folder, "validation")
@@ -233,7 +135,7 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
 @pytest.mark.train
 @pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
 def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name: str) -> None:
-    first = loop.fit(tiny(tmp_path, name)).folder
+    first = whole(name)
     still = dict(weights=str(first), vit=Model(), optim=Optim(lr=1e-30, weight_decay=0.0), average=Average())
     more = tiny(tmp_path, name, **still, duration=Steps(1))
     if isinstance(more.objective, DINO):  # a teacher that does not move
@@ -250,7 +152,7 @@ def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name
 
 @pytest.mark.train
 def test_what_predicts_is_fresh_where_it_does_not_fit(tmp_path: Path) -> None:
-    first = loop.fit(tiny(tmp_path, "mae")).folder
+    first = whole("mae")
     start = dict(weights=str(first), vit=Model(), duration=Steps(1))
 
     def said(name: str, **changes: Any) -> str:
@@ -259,13 +161,13 @@ def test_what_predicts_is_fresh_where_it_does_not_fit(tmp_path: Path) -> None:
 
     fresh = "the prediction head starts fresh"
     assert said("masked-patch") == f"{fresh}: {first} was trained with objective mae, not masked-patch"
-    deeper = replace(OBJECTIVES["mae"], decoder_width=32)
+    deeper = MAE(decoder_width=32, decoder_depth=1, decoder_heads=2)
     assert "decoder.mask is (16,) in" in said("mae", objective=deeper)
     assert "a model folder contains only the network" in said("mae", weights=str(first / "model" / "last"))
-    beit = loop.fit(tiny(tmp_path, "beit")).folder
+    beit = whole("beit")
     torch.manual_seed(1)
-    ImageTokenizer(OBJECTIVES["tokenizer"], 4).save(tmp_path / "another")
-    other = replace(OBJECTIVES["beit"], tokenizer=str(tmp_path / "another"))
+    ImageTokenizer(TOKENIZER, 4).save(tmp_path / "another")
+    other = BEiT(smallest_block=2, tokenizer=str(tmp_path / "another"))
     assert said("beit", weights=str(beit), objective=other) == f"{fresh}: {beit} has another tokenizer"
 
 
@@ -373,7 +275,9 @@ def test_what_needs_labels_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "tokenizer"])  # whose noise is as dropout's
+@pytest.mark.parametrize(
+    "name", ["masked-patch", "mae", "beit", "dino-sinkhorn"]
+)  # a tokenizer's noise is as dropout's
 def test_running_out_of_memory_within_a_step_changes_no_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import SHORT, lines, tiny_run
 from torch import Tensor, nn
 
-from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
 from tests.training.test_step import Images, data, make
 from vitrail.data.settings import Augment
-from vitrail.durations import Steps
 from vitrail.model.build import create
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -182,16 +181,8 @@ def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.train
 @pytest.mark.usefixtures("always")
-def test_a_run_with_threads_learns_the_same_and_resumes_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = {"vit": Model(width=16, depth=2, heads=2, mlp_dim=32), "duration": Steps(6)}
-    one = fit(tiny(tmp_path / "one", concurrent=1, **plain)).folder
-    two = fit(tiny(tmp_path / "two", concurrent=2, **plain)).folder
-    losses = [[line["loss"] for line in lines(folder, "train")] for folder in (one, two)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 6
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 3)
-        half = interrupted(tiny(tmp_path / "half", concurrent=2, **plain))
-    fit(tiny(tmp_path / "half", **plain), resume=half)
-    assert_same_bits(half, two)
+def test_a_run_with_threads_learns_the_same(tmp_path: Path) -> None:
+    still = Model(width=16, depth=1, heads=2, mlp_dim=32)
+    runs = [tiny_run(tmp_path, **{**SHORT, "vit": still, "concurrent": count}) for count in (1, 2)]
+    one, two = ([line["loss"] for line in lines(fit(run).folder, "train")] for run in runs)
+    assert two == pytest.approx(one, rel=1e-5) and len(one) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from references import once
 from safetensors.torch import load_file
+from tiny_runs import lines, tiny_run
 
 from vitrail.config import from_yaml
-from vitrail.data.settings import Augment, Data
+from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
@@ -24,40 +25,21 @@ from vitrail.reports.run_record import read_run
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.loop import fit
 from vitrail.training.optim.average import Averager
-from vitrail.training.run import Average, Model, Optim, Run
+from vitrail.training.run import Average, Model, Run
 from vitrail.training.validation.validation import Validation, describe
 from vitrail.weights.load import load
 
 
 def tiny(out: Path, **changes: Any) -> Run:
-    run = Run(
-        out=str(out),
-        data=Data(path="digits", subset=140),
-        model="Ti/4",
-        vit=Model(width=16, depth=1, heads=2, mlp_dim=32, dropout=0.1),
-        augment=Augment(crop="pad", pad=1, mixup=0.5),
-        optim=Optim(lr=3e-3),
-        average=Average(kind="ema", decay=0.9),
-        duration=Steps(8),
-        evaluate_every=Steps(4),
-        checkpoint_every=Steps(8),
-        batch_size=32,
-        accumulate=1,
-        precision="float32",
-        workers=0,
-        device="cpu",
-    )
-    return replace(run, **changes)
+    """Eight steps with two evaluations, in which the student's noise would tell what else was drawn."""
+    plan = dict(duration=Steps(8), evaluate_every=Steps(4), checkpoint_every=Steps(8), accumulate=1)
+    return tiny_run(out, **{**plan, "vit": Model(width=16, depth=1, heads=2, mlp_dim=32, dropout=0.1), **changes})
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fit(tiny(tmp_path_factory.mktemp("with"), fewshot=(5, 1))).folder
-
-
-def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == kind]
+def trained() -> Path:
+    """A run that measures; a reference, which no test changes."""
+    return next(once("fewshot-run", lambda place: fit(tiny(place, fewshot=(5, 1)))).iterdir())
 
 
 @pytest.mark.train
@@ -94,6 +76,7 @@ def test_the_number_is_that_of_the_kept_weights(trained: Path) -> None:
     assert logged[-1]["5-shot"] > 0.2  # ten classes
 
 
+@pytest.mark.train
 def test_the_report_draws_it(trained: Path) -> None:
     drawn = "".join(training_curves(read_run(trained)))
     assert "Linear 5-shot accuracy" in drawn and "5-shot accuracy over steps: validation from" in drawn

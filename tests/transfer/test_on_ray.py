@@ -43,7 +43,7 @@ def trains(process: psutil.Process, trial: str) -> bool:
 
 @pytest.mark.kill
 def test_a_sweep_on_ray_gives_what_it_gives_here_even_where_a_trial_is_killed(tmp_path: Path) -> None:
-    base = replace(tiny(tmp_path), duration=Steps(60), checkpoint_every=Steps(5))
+    base = replace(tiny(tmp_path), duration=Steps(30), checkpoint_every=Steps(5))
     plan = Sweep(base, {"optim.lr": (0.001, 0.01)}, seeds=(0,))
     killed, done = list[str](), threading.Event()
     killer = threading.Thread(target=kill_one, args=(tmp_path / "ray", killed, done))
@@ -56,6 +56,6 @@ def test_a_sweep_on_ray_gives_what_it_gives_here_even_where_a_trial_is_killed(tm
     theirs = sweep(Trials.of(plan, tmp_path / "here"), here)
     assert [row.outcome.dev for row in ours.search] == [row.outcome.dev for row in theirs.search]
     assert ours.chosen == theirs.chosen and ours.top1 == theirs.top1
-    assert "step 60" in (ours.final[0].trial.folder / "log.txt").read_text()
+    assert "step 30" in (ours.final[0].trial.folder / "log.txt").read_text()
     (trial,) = killed
     assert "resuming from" in (tmp_path / "ray" / trial / "log.txt").read_text()

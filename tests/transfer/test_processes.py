@@ -6,28 +6,27 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from forked import Forked
+from tiny_runs import signal_at
 
 from vitrail.data.settings import Augment, Data
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Model, Optim, Run
+from vitrail.transfer import trial as module
 from vitrail.transfer.grid import Sweep, Trials
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes
 from vitrail.transfer.sweep import sweep
 from vitrail.transfer.trial import Outcome, Trial, finished, here
 
-ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import json, os, signal, sys, time
 folder, device = sys.argv[1], sys.argv[2]
@@ -195,15 +194,27 @@ def tiny(folder: Path, **changes: Any) -> Run:
     return Run(**{**settings, **changes})
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
+def as_process(words: list[str], log: str) -> NoReturn:
+    """What `python -m vitrail.transfer.trial WORDS` does, with its output in a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = sys.stderr = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
+    module.end_with_parent = lambda: None  # it is a child of the fork server
+    os._exit(module.main(words))
+
+
+def forked(command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> Forked:
+    """Start a trial without a new interpreter."""
+    assert command[1:4] == ["-P", "-m", "vitrail.transfer.trial"]
+    return Forked(as_process, command[4:], stdout.name, env=env)
 
 
 @pytest.mark.processes
-def test_two_processes_train_side_by_side_what_one_trains_alone(tmp_path: Path) -> None:
+def test_two_processes_train_side_by_side_what_one_trains_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitrail.transfer.processes.start", forked)
     planned = Trials.of(Sweep(tiny(tmp_path), {"optim.lr": (0.001, 0.01)}, seeds=(0,)), tmp_path / "two")
     for trial in planned.search:
         trial.prepare()
@@ -218,39 +229,17 @@ def test_two_processes_train_side_by_side_what_one_trains_alone(tmp_path: Path) 
     assert "step 4" in (planned.search[0].folder / "log.txt").read_text()
 
 
-@pytest.mark.kill
-def test_a_sweep_that_is_killed_takes_its_trials_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    out = tmp_path / "s"
-    plan = Sweep(tiny(tmp_path, duration=Steps(400), checkpoint_every=Steps(20)), {"optim.lr": (0.001,)}, seeds=(0,))
-    planned = Trials.of(plan, out)
+@pytest.mark.train
+def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What becomes of its processes where it is killed is tests/faults/test_faults_processes.py's."""
+    plan = Sweep(tiny(tmp_path, duration=Steps(20), checkpoint_every=Steps(5)), {"optim.lr": (0.001,)}, seeds=(0,))
+    planned = Trials.of(plan, tmp_path / "s")
     (trial,) = planned.finals({"optim.lr": 0.001})
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_processes import *
-run = tiny(Path({str(tmp_path)!r}), duration=Steps(400), checkpoint_every=Steps(20))
-plan = Sweep(run, {{"optim.lr": (0.001,)}}, seeds=(0,))
-sweep(Trials.of(plan, {str(out)!r}), Processes())
-"""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    folder = trial.folder / "run-1"
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=tmp_path) as process:
-        wait_for(lambda: list((folder / "checkpoints").glob("step-*[0-9]")))
-        owner = int((folder / ".lock").read_text())
-        process.kill()
-    wait_for(lambda: _has_ended(owner))
-    assert "stopped by SIGTERM" in (trial.folder / "log.txt").read_text()
-    assert finished(trial.folder) is None
-    saved = max(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*[0-9]"))
+    with signal_at(7), pytest.raises(Interrupted) as caught:
+        sweep(planned, here)
+    assert caught.value.exit_code == 143 and finished(trial.folder) is None
     (row,) = sweep(planned, here).final
-    assert (row.outcome.status, row.outcome.steps) == ("done", 400)
-    resumed = json.loads((folder / "run.json").read_text())["resumed"]
-    assert [entry["step"] for entry in resumed] == [saved] and 20 <= saved < 400
+    assert (row.outcome.status, row.outcome.steps) == ("done", 20)
+    resumed = json.loads((trial.folder / "run-1" / "run.json").read_text())["resumed"]
+    assert [entry["step"] for entry in resumed] == [8]
     assert [path.name for path in trial.folder.glob("run-*")] == ["run-1"]
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True

@@ -4,9 +4,7 @@ import csv
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from references import draw, result_of
 
 import vitrail
 from vitrail import cli
@@ -22,6 +20,7 @@ from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Preparation
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import CheckpointError, DataError, UsageError
+from vitrail.recipes import registry
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.verbs import doctor as doctor_module
@@ -40,28 +39,10 @@ TINY: dict[str, Any] = dict(
 )
 
 
-def draw(folder: Path, *, classes: tuple[str, ...] = ("blue", "red"), count: int = 12) -> Path:
-    """Write class folders of small pictures, each class a colour of its own."""
-    rng = np.random.default_rng(0)
-    for number, name in enumerate(classes):
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            pixels = rng.integers(0, 60, (10, 10, 3), dtype=np.uint8)
-            pixels[..., 2 - 2 * number] += 190
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
-    return folder
-
-
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(scope="module")
-def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    out = tmp_path_factory.mktemp("runs")
-    settings = {**TINY, "duration": "30 steps"}
-    return vitrail.train(photos, recipe="scratch-small", out=str(out), lr=3e-3, **settings)
+def trained(photos_run: Path) -> Any:
+    """What a run on the photographs came to; its folder is a reference, which no test changes."""
+    return result_of(photos_run)
 
 
 # from what was asked to a run
@@ -161,7 +142,7 @@ def test_data_that_is_not_there_is_told_before_anything_is_written(tmp_path: Pat
 @pytest.mark.train
 def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     folder = trained.folder
-    assert trained.steps == 30
+    assert trained.steps == 30 and folder.name == "train-1"
     for name in ("config.yaml", "run.json", "metrics.jsonl", "report.html", "model/best/model.safetensors"):
         assert (folder / name).is_file(), name
     model = vitrail.load(folder)
@@ -170,12 +151,15 @@ def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
 
 @pytest.mark.train
 @pytest.mark.page
-def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_training_says_only_what_came_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     argv = ["train", "--recipe", "smoke", "--duration", "2 steps", "--out", str(tmp_path), "--quiet"]
     assert cli.main(argv) == 0
     out, err = capsys.readouterr()
     assert str(tmp_path / "smoke-1" / "report.html") in out
     assert err == ""
+    monkeypatch.setattr("vitrail.verbs.train.train.reported", lambda result: result)
     assert cli.main(argv[:-1]) == 0
     assert "step 2" in capsys.readouterr().err
 
@@ -279,16 +263,16 @@ def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.train
-def test_resume_finds_the_newest_run(photos: Path, tmp_path: Path) -> None:
+def test_resume_finds_the_newest_run(photos_run: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(CheckpointError, match="no run in"):
         vitrail.train(resume="latest", out=str(runs))
     for name in ("old", "new"):
-        vitrail.train(photos, recipe="scratch-small", out=str(runs), name=name, **TINY)
+        shutil.copytree(photos_run / "train-1", runs / f"{name}-1")
     os.utime(runs / "old-1" / "checkpoints", (1, 1))
     assert newest(runs) == runs / "new-1"
-    result = vitrail.train(resume="latest", out=str(runs), duration="10 steps")
-    assert (result.folder, result.steps) == (runs / "new-1", 10)
+    result = vitrail.train(resume="latest", out=str(runs), duration="31 steps")
+    assert (result.folder, result.steps) == (runs / "new-1", 31)
     for part in (runs / "new-1" / "checkpoints").rglob("*.safetensors"):
         part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="new-1"):
@@ -303,29 +287,6 @@ def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
         vitrail.train(resume=tmp_path / "roses")
     with pytest.raises(UsageError, match="remove --recipe"):
         vitrail.train(resume=tmp_path, recipe="digits")
-
-
-@pytest.mark.kill
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_resume_goes_on(number: int, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vitrail"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    options = {"cwd": tmp_path, "env": environment, "text": True}
-    smoke = [*command, "train", "--recipe", "smoke", "--duration", "100000 steps"]
-    with subprocess.Popen(smoke, stderr=subprocess.PIPE, **options) as process:
-        assert process.stderr
-        for line in process.stderr:
-            if line.startswith("step 10:"):
-                process.send_signal(number)
-                break
-        rest = process.stderr.read()
-        assert process.wait() == code
-    assert "--resume" in rest and "Traceback" not in rest
-    done = subprocess.run(
-        [*command, "train", "--resume", "--duration", "1 steps", "--json"], capture_output=True, check=False, **options
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps"] >= 10
 
 
 # the other verbs
@@ -399,15 +360,20 @@ def test_doctor_hides_home_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert part in text
 
 
-@pytest.mark.train
+@pytest.mark.full_size
 @pytest.mark.page
-def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sixteenth of it, unless a long run is asked for: 97 to 98.5 % by seed and processor at its end."""
+    whole = "VITRAIL_TEST_EXAMPLES" in os.environ
+    if not whole:
+        brief = replace(recipe("digits"), duration=Epochs(5))
+        monkeypatch.setitem(registry.RECIPES, "digits", replace(registry.find("digits"), run=brief))
     assert cli.main(["demo", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     (report,) = tmp_path.glob("demo-1/report.html")
     assert str(report) in out
     accuracy = re.search(r"top-1 ([\d.]+)% on \d+ test images", out)
-    assert accuracy and float(accuracy[1]) >= 96  # 97 to 98.5 by seed and processor; an image is 0.28
+    assert accuracy and float(accuracy[1]) >= (96 if whole else 70)
 
 
 def test_doctor_lists_what_is_declared() -> None:

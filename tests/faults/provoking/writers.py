@@ -57,6 +57,8 @@ WRITERS: dict[str, Writer] = {
     "split": Writer("data split {photos} {out} 4 6", "r", True, r"r/\d+\.csv"),
     "dedup": Writer("data dedup {photos} --out {out}", "r.csv"),
     "dedup list": Writer("data dedup {photos} --keep-list {out}", "r.csv"),
+    "audit": Writer("data audit {photos} --from {weights} --folds 2 --device cpu --out {out}", "r.csv"),
+    "next": Writer("data next {photos}/red --from {weights} --count 3 --device cpu --out {out}", "r.csv"),
     "predict": Writer("predict {weights} {photos} --out {out}", "r.csv", False, r"\.r\.csv\.part"),
     "predict jsonl": Writer("predict {weights} {photos} --out {out}", "r.jsonl", False, r"\.r\.jsonl\.part"),
     "predict folder": Writer("predict {weights} {photos} --out {out}", "r", True, RUN),

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import timm.optim
 import torch
+from references import copy_of
 from timm.models.beit import Beit
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from tiny_runs import assert_same_bits, lines
 from torch import nn
 
-from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
+from tests.properties.every_kind import ROWS, whole
 from vitrail.cli import main
 from vitrail.config import from_yaml
-from vitrail.durations import Steps
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -231,27 +232,17 @@ def test_each_parameter_moves_as_with_an_optimiser_of_its_own(name: Any, part: A
 # whole runs
 
 
-def decaying(out: Path) -> Run:
-    """With a table of positions for each layer."""
-    run = tiny(out, duration=Steps(4), optim=Optim(lr=3e-3, weight_decay_end=0.2, layer_decay=0.7))
-    return replace(run, vit=replace(run.vit, positions="relative_bias"))
-
-
 @pytest.mark.train
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = decaying(tmp_path)
-    whole = loop.fit(run).folder
-    assert max(line["lr"] for line in lines(whole, "train")) == 3e-3  # what is logged is the largest
-    interrupt_at(monkeypatch, 2)
-    folder = interrupted(run)
-    monkeypatch.undo()
+def test_a_run_is_logged_with_the_largest_rate_and_resumed_with_its_decay_only(tmp_path: Path) -> None:
+    """The row has a table of positions for each layer; that it is resumed exactly, test_resumed.py tests."""
+    folder = copy_of(whole("layers"), tmp_path)
+    assert max(line["lr"] for line in lines(folder, "train")) == 3e-3
+    run = ROWS["layers"].run("layers", tmp_path)
+    run = replace(run, optim=replace(run.optim, layer_decay=None))
     with pytest.raises(CheckpointError, match=r"optim\.layer_decay: 0\.7 there, None here"):
-        loop.fit(replace(run, optim=replace(run.optim, layer_decay=None)), resume=folder)
-    loop.fit(run, resume=folder)
-    assert_same_bits(whole, folder)
-    plain = loop.fit(replace(run, optim=replace(run.optim, layer_decay=None))).folder
+        loop.fit(run, resume=folder)
     with pytest.raises(AssertionError):
-        assert_same_bits(whole, plain)
+        assert_same_bits(folder, loop.fit(run).folder)
 
 
 def test_a_checkpoint_from_before_there_was_a_decay_is_of_the_same_run() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,16 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, tiny
 from vitrail import world
-from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.rewrites.low_rank import adapt
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.settings import MAE
-from vitrail.training import loop
 from vitrail.training.optim import muon
 from vitrail.training.optim.muon import Muon, newton_schulz, orthogonalise_, stacked_matrices
 from vitrail.training.optim.optimizer import build_optimizer, set_learning_rate, split_parameters, update
@@ -257,20 +253,6 @@ def test_restored_state_continues_with_the_same_bits() -> None:
             optimizer.step()
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
-
-
-@pytest.mark.train
-def test_a_run_with_muon_resumes_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tiny(tmp_path, duration=Steps(4), optim=Optim(name="muon", lr=3e-3))
-    whole = loop.fit(run).folder
-    interrupt_at(monkeypatch, 2)
-    folder = interrupted(run)
-    monkeypatch.undo()
-    loop.fit(run, resume=folder)
-    assert_same_bits(whole, folder)
-    plain = loop.fit(replace(run, optim=replace(run.optim, name="adamw"))).folder
-    with pytest.raises(AssertionError):
-        assert_same_bits(whole, plain)
 
 
 def sharded(out: Path) -> NoReturn:

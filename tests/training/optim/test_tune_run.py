@@ -3,114 +3,61 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from references import copy_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from tiny_runs import SHORT, assert_same_bits, interrupted, newest, tiny_run
+from tiny_runs import tensors as stored
 
 import vitrail
+from tests.properties.every_kind import BASE, ROWS, materials, stirred
+from tests.properties.every_kind import whole as run_of
 from vitrail.config import from_yaml
-from vitrail.data.settings import Augment, Data
-from vitrail.durations import Epochs, Percent
+from vitrail.durations import Epochs, Steps
 from vitrail.errors import CheckpointError, UsageError, WeightsError
-from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.reports.page import write_report
 from vitrail.training import loop
-from vitrail.training import step as stepping
-from vitrail.training.checkpoints import checkpoint
-from vitrail.training.guard import Interrupted
-from vitrail.training.run import Average, Model, Optim, Run
+from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.load import load, read_card
 from vitrail.weights.save import save
 
-CONFIG = ViTConfig(
-    width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7, stem="hmlp", layer_scale=0.1
-)
 
-
-def base_in(folder: Path, config: ViTConfig | ResNetConfig = CONFIG, seed: int = 0) -> Path:
-    torch.manual_seed(seed)
-    model = build(config)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, mean=0.0 if parameter.ndim > 1 else 0.5, std=0.2)
-    return save(model, folder / "base", overwrite=True).path
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a base in it."""
-    folder = tmp_path_factory.mktemp("runs")
-    base_in(folder)
-    return folder
+def base_in(folder: Path, config: ViTConfig | ResNetConfig = BASE, seed: int = 0) -> Path:
+    return save(stirred(config, seed), folder / "base", overwrite=True).path
 
 
 def tiny(out: Path, **changes: Any) -> Run:
-    """Two epochs of four steps on handwritten digits, with everything that a frozen parameter could disturb."""
-    run = Run(
-        name="finetune",
-        out=str(out),
-        data=Data(path="digits", subset=70, holdout=0.1),
-        weights=str(out / "base"),
-        tune="attention",
-        vit=Model(dropout=0.1, drop_path=0.1),
-        augment=Augment(crop="pad", pad=1, mixup=0.5),
-        optim=Optim(lr=1e-2, weight_decay=0.1),
-        average=Average(kind="ema", decay=0.9),
-        duration=Epochs(2),
-        evaluate_every=Percent(50),
-        checkpoint_every=Percent(50),
-        batch_size=16,
-        accumulate=2,
-        precision="float32",
-        workers=0,
-        device="cpu",
-    )
-    return replace(run, **changes)
+    """Four steps on handwritten digits, with everything that a frozen parameter could disturb."""
+    part: dict[str, Any] = dict(name="finetune", weights=str(out / "base"), tune="attention")
+    part |= dict(vit=Model(dropout=0.1, drop_path=0.1), optim=Optim(lr=1e-2, weight_decay=0.1))
+    return tiny_run(out, **{**SHORT, **part, **changes})
 
 
-@pytest.fixture(scope="module")
-def whole(runs: Path) -> Path:
-    """The folder of a run that was never interrupted."""
-    return loop.fit(tiny(runs)).folder
+@pytest.fixture
+def runs() -> Path:
+    """A folder with the base of `whole` and `adapted`. All three are references, which no test changes."""
+    return materials()
 
 
-def newest(folder: Path) -> Path:
-    found = checkpoint.latest_valid(folder / "checkpoints")
-    assert found is not None
-    return found
+@pytest.fixture
+def whole() -> Path:
+    """The folder of a run that tuned the attention layers."""
+    return run_of("attention")
 
 
-def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor that the run left, by file and name."""
-    files = {which: folder / f"model/{which}/model.safetensors" for which in ("last", "best")}
-    files |= {name: newest(folder) / f"{name}.safetensors" for name in ("model", "state")}
-    return {f"{name} {key}": value for name, file in files.items() for key, value in load_file(file).items()}
-
-
-def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
-    """Start a run and send it SIGTERM within `step`."""
-    original = stepping.seed_step
-
-    def seed_step(seed: int, at: int, rank: int) -> None:
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(seed, at, rank)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stepping, "seed_step", seed_step)
-        with pytest.raises(Interrupted):
-            loop.fit(run)
-    return max((path for path in Path(run.out).glob("finetune-*")), key=lambda path: int(path.name.split("-")[1]))
+@pytest.fixture
+def adapted() -> Path:
+    """The folder of a run of LoRA."""
+    return run_of("lora")
 
 
 # what a run leaves behind
@@ -148,7 +95,7 @@ def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
     count = sum(parameter.numel() for parameter in load(whole).parameters())
     assert facts["tuned"] == {"what": "attention", "parameters": values, "of": count}
     assert facts["decisions"]["tune"].startswith(f"attention: {values:,} of {count:,} parameters are trained")
-    assert (facts["base"]["source"], facts["base"]["relative"]) == (str(runs / "base"), "../base")
+    assert (facts["base"]["source"], facts["base"]["relative"]) == (str(runs / "base"), "../../materials/base")
     assert read_card(whole).provenance["tune"] == "attention"
     reference = json.loads((newest(whole) / "state.json").read_text())["base"]
     assert reference == {name: facts["base"][name] for name in ("source", "path", "sha256")}
@@ -157,7 +104,7 @@ def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
 @pytest.mark.train
 @pytest.mark.parametrize("tune", ["ffn", "head"])
 def test_other_parts_and_a_resnet(tmp_path: Path, tune: Any) -> None:
-    config = CONFIG if tune == "ffn" else ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7)
+    config = BASE if tune == "ffn" else ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7)
     base_in(tmp_path, config)
     vit = Model(dropout=0.1) if tune == "ffn" else Model()
     run = tiny(tmp_path, tune=tune, vit=vit, duration=Epochs(1), optim=Optim(name="lamb", lr=1e-2))
@@ -189,12 +136,6 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path: Pa
 
 
 LORA: dict[str, Any] = dict(tune="lora", lora_rank=2, lora_alpha=4.0, lora_on="both")
-
-
-@pytest.fixture(scope="module")
-def adapted(runs: Path) -> Path:
-    """The folder of a run of LoRA that was never interrupted."""
-    return loop.fit(tiny(runs, name="adapted", **LORA)).folder
 
 
 @pytest.mark.train
@@ -230,7 +171,10 @@ def test_the_run_and_the_verbs_say_what_was_adapted(adapted: Path, runs: Path, t
     assert facts["decisions"]["lora"] == "rank 2, factor 2, on 8 dense layers of attention and MLPs"
     assert read_card(adapted).provenance["tune"] == "lora"
     assert f"from {runs / 'base'}, 8 of them with an update of low rank" in str(info(adapted).report)
-    assert "fine-tuned (low-rank updates (LoRA) and classifier only) from" in write_report(adapted).read_text()
+    assert (
+        "fine-tuned (low-rank updates (LoRA) and classifier only) from"
+        in write_report(copy_of(adapted, tmp_path)).read_text()
+    )
     convert(adapted, tmp_path / "standalone")
     alone = load_file(tmp_path / "standalone" / "model.safetensors")
     assert alone.keys() == load(adapted).state_dict().keys()
@@ -238,17 +182,12 @@ def test_the_run_and_the_verbs_say_what_was_adapted(adapted: Path, runs: Path, t
 
 
 @pytest.mark.train
-def test_a_run_of_lora_is_resumed_to_the_bit_and_with_its_own_rank_only(
-    adapted: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = interrupted(tiny(runs, **LORA), monkeypatch, step=2)
+def test_a_run_of_lora_is_resumed_with_its_own_rank_only(adapted: Path, tmp_path: Path) -> None:
+    folder = copy_of(adapted, tmp_path)
+    run = replace(ROWS["lora"].run("lora", tmp_path), duration=Steps(5))
     with pytest.raises(CheckpointError, match="lora_rank: 2 there, 3 here"):
-        loop.fit(tiny(runs, **{**LORA, "lora_rank": 3}), resume=folder)
-    loop.fit(tiny(runs, **{**LORA, "lora_rank": None}), resume=folder)
-    expected, found = stored(adapted), stored(folder)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        loop.fit(replace(run, lora_rank=3), resume=folder)
+    assert loop.fit(replace(run, lora_rank=None), resume=folder).steps == 5
 
 
 @pytest.mark.train
@@ -307,24 +246,12 @@ def test_settings_of_lora_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.train
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
-    whole: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = interrupted(tiny(runs), monkeypatch, step=2)
-    loop.fit(tiny(runs), resume=folder)
-    expected, found = stored(whole), stored(folder)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-@pytest.mark.train
 def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "old"
     base_in(old)
     monkeypatch.chdir(tmp_path)
     run = tiny(Path("old"))
-    folder = interrupted(run, monkeypatch, step=2)
+    folder = interrupted(run, 2)
     shutil.move("old", "new")
     recorded = from_yaml(Path("new") / folder.name / "config.yaml", Run())
     result = loop.fit(recorded, resume=Path("new") / folder.name)
@@ -335,9 +262,9 @@ def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.train
-def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path) -> None:
     base_in(tmp_path)
-    folder = interrupted(tiny(tmp_path), monkeypatch, step=2)
+    folder = interrupted(tiny(tmp_path), 0)  # before there is a best model, which names its base
     with pytest.raises(CheckpointError, match="tune: 'attention' there, 'ffn' here"):
         loop.fit(tiny(tmp_path, tune="ffn"), resume=folder)
     shutil.move(tmp_path / "base", tmp_path / "elsewhere")
@@ -353,20 +280,16 @@ def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.train
-def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(tmp_path: Path) -> None:
     base_in(tmp_path)
     run = tiny(tmp_path, tune="all")
-    expected = stored(loop.fit(run).folder)
-    folder = interrupted(run, monkeypatch, step=2)
+    never = loop.fit(replace(run, out=str(tmp_path / "never"))).folder
+    folder = interrupted(run, 2)
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(WeightsError, match=r"there is nothing at .*other"):  # which it never had: a slip of the pen
         loop.fit(replace(run, weights=str(tmp_path / "other")), resume=folder)
     loop.fit(run, resume=folder)
-    found = stored(folder)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_same_bits(folder, never)
     assert from_yaml(folder / "config.yaml", Run()).weights == run.weights
     assert read_card(folder).provenance["from"] == Path(str(run.weights)).name  # a card names no folders
 
@@ -389,7 +312,7 @@ def test_the_verbs_take_a_tuned_run(whole: Path, runs: Path, tmp_path: Path) -> 
 @pytest.mark.train
 def test_finetune_tunes_a_part_of_real_photographs(shared_data: Path, tmp_path: Path) -> None:
     """Pictures of flowers, through the verb: dry run, run, report, evaluation; the part that was not tuned stays."""
-    config = replace(CONFIG, image_size=(32, 32), patch=8)
+    config = replace(BASE, image_size=(32, 32), patch=8)
     base = base_in(tmp_path, config)
     settings: dict[str, Any] = dict(
         weights=base,
