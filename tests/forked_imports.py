@@ -13,6 +13,7 @@ from vitrail.cli import VERBS
 from vitrail.verbs.flags.parse import parse
 
 LATE = (
+    "encodings.utf_8_sig",  # who gives up root's rights cannot read the standard library any more
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.font_manager"),
     *("matplotlib.style", "pyarrow.parquet", "einops", "vitrail.transfer.sweep", "vitrail.exports.engines"),
     *("torch.export", "torch.onnx._internal.exporter._core", "onnxscript", "onnxruntime"),

@@ -5,8 +5,9 @@ A test without a mark needs nothing but this process: `pytest` runs those, `pyte
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
+import subprocess
 from collections.abc import Generator
 from typing import Any
 
@@ -33,7 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
     for kind, (need, budget) in KINDS.items():
         config.addinivalue_line("markers", f"{kind}: needs {need}; at most {budget} s of processor time")
     config.addinivalue_line("markers", "everything: every test has this mark; `-m everything` runs them all")
-    sys.addaudithook(lambda event, values: _started.append(str(values[0])) if event == "subprocess.Popen" else None)
+    popen = subprocess.Popen.__init__
+
+    @functools.wraps(popen)
+    def noted(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+        _started.append(str(args))
+        popen(self, args, *rest, **options)
+
+    subprocess.Popen.__init__ = noted  # type: ignore[method-assign]
 
 
 def budget(kind: str) -> float:

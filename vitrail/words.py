@@ -94,19 +94,18 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), as_text(text))
 
 
-_SURROGATE, _ESCAPE = re.compile("[\ud800-\udfff]"), re.compile(r"\\x([89a-f][0-9a-f])")
+_ESCAPE = re.compile(r"\\x([89a-f][0-9a-f])")
+_NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that stand for no byte of a name
 
 
 def as_text(value: str | Path) -> str:
     r"""Return a name that can be written as UTF-8: a byte of a file's name that is none becomes an escape, \xe9.
 
-    Every text that is written has names in this form; `from_text` gives them back.
+    Bytes that are UTF-8 are read as such, whatever the locale. Every text that is written has names in this form;
+    `from_text` gives them back.
     """
-    return _SURROGATE.sub(lambda match: _escape(ord(match[0])), str(value))
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+    text = _NO_BYTE.sub(lambda match: f"\\u{ord(match[0]):04x}", str(value))
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def from_text(text: str) -> str:

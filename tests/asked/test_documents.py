@@ -28,7 +28,8 @@ from vitrail.model.variants import ViTConfig, variant
 from vitrail.training.run import Run
 
 PAGES = [ROOT / "README.md", ROOT / "PAPER.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODELS = {"runs/train-1": 16, "runs/finetune-1": 16, "runs/mae-small-1": 16, "runs/cifar100-1": 8, "runs/base-1": 8,
+MODELS = {"runs/train-1": 16, "runs/scratch-photos-1": 16,
+          "runs/finetune-1": 16, "runs/mae-small-1": 16, "runs/cifar100-1": 8, "runs/base-1": 8,
           "google/vit-base-patch16-224-in21k": 16, "facebook/dinov3-vits16-pretrain-lvd1689m": 16, "RUN": 16,
           "timm/vit_small_patch16_224.augreg_in21k_ft_in1k": 16, "weights/vit-base-patch16-224-in21k": 16}  # fmt: skip
 FOLDERS = {"photos": 256, "imagenet": 256, "flowers12": 64, "labelled": 64, "DIR": 64, "SET": 64, "land": 256,
@@ -225,8 +226,8 @@ SENTENCES = [
              {"weights": "vitrail/tiny", "time_limit": 3.0}),
     Sentence("train cifar100/ --recipe scratch-small --time-limit 10 --data.holdout 0.02 --data.test none",
              "docs/tasks/from-scratch.md", "ten minutes on a machine", {"time_limit": 10.0}),
-    Sentence("finetune photos/ --from runs/train-1 --tune attention", "docs/three-things.md", "attention",
-             {"tune": "attention", "weights": "runs/train-1"}),
+    Sentence("finetune photos/ --from runs/scratch-photos-1 --tune attention", "docs/three-things.md", "attention",
+             {"tune": "attention", "weights": "runs/scratch-photos-1"}),
 ]  # fmt: skip
 
 

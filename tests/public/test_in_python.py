@@ -73,7 +73,8 @@ def test_the_result_of_every_verb_has_a_repr_of_one_line() -> None:
             kind = getattr(module, word, None)
             if is_dataclass(kind):
                 seen += 1
-                assert kind.__repr__.__name__ == "_one_line", (name, word)
+                own = word in ("Evaluation",)  # which has its main numbers in place of the whole result
+                assert kind.__repr__.__name__ == ("__repr__" if own else "_one_line"), (name, word)
     assert seen > 15
 
 
