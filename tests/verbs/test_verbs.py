@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from references import draw, result_of
+from references import PHOTOS_RUN, draw, result_of
 
 import vitrail
 from vitrail import cli
@@ -28,15 +28,7 @@ from vitrail.verbs.flags.settings import RunArguments, newest, training_run
 from vitrail.verbs.train.train import Preview
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY: dict[str, Any] = dict(
-    model="Ti/2",
-    vit=dict(width=16, depth=1, heads=2, mlp_dim=32),
-    image_size=8,
-    batch_size=16,
-    duration="8 steps",
-    evaluate_every="4 steps",
-    checkpoint_every="4 steps",
-)
+TINY = PHOTOS_RUN | {"duration": "8 steps"}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import resource
@@ -16,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import references
 import tyro
 from PIL import Image
 
@@ -31,16 +32,7 @@ SHORT = [
 """Flags of a training run on `draw`n images; its duration follows."""
 
 
-def draw(folder: Path, *, classes: tuple[str, ...] = ("blue", "red"), count: int = 8, seed: int = 0) -> Path:
-    """Write class folders of small pictures, the classes blue and red by turns."""
-    rng = np.random.default_rng(seed)
-    for number, name in enumerate(classes):
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            pixels = rng.integers(0, 60, (10, 10, 3), dtype=np.uint8)
-            pixels[..., 2 - 2 * (number % 2)] += 190
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
-    return folder
+draw = functools.partial(references.draw, count=8)
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
