@@ -1,6 +1,7 @@
 """What a test needs says what kind it is: marks, a budget of processor time for each, and a list of who exceeds it.
 
-A test without a mark needs nothing but this process: `pytest` runs those, `pytest -m everything` all of them.
+A test without a mark needs nothing but this process: `pytest` runs those, `pytest -m everything` all but the nightly
+ones, `pytest -m "everything or nightly"` all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marks known, and listen for processes that start."""
     for kind, (need, budget) in KINDS.items():
         config.addinivalue_line("markers", f"{kind}: needs {need}; at most {budget} s of processor time")
-    config.addinivalue_line("markers", "everything: every test has this mark; `-m everything` runs them all")
+    config.addinivalue_line("markers", "nightly(by_day): takes longer than a change should wait; what guards it by day")
+    config.addinivalue_line("markers", "everything: every test that is not nightly has this mark")
     popen = subprocess.Popen.__init__
 
     @functools.wraps(popen)
@@ -56,9 +58,13 @@ def kind_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test, so that `-m everything` takes the place of the choice in pyproject.toml."""
+    """Mark every test of a change, so that `-m everything` takes the place of the choice in pyproject.toml."""
     for item in items:
-        item.add_marker("everything")
+        nightly = item.get_closest_marker("nightly")
+        if nightly is None:
+            item.add_marker("everything")
+        elif not nightly.args:
+            raise pytest.UsageError(f"{item.nodeid}: nightly(by_day) needs what guards the same by day")
 
 
 def processor_seconds(children: bool) -> float:
