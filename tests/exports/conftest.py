@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
+from references import once
 from small_models import Programs, made
 
 from vitrail.exports.kinds import To
@@ -37,19 +37,15 @@ def _operators() -> Any:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """Return the programs of small networks, each written by the first test process that asks. Nobody changes them."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "programs"
-    folder.mkdir(exist_ok=True)
+def programs() -> Programs:
+    """Return the programs of small networks, which are references."""
 
     @functools.cache
     def program(name: str = "plain", to: To = "onnx", **how: Any) -> Exported:
-        place = folder / "-".join([name, to, *map(str, how.values())]).replace(", ", "-")
-        said = place.with_suffix(".pickle")
-        with FileLock(place.with_suffix(".lock")):
-            if not said.exists():
-                said.write_bytes(pickle.dumps(export_model(made(name), place, to, **how)))
-        return pickle.loads(said.read_bytes())
+        def make(place: Path) -> None:
+            (place / "said").write_bytes(pickle.dumps(export_model(made(name), place / "program", to, **how)))
+
+        place = once("-".join(["program", name, to, *map(str, how.values())]).replace(", ", "-"), make)
+        return pickle.loads((place / "said").read_bytes())
 
     return program

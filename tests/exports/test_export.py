@@ -64,8 +64,19 @@ def test_what_is_traced_computes_what_the_network_does(name: str) -> None:
             assert close(traced(images).numpy(), numbers.numpy())
 
 
+BY_NIGHT = {"hybrid, swiglu", "axial, levit", "AxialResNet"}
+
+
 @pytest.mark.export
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly("test_what_is_traced_computes_what_the_network_does"))
+        if name in BY_NIGHT
+        else name
+        for name in ALL
+    ],
+)
 def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, programs: Programs) -> None:
     model, result = made(name), programs(name)
     assert list(result.files) == ["model.onnx", "card.json"] and result.parity.agreement == 1
@@ -97,7 +108,15 @@ def test_openvino(programs: Programs) -> None:
 
 @pytest.mark.export
 @pytest.mark.parametrize(
-    ("name", "to"), [("plain", "openvino"), ("BEiT", "onnx"), ("distilled, parallel", "onnx"), ("BiT", "program")]
+    ("name", "to"),
+    [
+        ("BEiT", "onnx"),
+        ("BiT", "program"),
+        *(
+            pytest.param(name, to, marks=pytest.mark.nightly("the other two, and tests/model/test_open_sizes.py"))
+            for name, to in (("plain", "openvino"), ("distilled, parallel", "onnx"))
+        ),
+    ],
 )
 def test_a_program_for_images_of_any_size(name: str, to: Any, tmp_path: Path) -> None:
     model = made(name, depth=1) if name == "plain" else made(name)
@@ -196,7 +215,14 @@ def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
 @pytest.mark.export
 @pytest.mark.parametrize(
     ("to", "precision", "tolerance"),
-    [("onnx", "float16", 2e-2), ("openvino", "float16", 2e-2), ("openvino", "bf16", 1e-1), ("program", "bf16", 1e-1)],
+    [
+        ("onnx", "float16", 2e-2),
+        ("openvino", "bf16", 1e-1),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly("the same types and runtimes in the other pairs"))
+            for case in (("openvino", "float16", 2e-2), ("program", "bf16", 1e-1))
+        ),
+    ],
 )
 def test_smaller_weights_have_a_tolerance_of_their_own(
     to: Any, precision: Any, tolerance: float, tmp_path: Path

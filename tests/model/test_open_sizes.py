@@ -73,10 +73,18 @@ def test_jit_trace(kind: str, start: int) -> None:
     check(model, traced, sizes, dtype)
 
 
+BY_NIGHT = pytest.mark.nightly("test_jit_trace of the same kind, and test_export of another way to resample")
+
+
 @pytest.mark.export
 @pytest.mark.parametrize(
     ("kind", "start"),
-    [*((kind, 0) for kind in KINDS), *((kind, 1) for kind in ("1d, timm", "relative_bias, timm", "BiT"))],
+    [
+        *((kind, 0) for kind in ("2d", "relative", "axial", "BiT")),
+        *((kind, 1) for kind in ("1d, timm", "relative_bias, timm")),
+        *(pytest.param(kind, 0, marks=BY_NIGHT) for kind in KINDS if kind not in ("2d", "relative", "axial", "BiT")),
+        pytest.param("BiT", 1, marks=BY_NIGHT),
+    ],
 )
 def test_export(kind: str, start: int) -> None:
     """From the network's own size, to which a branch would fix it; from another size each way to resample once."""

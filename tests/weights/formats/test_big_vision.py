@@ -258,6 +258,7 @@ def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(tmp_path: Pat
     identical(read(tmp_path / "b.npz", "params/img/"), arrays)
 
 
+@pytest.mark.nightly("test_computes_what_the_reference_does_and_goes_back_as_it_came, of small networks")
 @pytest.mark.full_size
 @pytest.mark.parametrize(("width", "depth"), [(768, 2), (96, 12)])
 def test_full_size(width: int, depth: int, tmp_path: Path) -> None:

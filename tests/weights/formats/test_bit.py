@@ -184,6 +184,7 @@ def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
         load(save(tmp_path / "a.npz", arrays))
 
 
+@pytest.mark.nightly("test_computes_what_the_reference_does_and_goes_back_as_it_came, of small networks")
 @pytest.mark.full_size
 def test_full_size(tmp_path: Path) -> None:
     arrays = bit(units=(3, 4, 6, 3), width=64, classes=1000)

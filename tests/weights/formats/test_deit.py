@@ -341,6 +341,7 @@ def test_a_resnet_is_refused(tmp_path: Path) -> None:
         FORMAT.write(build(config), Card(config), tmp_path / "no.pth")
 
 
+@pytest.mark.nightly("test_load_and_save_give_the_file_back, of small networks")
 @pytest.mark.full_size
 def test_deit_iii_s_at_full_size(tmp_path: Path) -> None:
     state = published(width=384, depth=12, side=14, classes=1000, scaled=True)

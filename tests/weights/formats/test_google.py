@@ -392,6 +392,7 @@ def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(prefix: str, 
     identical(read(tmp_path / "b.npz", prefix), arrays)
 
 
+@pytest.mark.nightly("test_computes_what_the_reference_does_and_goes_back_as_it_came, of small networks")
 @pytest.mark.full_size
 @pytest.mark.parametrize(
     ("name", "width", "depth"), [("B/16", 768, 2), ("B/16", 96, 12), ("R50+B/16", 768, 2)], ids=lambda value: str(value)

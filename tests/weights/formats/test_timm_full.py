@@ -69,7 +69,7 @@ def registered() -> list[str]:
     ("names", "least"),
     [
         pytest.param(r"siglip_(256|512)$|_gap_224|so400m_patch16_siglip_256|test_vit|r26_s32_224", 10, id="odd ones"),
-        pytest.param("", 120, id="all", marks=pytest.mark.full_size),
+        pytest.param("", 120, id="all", marks=[pytest.mark.full_size, pytest.mark.nightly("the odd ones")]),
     ],
 )
 def test_architectures_of_timms_are_read_or_refused(names: str, least: int) -> None:
@@ -106,6 +106,7 @@ FULL: dict[str, dict[str, Any]] = {
 """Architecture -> arguments: Transformers are as wide as they really are; one of timm_peers is as deep."""
 
 
+@pytest.mark.nightly("tests/weights/formats/test_timm.py: the same comparison of small networks")
 @pytest.mark.full_size
 @pytest.mark.parametrize("name", FULL)
 def test_at_full_size(name: str, tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def test_published_models_get_their_heads_and_their_preprocessing(tmp_path: Path
     assert (found.card.config.mean, found.card.config.std) == (tuple(transform.mean), tuple(transform.std))
 
 
+@pytest.mark.nightly("the same comparison of small networks in this file")
 @pytest.mark.full_size
 def test_the_same_at_full_size(tmp_path: Path) -> None:
     torch.manual_seed(0)
