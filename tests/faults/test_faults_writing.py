@@ -16,8 +16,8 @@ import pytest
 from commands import run
 from forked import ROOT
 from random_inputs import MANY
-from scenes import CHANGES, HIDE, SHORT, changing, read_only, small_disk, snapshot, vanishing
-from writers import HIDDEN, TUNED, WRITERS, Scene, debris, files, scene_in, sizes_of_disks, write, write_capped
+from scenes import CHANGES, HIDE, SHORT, changing, interrupted, read_only, small_disk, snapshot, vanishing
+from writers import HIDDEN, NOTHING, TUNED, WRITERS, Scene, debris, files, scene_in, sizes_of_disks, write, write_capped
 
 from vitrail import cli
 from vitrail.data.cache import refuse_within
@@ -230,6 +230,20 @@ def test_69_a_target_that_disappears_during_the_work(name: str, scene: Scene, tm
     assert "Traceback" not in command.err, command.err
     if command.process.exitcode:
         assert command.process.exitcode in (1, 2) and str(place) in command.err, command.err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", WRITERS)
+def test_68_ctrl_c_when_the_first_file_is_written(name: str, scene: Scene, tmp_path: Path) -> None:
+    """It says so and leaves no part of a file; what is kept is gone on from. Other moments: tests/properties."""
+    writer = WRITERS[name]
+    command = write(writer, scene, tmp_path, before=interrupted, given=(str(tmp_path),))
+    assert command.process.exitcode == 130 and "Traceback" not in command.err, command.err
+    assert command.out == "" and command.err.splitlines()[-1].startswith("vitrail: "), command.err
+    assert debris(writer, tmp_path) == []
+    if writer.kept != NOTHING:
+        again = write(writer, scene, tmp_path)
+        assert again.process.exitcode == 0 and (tmp_path / writer.out).exists(), again.err
 
 
 @pytest.mark.processes

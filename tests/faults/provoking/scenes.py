@@ -8,7 +8,9 @@ import hashlib
 import os
 import resource
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -102,6 +104,17 @@ def vanishing(folder: str) -> None:
             time.sleep(0.002)
 
     threading.Thread(target=remove, daemon=True).start()
+
+
+def interrupted(folder: str) -> None:
+    """Ctrl-C comes when the first file below a folder is opened for writing."""
+    left = [signal.SIGINT]
+
+    def noticed(event: str, facts: tuple[Any, ...]) -> None:
+        if event == "open" and left and str(facts[0]).startswith(f"{folder}/") and facts[2] & (os.O_WRONLY | os.O_RDWR):
+            os.kill(os.getpid(), left.pop())
+
+    sys.addaudithook(noticed)
 
 
 @contextmanager
