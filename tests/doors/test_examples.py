@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail import cli
+from vitrail.config import doors_of, sections_of
+from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import flag_texts
 
 PAGE = ROOT / "docs" / "own-code.md"
@@ -81,6 +84,21 @@ def test_the_page_names_the_flag_and_the_method_of_each_example() -> None:
         assert name in flags or f"{name}.class" in flags, flag
         owner = getattr(vitrail, kind.strip("`").removeprefix("vitrail."))
         assert callable(getattr(owner, method.strip("`").partition("(")[0]))
+
+
+def sections(settings: type, prefix: str = "") -> set[str]:
+    """Return the names of the settings in whose place a class of the user's own may stand."""
+    found = set()
+    for name, hint in get_type_hints(settings).items():
+        if doors_of(hint):
+            found.add(prefix + name)
+        else:
+            found = found.union(*(sections(section, f"{prefix}{name}.") for section in sections_of(hint)))
+    return found
+
+
+def test_every_section_that_may_be_a_class_of_ones_own_has_an_example() -> None:
+    assert sections(Run) == {row[1].strip("`").removeprefix("--") for row in ROWS}
 
 
 @pytest.mark.processes
