@@ -98,7 +98,10 @@ class RunRecorder:
         facts.pop("ended", None)
         facts.pop("result", None)
         facts.setdefault("resumed", []).append({"at": _now(), "step": step, **provenance()})
-        facts |= self._tuned_part()  # the base may have moved
+        tuned = self._tuned_part()
+        if tuned.get("base") != facts.get("base"):  # it has moved
+            self._setup.validation.follow_base(self._folder)
+        facts |= tuned
         self._folder.write_json("run.json", facts)
         self._write_config(run)
         why = f", before it {before}" if before != run.accumulate else ""

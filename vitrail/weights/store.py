@@ -75,23 +75,25 @@ def save_model(
     }
     for name, tensor in tensors.items():
         check_finite(name, tensor, f"the model is not saved to {folder}")
-    reference = {}
-    if base is not None:
-        text = json.dumps(base.written_in(folder))
-        reference = {"base": text, "base_sha256": _digest(text)}
-    _write(folder, tensors, card, reference)
+    _write(folder, tensors, card, {} if base is None else _reference(base, folder))
 
 
-def replace_card(folder: Path, card: Card) -> None:
-    """Give the model in `folder` another card of the same network; its tensors and its base stay. Raises WeightsError.
+def replace_header(folder: Path, *, card: Card | None = None, base: BaseWeights | None = None) -> None:
+    """Give the model in `folder` another card of the same network, or the new place of its base. Raises WeightsError.
 
-    The tensors of the file were checked when it was last read.
+    The tensors stay; they were checked when the file was last read.
     """
-    with _open(folder / WEIGHTS) as (opened, _):
+    with _open(folder / WEIGHTS) as (opened, found):
         tensors = {name: opened.read(name) for name in opened.shapes}
         kept = ("base", "base_sha256")
         reference: dict[str, str] = {name: opened.metadata[name] for name in kept if name in opened.metadata}
-    _write(folder, tensors, card, reference)
+    _write(folder, tensors, card or found, reference if base is None else _reference(base, folder))
+
+
+def _reference(base: BaseWeights, folder: Path) -> dict[str, str]:
+    """Return the part of the header of a file in `folder` that is about its base."""
+    text = json.dumps(base.written_in(folder))
+    return {"base": text, "base_sha256": _digest(text)}
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], card: Card, reference: Mapping[str, str]) -> None:

@@ -262,9 +262,23 @@ def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.train
+def test_the_best_model_follows_a_base_whose_new_place_is_given(tmp_path: Path) -> None:
+    base_in(tmp_path)
+    folder = interrupted(tiny(tmp_path), 2)
+    before = load_file(folder / "model/best/model.safetensors")
+    shutil.move(tmp_path / "base", tmp_path / "elsewhere")
+    with pytest.raises(WeightsError, match="does not exist"):
+        load(folder / "model/best")
+    interrupted(tiny(tmp_path, weights=str(tmp_path / "elsewhere")), 3, resume=folder)  # before there is a better one
+    assert load(folder / "model/best").load_report.base.endswith(f"from {tmp_path / 'elsewhere'}")
+    after = load_file(folder / "model/best/model.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.train
 def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path) -> None:
     base_in(tmp_path)
-    folder = interrupted(tiny(tmp_path), 0)  # before there is a best model, which names its base
+    folder = interrupted(tiny(tmp_path), 2)
     with pytest.raises(CheckpointError, match="tune: 'attention' there, 'ffn' here"):
         loop.fit(tiny(tmp_path, tune="ffn"), resume=folder)
     shutil.move(tmp_path / "base", tmp_path / "elsewhere")

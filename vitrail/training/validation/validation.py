@@ -55,7 +55,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.confidence import THRESHOLDS, Confidence
 from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
-from vitrail.weights.store import WEIGHTS, replace_card, save_model
+from vitrail.weights.store import WEIGHTS, replace_header, save_model
 from vitrail.words import shown
 
 Found = Classification | LabelScores | NumberScores
@@ -256,7 +256,15 @@ class Validation:
                 assert model.card is not None  # it comes with every file
                 best = model.card.provenance.get("step") if place == folder.best else best
                 found = confidence if model.card.provenance.get("step") == best else None
-                replace_card(place, replace(model.card.with_confidence(found), reference=reference(model)))
+                card = replace(model.card.with_confidence(found), reference=reference(model))
+                replace_header(place, card=card)
+
+    def follow_base(self, folder: RunFolder) -> None:
+        """Let the models that are kept refer to the base where it is now."""
+        for place in (folder.best, folder.last):
+            if self.base is not None and (place / WEIGHTS).is_file():
+                with folder.tolerating("the new place of the base model"):
+                    replace_header(place, base=self.base)
 
     def tests(self, splits: Splits) -> bool:
         """Return whether there are test images to evaluate at the end."""
