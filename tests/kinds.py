@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 from collections.abc import Generator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import psutil
@@ -36,14 +37,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{kind}: needs {need}; at most {budget} s of processor time")
     config.addinivalue_line("markers", "nightly(by_day): takes longer than a change should wait; what guards it by day")
     config.addinivalue_line("markers", "everything: every test that is not nightly has this mark")
-    popen = subprocess.Popen.__init__
+    popen, start = subprocess.Popen.__init__, BaseProcess.start
 
     @functools.wraps(popen)
     def noted(self: Any, args: Any, *rest: Any, **options: Any) -> None:
         _started.append(str(args))
         popen(self, args, *rest, **options)
 
+    @functools.wraps(start)
+    def noted_too(self: Any) -> None:
+        _started.append(f"the process {self.name}")
+        start(self)
+
     subprocess.Popen.__init__ = noted  # type: ignore[method-assign]
+    BaseProcess.start = noted_too  # type: ignore[method-assign]
 
 
 def budget(kind: str) -> float:
@@ -83,14 +90,14 @@ def processor_seconds(children: bool) -> float:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Measure a test together with its fixtures."""
+    _started.clear()
     item.stash[BEFORE] = processor_seconds(children=bool(kind_of(item)))
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test without a mark that starts a program: `pytest` would no longer be fast."""
-    _started.clear()
+    """Fail a test without a mark that starts a process, or whose fixtures do: `pytest` would no longer be fast."""
     result = yield
     if _started and not kind_of(item):
         pytest.fail(f"it starts {_started[0]}: mark it with what it needs, one of {', '.join(KINDS)}", pytrace=False)
