@@ -90,14 +90,14 @@ def processor_seconds(children: bool) -> float:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Measure a test together with its fixtures."""
-    _started.clear()
     item.stash[BEFORE] = processor_seconds(children=bool(kind_of(item)))
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test without a mark that starts a process, or whose fixtures do: `pytest` would no longer be fast."""
+    """Fail a test without a mark that starts a process: `pytest` would no longer be fast. References may, once."""
+    _started.clear()
     result = yield
     if _started and not kind_of(item):
         pytest.fail(f"it starts {_started[0]}: mark it with what it needs, one of {', '.join(KINDS)}", pytrace=False)
