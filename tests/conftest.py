@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a test process of its own; torch reads it when imported
+
+gc.disable()  # until all tests are collected: what is imported meanwhile stays
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +24,13 @@ pytest_plugins = ["kinds", "references"]
 
 settings.register_profile("vitrail", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Search for garbage among what tests make, not again and again among modules and the list of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
