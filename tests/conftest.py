@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a test process of its own; torch reads it when imported
@@ -75,6 +76,15 @@ def children_end_as_before() -> Iterator[None]:
     yield
     if signal.getsignal(signal.SIGCHLD) is not before:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def seeds_note_no_stack() -> Iterator[None]:
+    """Without an accelerator, torch would write down the whole stack each time that it is given a seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for backend in ("cuda", "xpu", "mtia"):
+            patch.setattr(f"torch.{backend}.traceback", SimpleNamespace(format_stack=list))
+        yield
 
 
 AFFORDABLE = "vitrail.training.validation.floor._affordable"
