@@ -14,12 +14,12 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a test process of its own; torch reads it when imported
 
-gc.disable()  # until all tests are collected: what is imported meanwhile stays
-
 import pytest
 from hypothesis import HealthCheck, settings
 from random_inputs import EXAMPLES
 from real_images import SHARED
+
+gc.disable()  # until all tests are collected: what is imported meanwhile stays
 
 pytest_plugins = ["kinds", "references"]
 
@@ -31,6 +31,7 @@ settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no
 def pytest_collection_finish() -> None:
     """Search for garbage among what tests make, not again and again among modules and the list of tests."""
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     gc.enable()
 
 
@@ -76,6 +77,14 @@ def children_end_as_before() -> Iterator[None]:
     yield
     if signal.getsignal(signal.SIGCHLD) is not before:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """Files are not forced onto the disk in this process. Tests of that count the calls; other processes do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: os.fstat(descriptor) and None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
