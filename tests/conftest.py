@@ -110,6 +110,14 @@ def no_linear_classifier_after_training() -> Iterator[Any]:
         yield whole
 
 
+@pytest.fixture(scope="module")
+def no_page() -> Iterator[None]:
+    """For the fixtures of a module whose tests look at no report.html."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.verbs.train.train.reported", lambda result: result)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_page_after_training(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, no_linear_classifier_after_training: Any

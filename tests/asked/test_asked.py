@@ -41,7 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run_folder(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(images: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
     """A finished run."""
     result = vitrail.train(images, out=str(tmp_path_factory.mktemp("runs")), **TINY)
     return result.folder
