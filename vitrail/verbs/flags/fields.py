@@ -125,7 +125,8 @@ def _flags_of_kinds(objectives: OpenSection) -> list[StructFieldSpec]:
 def named_classes(section: Any, argv: Sequence[str], prefix: str = "") -> dict[str, Any]:
     """Return the classes of the user's own that the command line names, as settings: {"optim": {"class": ...}}."""
     found: dict[str, Any] = {}
-    for name, hint in _hints(type(section)).items():
+    kind: Any = type(section)
+    for name, hint in _hints(kind).items():
         flag = flag_of(prefix + name)
         named = [*values_of(flag, argv), *values_of(f"{flag}.{CLASS}", argv)] if doors_of(hint) else []
         if named and {":", "."} & {*named[-1]}:
