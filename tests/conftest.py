@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a test process of its own; torch reads it when imported
@@ -17,10 +19,20 @@ from hypothesis import HealthCheck, settings
 from random_inputs import EXAMPLES
 from real_images import SHARED
 
+gc.disable()  # until all tests are collected: what is imported meanwhile stays
+
 pytest_plugins = ["kinds", "references"]
 
 settings.register_profile("vitrail", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Search for garbage among what tests make, not again and again among modules and the list of tests."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -67,6 +79,23 @@ def children_end_as_before() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """Files are not forced onto the disk in this process. Tests of that count the calls; other processes do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: os.fstat(descriptor) and None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def seeds_note_no_stack() -> Iterator[None]:
+    """Without an accelerator, torch would write down the whole stack each time that it is given a seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for backend in ("cuda", "xpu", "mtia"):
+            patch.setattr(f"torch.{backend}.traceback", SimpleNamespace(format_stack=list))
+        yield
+
+
 AFFORDABLE = "vitrail.training.validation.floor._affordable"
 
 
@@ -79,6 +108,14 @@ def no_linear_classifier_after_training() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AFFORDABLE, lambda *_: 0)
         yield whole
+
+
+@pytest.fixture(scope="module")
+def no_page() -> Iterator[None]:
+    """For the fixtures of a module whose tests look at no report.html."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.verbs.train.train.reported", lambda result: result)
+        yield
 
 
 @pytest.fixture(autouse=True)

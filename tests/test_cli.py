@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import docstring_parser
 import pytest
 from gathered import failures
+from random_inputs import MANY
 
 from vitrail import cli
 from vitrail.data.settings import Data
@@ -313,9 +314,11 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("word", ["null", "none", "None"])
-def test_what_may_be_null_can_be_typed(word: str) -> None:
-    assert failures(cli.VERBS, lambda verb: typed_null(verb, word)) == []
+@pytest.mark.parametrize(("number", "word"), enumerate(["null", "none", "None"]))
+def test_what_may_be_null_can_be_typed(number: int, word: str) -> None:
+    """`vitrail train` takes each of the words; the other verbs, which are parsed in the same way, have one by turns."""
+    verbs = dict.fromkeys(["train", *list(cli.VERBS)[number::3]])
+    assert failures(cli.VERBS if MANY else verbs, lambda verb: typed_null(verb, word)) == []
 
 
 def typed_null(verb: str, word: str) -> None:

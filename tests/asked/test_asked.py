@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from given_values import every_setting, nested
+from random_inputs import MANY
 
 import vitrail
 from vitrail.config import plain
@@ -40,7 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run_folder(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(images: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
     """A finished run."""
     result = vitrail.train(images, out=str(tmp_path_factory.mktemp("runs")), **TINY)
     return result.folder
@@ -95,13 +96,14 @@ def refusal(error: VitrailError, name: str, value: Any) -> bool:
 def test_every_setting_is_used_as_given_or_refused(
     number: int, situation: str, decide: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Recipes have each setting from Python or from a file by turns; without a recipe, it comes from both."""
+    """A command that trains has each setting from Python and from a file; all others have it by turns."""
     file, wrong = tmp_path / "given.yaml", []
     start = decide(situation, {})
     for place, (name, value) in enumerate(every_setting(start)):
         if name == "weights" and start.weights is not None:  # the command gives them already
             continue
-        for where in ("Python", "YAML") if situation in PLAIN else (("Python", "YAML")[(number + place) % 2],):
+        both = situation == PLAIN[0] or (situation in PLAIN and MANY)
+        for where in ("Python", "YAML") if both else (("Python", "YAML")[(number + place) % 2],):
             settings = nested(name, value)
             file.write_text(yaml.safe_dump(as_yaml(settings)))
             try:

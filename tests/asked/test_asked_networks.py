@@ -56,7 +56,7 @@ def small_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(small_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(small_images: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
     """The folder of a run of two steps."""
     out = str(tmp_path_factory.mktemp("runs"))
     small = dict(vit={"depth": 1}, duration="2 steps", batch_size=8, device="cpu", workers=0)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pairwise import pairwise
+from random_inputs import MANY
 from torch import Tensor
 
 from vitrail.costs.count import _activation_bytes, activation_bytes
@@ -42,12 +43,18 @@ def options() -> list[ViTConfig | ResNetConfig]:
         ViTConfig(**SMALL, block="axial", pool="gap"),
         ViTConfig(**SMALL, block="axial", pool="map", positions="relative"),
     ]
+    shallow = {**SMALL, "depth": 1}
     for stem, norm in itertools.product(("levit", "early", "hmlp"), ("batch", "layer")):
-        configs.append(ViTConfig(**SMALL, stem=stem, stem_norm=norm))
+        configs.append(ViTConfig(**shallow, stem=stem, stem_norm=norm))
     for units, patch in (((), 32), ((1, 2, 1), 16), ((1, 2, 1, 1), 32)):
-        configs.append(ViTConfig(**{**SMALL, "patch": patch, "image_size": (32, 64)}, stem="resnet", stem_units=units))
-    for axial, size in itertools.product((False, True), ((32, 64), (47, 70))):
-        configs.append(ResNetConfig(units=(2, 1, 1), width=32, image_size=size, classes=10, axial=axial))
+        size = dict(patch=patch, image_size=(32, 64))
+        configs.append(ViTConfig(**{**shallow, **size}, stem="resnet", stem_units=units))
+    for axial, size in ((False, (32, 64)), (True, (47, 70))):
+        configs.append(ResNetConfig(units=(2, 1), width=32, image_size=size, classes=10, axial=axial))
+    # deep enough to be counted on fewer layers
+    configs.append(ViTConfig(**{**SMALL, "depth": 8}, layer_scale=1e-4, drop_path=0.1))
+    configs.append(ViTConfig(**{**SMALL, "depth": 8}, positions="1d", place="every"))
+    configs.append(ResNetConfig(units=(1, 6), width=32, image_size=(47, 70), classes=10))
     return configs
 
 
@@ -104,7 +111,7 @@ def test_dropout_keeps_a_byte_for_each_value() -> None:
 
 
 CPU = [
-    variant("Ti/16", depth=2, image_size=96),
+    variant("Ti/16", depth=2, image_size=64),
     variant("Ti/16", depth=2, pool="gap", layer_scale=1e-4, drop_path=0.1, image_size=64),
     variant("Ti/16", depth=2, positions="relative", pool="gap", image_size=64),
     variant("Ti/16", depth=2, pool="map", mlp="swiglu", registers=2, image_size=64),
@@ -115,7 +122,14 @@ CPU = [
 ]
 
 
-@pytest.mark.parametrize(("config", "amx", "precision"), pairwise(CPU, (False, True), ("float32", "bf16")))
+HOW = list(itertools.product((False, True), ("float32", "bf16")))
+"""With AMX or without, and the precision."""
+CASES = [(config, *HOW[number % 4]) for number, config in enumerate(CPU)] + [
+    (config, *how) for config in CPU[: 2 if not MANY else None] for how in HOW
+]
+
+
+@pytest.mark.parametrize(("config", "amx", "precision"), list(dict.fromkeys(CASES)))
 def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AMX attention is computed in another way."""
     monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)

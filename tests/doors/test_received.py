@@ -44,7 +44,7 @@ def current(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
     """A folder with a run in received/digits-1, whose configuration names classes in a module beside it."""
     home = tmp_path_factory.mktemp("home")
     (home / "received").mkdir()

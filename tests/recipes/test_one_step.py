@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,15 @@ def fitted_run(name: str) -> Run:
 
 
 def parts(name: str) -> set[Any]:
-    """Everything by which four steps of a recipe differ from those of others, and kinds of it that meet."""
+    """Every value by which four steps of a recipe differ from those of others, and kinds of it that meet."""
     run = fitted_run(name)
     config = reduced(run)
     rate = replace(run.optim, lr=1.0)  # the steps have a higher one
     loss = getattr(run.objective, "loss", "")
     kinds = (type(run.objective), loss, run.optim.name, run.average.kind, type(config), getattr(config, "stem", ""))
-    whole = (repr(rate), repr(run.objective), repr(run.augment), repr(run.average), repr(config))
-    return {*enumerate(whole), *itertools.combinations(enumerate(kinds), 2)}
+    sections = (rate, run.objective, run.augment, run.average, config)
+    values = {(type(each), field.name, repr(getattr(each, field.name))) for each in sections for field in fields(each)}
+    return {*values, *itertools.combinations(enumerate(kinds), 2)}
 
 
 def few() -> list[str]:

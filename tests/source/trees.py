@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -14,4 +15,8 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+    gc.disable()  # a tree is no garbage
+    try:
+        return ast.parse(text)
+    finally:
+        gc.enable()

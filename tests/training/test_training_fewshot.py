@@ -56,6 +56,7 @@ def test_measuring_it_changes_no_bit(trained: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.train
 def test_the_number_is_that_of_the_kept_weights(trained: Path) -> None:
     """All training images' features, from the last model in the folder, give what was logged at the last step."""
     logged = lines(trained, "fewshot")
@@ -90,6 +91,7 @@ def validation(tmp_path: Path, run: Run, model: torch.nn.Module, **changes: Any)
     return Validation(model, average, held_out, model.card, replace(resolved, **changes), None, splits.train)
 
 
+@pytest.mark.train
 def test_weights_that_give_no_numbers_are_logged_and_no_reason_to_stop(trained: Path, tmp_path: Path) -> None:
     class Folder:
         logged: list[Any] = []  # noqa: RUF012

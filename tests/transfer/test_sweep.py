@@ -378,6 +378,7 @@ def test_no_test_image_is_opened_before_the_choice(whole: Any) -> None:
     assert Counter(opened) == {str(path): 2 * 2 for path in (root / "test").rglob("*.png")}
 
 
+@pytest.mark.train
 def test_a_diverging_setting_is_a_row_with_its_reason(whole: Any) -> None:
     _, result, _ = whole
     slow, fast, wild = result.search
@@ -387,6 +388,7 @@ def test_a_diverging_setting_is_a_row_with_its_reason(whole: Any) -> None:
     assert (wild.trial.folder / "run-1" / "config.yaml").is_file()
 
 
+@pytest.mark.train
 def test_the_numbers_are_those_of_the_models_that_are_kept(whole: Any) -> None:
     root, result, _ = whole
     for row in result.final:
@@ -396,6 +398,7 @@ def test_the_numbers_are_those_of_the_models_that_are_kept(whole: Any) -> None:
     assert result.top1.mean > 0.9  # red is not blue
 
 
+@pytest.mark.train
 def test_each_half_trains_on_what_it_should(whole: Any) -> None:
     _, result, _ = whole
     for row in result.search[:2]:
@@ -410,6 +413,7 @@ def test_each_half_trains_on_what_it_should(whole: Any) -> None:
         assert recorded.optim.lr == 0.3 and recorded.seed == row.trial.run.seed
 
 
+@pytest.mark.train
 def test_a_finished_sweep_is_only_read(whole: Any, tmp_path: Path) -> None:
     root, result, _ = whole
     runs = sorted(result.folder.glob("*/run-*"))

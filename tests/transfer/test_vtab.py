@@ -184,6 +184,7 @@ def test_two_tasks_are_measured_and_the_third_says_where_it_comes_from(ran: Any,
     assert ran.absent == {"kitti-distance": "tfds build kitti (kitti:3.1.0); http://www.cvlibs.net/datasets/kitti/"}
 
 
+@pytest.mark.train
 def test_accuracies_are_those_of_the_models_that_were_kept(ran: Any, data: Path) -> None:
     """The model each run kept, evaluated on the test images by itself, gives the number in the table."""
     for score in ran.scores:
@@ -191,6 +192,7 @@ def test_accuracies_are_those_of_the_models_that_were_kept(ran: Any, data: Path)
         assert found.found.top1 == score.top1[0] and found.found.count == score.images
 
 
+@pytest.mark.train
 def test_runs_train_on_all_that_is_not_tested(ran: Any, data: Path) -> None:
     for score, images in zip(ran.scores, (1000, 36), strict=True):
         facts = json.loads((Path(score.runs[0]) / "run.json").read_text())
@@ -201,6 +203,7 @@ def test_runs_train_on_all_that_is_not_tested(ran: Any, data: Path) -> None:
         assert len(splits.train) == images and splits.validation is None
 
 
+@pytest.mark.train
 def test_the_table_is_kept(ran: Any) -> None:
     kept = json.loads((ran.folder / "vtab.json").read_text())
     assert kept == json.loads(json.dumps({**ran.as_json(), "absent": kept["absent"]}))
@@ -211,6 +214,7 @@ def test_the_table_is_kept(ran: Any) -> None:
     assert (ran.folder / "vtab.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.train
 def test_nothing_finished_is_trained_again(
     ran: Any, small: Run, data: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

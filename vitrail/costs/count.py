@@ -81,20 +81,32 @@ def sized(config: Config, image_size: ImageSize | None) -> Config:
 
 @cache
 def _macs(config: Config) -> int:
-    counts = _repetitions(config)
-    once = [min(count, 1) for count in counts]
-    if sum(counts) - sum(once) > 1:  # each repetition costs the same, so two of a kind are enough
-        one = total = _macs(_repeated(config, once))
-        for place, count in enumerate(counts):
-            if count > 1:
-                twice = [*once[:place], 2, *once[place + 1 :]]
-                total += (count - 1) * (_macs(_repeated(config, twice)) - one)
+    if (total := _of_few_layers(_macs, config, different=1)) is not None:
         return total
     number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
     with torch.device("meta"):
         # torch's counter takes a parameter that is returned as it is for a result with a gradient
         model, images = build(config).eval().requires_grad_(False).to("meta"), _images(config, number, "meta")
     return counted_macs(lambda: every_token(model, images)) // number
+
+
+def _of_few_layers(count: Callable[[Config], int], config: Config, different: int) -> int | None:
+    """Return the count of a network from those of less deep ones; None if nothing is gained by that.
+
+    `different` is the number of layers of a ViT that may differ from each other. All further layers count the same, as
+    do all units of a ResNet's stage after the first.
+    """
+    counts = _repetitions(config)
+    most = [different if isinstance(config, ViTConfig) else 1, *[1] * len(counts)]
+    few = [min(number, most[place]) for place, number in enumerate(counts)]
+    deeper = [place for place, number in enumerate(counts) if number > few[place]]
+    if sum(few) + len(deeper) * (sum(few) + 1) >= sum(counts):  # as many layers would be counted
+        return None
+    least = total = count(_repeated(config, few))
+    for place in deeper:
+        one_more = _repeated(config, [*few[:place], few[place] + 1, *few[place + 1 :]])
+        total += (counts[place] - few[place]) * (count(one_more) - least)
+    return total
 
 
 def _repetitions(config: Config) -> list[int]:
@@ -111,6 +123,10 @@ def _repeated(config: Config, counts: list[int]) -> Config:
 
 @cache
 def _activation_bytes(config: Config, precision: ComputePrecision, place: DeviceKind) -> int:
+    # the first layer is never left out, and the last one keeps fewer tokens
+    total = _of_few_layers(lambda fewer: _activation_bytes(fewer, precision, place), config, different=2)
+    if total is not None:
+        return total
     device = "cpu" if place == "cpu" else ACCELERATOR
     with (
         fake(lambda: build(config), device) as model,

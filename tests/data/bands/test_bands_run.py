@@ -90,6 +90,7 @@ def test_the_run_learns_what_8_bits_would_not_show(trained: Result, data: Path) 
     assert evaluate(trained.folder, data).found.correct.all()
 
 
+@pytest.mark.train
 @pytest.mark.export
 def test_every_way_to_ask_the_network_gives_one_answer(trained: Result, data: Path, tmp_path: Path) -> None:
     files = sorted((data / "test").rglob("*.tif"))[::6]
@@ -108,6 +109,7 @@ def test_every_way_to_ask_the_network_gives_one_answer(trained: Result, data: Pa
         assert image.crop().startswith("data:image/png") and image.shown.dtype == np.uint8
 
 
+@pytest.mark.train
 def test_a_file_of_other_bands_is_a_row_and_no_answer(trained: Result, data: Path, tmp_path: Path) -> None:
     good = tifffile.imread(next((data / "test" / "clay").iterdir()))
     files = {"missing": good[:3], "eight": good.astype(np.uint8), "nan": np.full(good.shape, np.nan)}
@@ -118,6 +120,7 @@ def test_a_file_of_other_bands_is_a_row_and_no_answer(trained: Result, data: Pat
     assert answer.rows == [] and answer.exit_code == 1
 
 
+@pytest.mark.train
 def test_the_next_run_keeps_the_statistics_of_the_weights(trained: Result, run: Run, data: Path) -> None:
     weights = str(trained.folder)
     train = open_data(run.data).train
@@ -128,6 +131,7 @@ def test_the_next_run_keeps_the_statistics_of_the_weights(trained: Result, run: 
         resolve(again, open_data("digits").train, [str(digit) for digit in range(10)])
 
 
+@pytest.mark.train
 def test_the_card_keeps_the_statistics(trained: Result) -> None:
     card = read_card(trained.folder)
     assert Card.from_dict(json.loads(json.dumps(card.to_dict()))) == card

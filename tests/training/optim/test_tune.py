@@ -140,8 +140,9 @@ def steps(model: nn.Module, optim: Optim, *, autocast: bool = False, parts: int 
 @pytest.mark.parametrize(
     ("kind", "part", "name"),
     [
-        *((kind, part, "adamw") for kind in KINDS for part in PARTS),
-        *((kind, part, name) for kind in ("plain", "hmlp") for part in PARTS for name in ("sgd", "lamb")),
+        (kind, part, ("adamw", "sgd", "lamb")[(row + column) % 3])
+        for row, kind in enumerate(KINDS)
+        for column, part in enumerate(PARTS)
     ],
 )
 def test_frozen_bits_stay_and_have_no_state(kind: str, part: Tune, name: Any) -> None:

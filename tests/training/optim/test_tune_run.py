@@ -78,6 +78,7 @@ def test_only_the_tuned_part_is_in_the_run(whole: Path, runs: Path) -> None:
     assert len([name for name in state if name.endswith("/exp_avg")]) == len(mine)
 
 
+@pytest.mark.train
 def test_base_and_part_together_are_the_model(whole: Path, runs: Path) -> None:
     base, tensors = load_file(runs / "base" / "model.safetensors"), stored(whole)
     model = load(whole / "model" / "last")
@@ -89,6 +90,7 @@ def test_base_and_part_together_are_the_model(whole: Path, runs: Path) -> None:
     assert model.config.dropout == 0.1 and model.config.classes == 10
 
 
+@pytest.mark.train
 def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
     facts = json.loads((whole / "run.json").read_text())
     values = 2 * (4 * 16**2 + 4 * 16) + 10 * 16 + 10
@@ -204,6 +206,7 @@ def test_a_run_of_lora_starts_from_another_in_bf16(adapted: Path, tmp_path: Path
         assert torch.equal(value, before[name]) != bool(learns), name
 
 
+@pytest.mark.train
 def test_files_of_updates_that_do_not_fit_are_refused(adapted: Path, tmp_path: Path) -> None:
     place = tmp_path / "model.safetensors"
     original = adapted / "model" / "last" / "model.safetensors"
@@ -311,6 +314,7 @@ def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(tmp_path:
 # the verbs
 
 
+@pytest.mark.train
 def test_the_verbs_take_a_tuned_run(whole: Path, runs: Path, tmp_path: Path) -> None:
     answers = vitrail.evaluate(whole, "digits", batch_size=64, workers=0, device="cpu", precision="float32")
     assert 0 <= answers.found.top1 <= 1

@@ -1,4 +1,7 @@
-"""Models saved by transformers, loaded here: the same logits, and the same tokens after every block."""
+"""Models saved by transformers, loaded here: the same logits, and the same tokens after every block.
+
+The models of all cases are compared in test_hf_write.py, where they also go back.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from block_outputs import block_outputs
-from hf_peers import CASES, LABELS, SHARED, build, computed, error, images_for, peer, saved
+from hf_peers import LABELS, SHARED, assert_equal_to, build, error, images_for, peer, saved
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoConfig
 
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.load import load
 from vitrail.weights.save import save
-
-SIZES = [(32, 32), (48, 48), (24, 24), (32, 56)]
-
-
-def assert_equal_to(model: nn.Module, theirs: nn.Module, sizes: list[tuple[int, int]] = SIZES) -> None:
-    for height, width in sizes:
-        images = images_for(theirs, height, width)
-        expected, blocks = computed(theirs, images)
-        with torch.no_grad():
-            assert error(model(images), expected) < 1e-5, (height, width)
-        for layer, tokens in block_outputs(model, images).items():
-            assert error(tokens, blocks[layer]) < 1e-5, (height, width, layer)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_folder_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
-    theirs = saved(tmp_path, name)
-    model = load(tmp_path)
-    assert_equal_to(model, theirs, SIZES[:1] if name in ("aimv2", "aimv2-biased") else SIZES)  # these take no other
-    assert model.card.source == "hf"
-    assert model.load_report.format == "hf"
-    loaded = {ours for ours in model.state_dict() if ours not in model.load_report.missing}
-    assert set(model.load_report.loaded) == loaded
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Folders written here, opened by transformers: no key missing or unexpected, the same logits."""
+"""Folders of transformers read here, and written here and opened by transformers: the same keys, logits and blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf_peers import CASES, computed, error, images_for, randomise, saved
+from hf_peers import CASES, assert_equal_to, computed, error, images_for, randomise, saved
+from random_inputs import MANY
 from safetensors.torch import load_file
 from torch import nn
 
@@ -54,10 +55,21 @@ def effect(preprocess: Preprocess) -> tuple[object, ...]:
     return preprocess.image_size, preprocess.resize, covered if small else None, preprocess.interpolation
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_model_of_transformers_goes_back_as_it_came(tmp_path: Path, name: str) -> None:
-    saved(tmp_path / "theirs", name)
+OTHERS = ((48, 48), (24, 24))
+"""Sizes of images by turns: a larger and a smaller table of positions."""
+
+
+@pytest.mark.parametrize(("number", "name"), [pytest.param(*case, id=case[1]) for case in enumerate(CASES)])
+def test_a_model_of_transformers_computes_the_same_and_goes_back_as_it_came(
+    tmp_path: Path, number: int, name: str
+) -> None:
+    theirs = saved(tmp_path / "theirs", name)
     model = load(tmp_path / "theirs")
+    fixed = name in ("aimv2", "aimv2-biased")  # these take no other size
+    others = OTHERS if MANY else (OTHERS[number % 2],)
+    assert_equal_to(model, theirs, [(32, 32)] if fixed else [(32, 32), (32, 56), *others])
+    assert model.card.source == model.load_report.format == "hf"
+    assert set(model.load_report.loaded) == {key for key in model.state_dict() if key not in model.load_report.missing}
     FORMAT.write(model, model.card, tmp_path / "ours")
     assert_opens(tmp_path / "ours", model)
     before, after = (load_file(tmp_path / whose / "model.safetensors") for whose in ("theirs", "ours"))

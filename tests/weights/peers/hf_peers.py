@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from block_outputs import block_outputs
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -161,6 +162,17 @@ def computed(model: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def assert_equal_to(model: nn.Module, theirs: nn.Module, sizes: list[tuple[int, int]]) -> None:
+    """Compare the logits, or features, and the output of every block, for images of these sizes."""
+    for height, width in sizes:
+        images = images_for(theirs, height, width)
+        expected, blocks = computed(theirs, images)
+        with torch.no_grad():
+            assert error(model(images), expected) < 1e-5, (height, width)
+        for layer, tokens in block_outputs(model, images).items():
+            assert error(tokens, blocks[layer]) < 1e-5, (height, width, layer)
 
 
 def _output(model: nn.Module, images: Tensor) -> Tensor:

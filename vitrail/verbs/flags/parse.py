@@ -333,13 +333,17 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _registry(function: Callable[..., Any], flags: list[StructFieldSpec]) -> ConstructorRegistry:
     """Return tyro's rules for a verb, for the sections of its settings, and for durations."""
     registry = ConstructorRegistry()
+    known: dict[int, tuple[Any, StructConstructorSpec]] = {}  # tyro asks for the same section again and again
 
     @registry.struct_rule
     def sections(info: StructTypeInfo) -> StructConstructorSpec | None:
         if info.type is function:
             return StructConstructorSpec(dict, tuple(flags))
         if is_dataclass(info.type) and is_dataclass(info.default):
-            return StructConstructorSpec(dict, tuple(section_flags(info.default)))
+            if id(info.default) not in known:
+                spec = StructConstructorSpec(dict, tuple(section_flags(info.default)))
+                known[id(info.default)] = info.default, spec
+            return known[id(info.default)][1]
         return None
 
     @registry.primitive_rule
