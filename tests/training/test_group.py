@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -27,12 +27,14 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from forked import Forked
+from forked import Forked, in_place_of_interpreters, server
 from PIL import Image
+from random_inputs import MANY
 from references import once
 from safetensors.torch import load_file
 from tiny_runs import lines
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.properties.every_kind import registered, used
 from vitrail import cli, world
@@ -55,7 +57,7 @@ from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.training.validation import validation as evaluation
 from vitrail.weights.save import save
 
-STEPS = 6
+STEPS = 4
 WAYS = {"whole": False, "sharded": True}
 OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "mixed": lambda run: replace(
@@ -70,7 +72,11 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         knn=3,
     ),
     "masked": lambda run: replace(
-        run, objective=MaskedPatch(), compile=world.size() == 2, activation_checkpointing=world.size() == 2
+        run,
+        objective=MaskedPatch(),
+        vit=replace(run.vit, depth=1),
+        compile=world.size() == 2,
+        activation_checkpointing=world.size() == 2,
     ),
     "mae": lambda run: replace(
         run,
@@ -101,18 +107,20 @@ PARTS: dict[str, Callable[[Run], Run]] = {
 
 
 TOGETHER = [
-    *((name, "sharded", 2) for name in (*OBJECTIVES, *PARTS)),
-    *((name, "whole", 2) for name in ("mixed", "tokenizer", "dino", "attention")),  # the objectives that talk, a part
-    *(("mixed", way, 4) for way in WAYS),
+    *((name, "sharded", 2) for name in (*OBJECTIVES, "attention")),
+    *((name, "whole", 2) for name in ("mixed", "tokenizer", "dino", "head")),  # the objectives that talk, a part
+    ("mixed", "sharded", 4),
 ]
-"""What is learned, in which way, by how many processes: all pairs of an objective and sharding, of a way and a size."""
+"""What is learned, in which way, by how many processes: each objective and part, sharded and not, and each size."""
 GOING_ON = [
-    *(("mixed", began, "whole", 1) for began in WAYS),
-    *(("mixed", "whole", "sharded", 2), ("mixed", "sharded", "whole", 2)),
-    *(("mixed", "sharded", "sharded", 4), ("mixed", "whole", "whole", 4)),
-    *(("mae", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2)),
+    *(("mixed", "sharded", "whole", 1), ("mixed", "whole", "sharded", 2), ("mae", "sharded", "whole", 2)),
+    *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2)),
 ]
 """What two processes began in one way, and others ended in another."""
+if MANY:
+    TOGETHER += [("head", "sharded", 2), ("attention", "whole", 2), ("mixed", "whole", 4)]
+    GOING_ON += [("mixed", "whole", "whole", 1), ("mixed", "sharded", "whole", 2)]
+    GOING_ON += [("mixed", "whole", "whole", 4), ("mae", "sharded", "sharded", 4)]
 
 
 def tiny(out: Path, **changes: Any) -> Run:
@@ -351,9 +359,9 @@ def test_when_one_fails_all_end_and_the_first_cause_is_told(
 
 @pytest.mark.processes
 def test_a_signal_to_one_process_saves_the_same_step_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_rank_one("os.kill(os.getpid(), signal.SIGTERM)", monkeypatch)
+    with_rank_one("os.kill(os.getpid(), signal.SIGTERM)", monkeypatch, at=2)
     run = tiny(tmp_path / "stopped")
-    with pytest.raises(Failed, match="stopped by SIGTERM after step 4, saved at step 4") as caught:
+    with pytest.raises(Failed, match="stopped by SIGTERM after step 3, saved at step 3") as caught:
         launch(run, None, 2)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     monkeypatch.undo()
@@ -382,11 +390,14 @@ def uneven(out: Path, **changes: Any) -> Run:
     return tiny(out, data=Data(str(out / "images")), batch_size=4, accumulate=2, **short, **changes)
 
 
-@pytest.mark.kill
-def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_processes_may_have_different_numbers_of_evaluation_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Validation, its probes and the test; each process alone would stop in the middle of what the other one does."""
     run = uneven(tmp_path, timeout=20.0, knn=3, fewshot=(1,))
     single = loop.fit(replace(run, name="single"))
+    in_place_of_interpreters(monkeypatch)
     both = launch(run, None, 2)
     assert both.steps == 4 and both.test is not None and both.test["count"] == 6
     for kind in ("validation", "knn", "fewshot"):
@@ -434,7 +445,7 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     """The first save takes longer than processes wait for each other, and costs nothing; then one hangs."""
     with_rank_one("time.sleep(600)", monkeypatch, pause=8.0, at=5)
     monkeypatch.setattr(group, "GRACE", 1.0)
-    run = tiny(tmp_path, timeout=6.0, checkpoint_every=Steps(2), evaluate_every=Steps(1000))
+    run = tiny(tmp_path, timeout=6.0, duration=Steps(6), checkpoint_every=Steps(2), evaluate_every=Steps(1000))
     folder = tmp_path / "train-1"
     message = (
         rf"Process 1 did not respond within 6 s \(--timeout\).* step 4. Resume with vitrail train --resume {folder}"
@@ -444,45 +455,81 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4)]
 
 
+def speaking(words: list[str], folder: Path) -> None:
+    """A process that torchrun starts, which runs a command and speaks into files of its own."""
+    rank = os.environ["RANK"]
+    with open(folder / f"out-{rank}", "w") as out, open(folder / f"err-{rank}", "w") as err:  # noqa: SIM117
+        with redirect_stdout(out), redirect_stderr(err):
+            assert cli.main(words) == 0
+
+
+def said_once(out: str, err: str, folder: Path) -> None:
+    """What several processes of one run have printed, and that there is a report."""
+    assert out.count("all steps done after 3 steps") == 1 and out.count("report:") == 1
+    assert err.count("run.yaml") == 1 and (folder / "report.html").is_file()
+
+
+def three_steps(folder: Path) -> list[str]:
+    """The words of a command that trains for three steps."""
+    (folder / "run.yaml").write_text(to_yaml(tiny(folder, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
+    return ["train", "--config", str(folder / "run.yaml")]
+
+
 @pytest.mark.processes
 @pytest.mark.page
-def test_torchrun_and_nproc_are_the_same_command_and_speak_once(
+def test_processes_of_torchruns_agent_and_nproc_are_the_same_command_and_speak_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
-    words = ["train", "--config", str(config)]
+    words = three_steps(tmp_path)
+    server()  # torch's agent has its processes forked from it
+    agent = LaunchConfig(
+        1, 1, 2, start_method="forkserver", run_id="tests", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0"
+    )
+    elastic_launch(agent, speaking)(words, tmp_path)
+    out, err = ("".join((tmp_path / f"{name}-{rank}").read_text() for rank in range(2)) for name in ("out", "err"))
+    said_once(out, err, tmp_path / "train-1")
+    in_place_of_interpreters(monkeypatch)
+    capfd.readouterr()
+    assert cli.main([*words, "--nproc", "2"]) == 0
+    said_once(*capfd.readouterr(), tmp_path / "train-2")
+    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.nightly(
+    "test_group.py::test_processes_of_torchruns_agent_and_nproc_are_the_same_command_and_speak_once, whose processes "
+    "are forked in place of new interpreters"
+)
+@pytest.mark.processes
+def test_torchrun_runs_vitrail(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = three_steps(tmp_path)
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         torchrun += ["--master-port", str(probe.getsockname()[1]), "-m", "vitrail", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert subprocess.run([sys.executable, *torchrun], env=environment).returncode == 0
-    said = [capfd.readouterr()]
-    with_rank_one("pass", monkeypatch)
-    assert cli.main([*words, "--nproc", "2"]) == 0
-    said.append(capfd.readouterr())
-    for number, (out, err) in enumerate(said, start=1):
-        assert out.count("all steps done after 3 steps") == 1 and out.count("report:") == 1
-        assert err.count("run.yaml") == 1 and (tmp_path / f"train-{number}" / "report.html").is_file()
-    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
+    said_once(*capfd.readouterr(), tmp_path / "train-1")
+
+
+def at_a_terminal(words: list[str], err: Path) -> NoReturn:
+    """A command in a process group of its own, as a terminal starts it."""
+    with pytest.MonkeyPatch.context() as patch, open(err, "w", buffering=1) as said, redirect_stderr(said):
+        in_place_of_interpreters(patch)
+        os._exit(cli.main(words))
 
 
 @pytest.mark.kill
 def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Path) -> None:
     """A terminal sends it to everything that runs in it; a second one would end the processes without a save."""
-    config = tmp_path / "run.yaml"
+    config, err = tmp_path / "run.yaml", tmp_path / "err"
     config.write_text(to_yaml(tiny(tmp_path, duration=Steps(100_000), checkpoint_every=Steps(100_000))))
-    command = [sys.executable, "-m", "vitrail", "train", "--config", str(config), "--nproc", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
-    assert run.stderr is not None
-    said = []
-    for line in run.stderr:
-        said.append(line)
-        if line.startswith(f"step {STEPS // 2}:"):
-            os.killpg(run.pid, signal.SIGINT)
-    assert run.wait(60) == 130, said
+    run = Forked(at_a_terminal, ["train", "--config", str(config), "--nproc", "2"], err, env=os.environ)
+    while not (err.exists() and f"step {STEPS // 2}:" in err.read_text()):
+        assert run.poll() is None
+        time.sleep(0.02)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(60) == 130, err.read_text()
+    said = err.read_text().splitlines()
     assert "saved" in said[-1] and list((tmp_path / "train-1" / "checkpoints").glob("step-*")), said
 
 
