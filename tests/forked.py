@@ -66,6 +66,7 @@ class Forked:
     def __init__(self, function: Callable[..., Any], *arguments: Any, env: Mapping[str, str]) -> None:
         self._process = server().Process(target=_child, args=(function, arguments, dict(env)))
         self._process.start()
+        self.stdin: Any = None
         self.pid = self._process.pid
 
     @property
@@ -123,7 +124,7 @@ def _received(descriptor: Any) -> int:
 def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
     """Let what starts `python -P -m MODULE ...` in this process have it forked; return the commands it starts.
 
-    The child has the environment, the current folder, the output and the process group that it would have.
+    The child has the environment, the current folder, the streams and the process group that it would have.
     """
     popen, commands = subprocess.Popen, []
 
@@ -132,19 +133,22 @@ def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
             return popen(command, *rest, **options)
         commands.append([*command])
         out, err = options.get("stdout"), options.get("stderr")
-        files = [None if out is None else _Descriptor(out.fileno()), 1 if err == subprocess.STDOUT else None]
+        read, write = os.pipe()
+        files = [_Descriptor(read), out and _Descriptor(out.fileno()), 1 if err == subprocess.STDOUT else None]
         place = os.getcwd(), 0 if options.get("process_group") == 0 else os.getpgrp()
-        env = options.get("env")
-        return Forked(_module, command[3:], files, *place, env=os.environ if env is None else env)
+        child = Forked(_module, command[3:], files, *place, env=options.get("env") or os.environ)
+        os.close(read)
+        child.stdin = os.fdopen(write, "wb")  # closed when this process has ended, or nobody knows the child any more
+        return child
 
     patch.setattr(subprocess, "Popen", started)
     return commands
 
 
-def _module(words: list[str], files: list[int | None], folder: str, group: int) -> None:
+def _module(words: list[str], files: Sequence[int | None], folder: str, group: int) -> None:
     os.setpgid(0, group)
     os.chdir(folder)
-    for descriptor, file in enumerate(files, start=1):
+    for descriptor, file in enumerate(files):
         if file is not None:
             os.dup2(file, descriptor)
     sys.argv = words

@@ -44,9 +44,9 @@ _write = write
 
 
 def write(folder, kinds, each, **more):
-    return _write(folder, kinds, max(each // 6, 12), **more)
+    return _write(folder, kinds, min(each, 20), **more)
 """
-"""What makes the notebooks draw few flowers: ten to train on, and some to test."""
+"""What makes the notebooks draw few flowers, of which they need a batch."""
 
 RUN_OF = {
     "ten-flowers": "finetune-small",

@@ -152,8 +152,9 @@ def test_a_trial_is_started_as_all_processes_are(tmp_path: Path, monkeypatch: py
 @pytest.mark.processes
 def test_a_new_process_takes_no_module_of_the_current_folder_in_place_of_a_library(tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text(YAML)
-    words = [*python("timeit"), "-n1", "-r1", "import yaml; yaml.safe_load"]
-    subprocess.run(words, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": python_path()})
+    words = [*python("inspect"), "--details", "yaml"]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    assert "Origin: " in subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     assert not (tmp_path / "yaml.ran").exists()
 
 

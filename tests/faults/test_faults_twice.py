@@ -33,10 +33,13 @@ OF_THEIR_OWN = ("train", "finetune")
 """Writers whose calls have folders of their own within the target."""
 TIMED = ("sweep", "bench", "vtab")
 """Writers whose results hold times."""
+ALIKE = ("dedup list", "audit", "next", "predict jsonl", "embed merge", "convert timm", "finetune")
+"""Writers that write as `dedup`, `predict`, `predict merge`, `convert torch` and `train` do."""
+EACH_WAY = [name for name in WRITERS if MANY or name not in (*LONG, *ALIKE)]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", [name for name in WRITERS if MANY or name not in LONG])
+@pytest.mark.parametrize("name", EACH_WAY)
 def test_64_two_writers_of_one_target(name: str, scene: Scene, tmp_path: Path) -> None:
     """One of them writes what it writes alone; the others do the same, or are refused."""
     writer, env = WRITERS[name], {"VITRAIL_CACHE": str(tmp_path / "cache")}

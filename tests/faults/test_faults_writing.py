@@ -28,6 +28,8 @@ from vitrail.verbs.streams import Terminated, terminating
 
 ADDRESSES = ("http://host.invalid/", "s3://bucket/folder/")
 
+pytestmark = pytest.mark.page  # it is one of the files that are written
+
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
