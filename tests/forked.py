@@ -133,8 +133,9 @@ def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
             return popen(command, *rest, **options)
         commands.append([*command])
         out, err = options.get("stdout"), options.get("stderr")
+        assert err in (None, subprocess.STDOUT)
         read, write = os.pipe()
-        files = [_Descriptor(read), out and _Descriptor(out.fileno()), 1 if err == subprocess.STDOUT else None]
+        files = [_Descriptor(read), _Descriptor(1 if out is None else out.fileno()), 1 if err else _Descriptor(2)]
         place = os.getcwd(), 0 if options.get("process_group") == 0 else os.getpgrp()
         child = Forked(_module, command[3:], files, *place, env=options.get("env") or os.environ)
         os.close(read)
@@ -145,12 +146,11 @@ def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def _module(words: list[str], files: Sequence[int | None], folder: str, group: int) -> None:
+def _module(words: list[str], files: Sequence[int], folder: str, group: int) -> None:
     os.setpgid(0, group)
     os.chdir(folder)
     for descriptor, file in enumerate(files):
-        if file is not None:
-            os.dup2(file, descriptor)
+        os.dup2(file, descriptor)
     sys.argv = words
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the server has imported the module
