@@ -124,7 +124,7 @@ def _received(descriptor: Any) -> int:
 def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
     """Let what starts `python -P -m MODULE ...` in this process have it forked; return the commands it starts.
 
-    The child has the environment, the current folder, the streams and the process group that it would have.
+    The child has the environment, the current folder, the streams that it is given and the process group that it would have.
     """
     popen, commands = subprocess.Popen, []
 
@@ -135,7 +135,7 @@ def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
         out, err = options.get("stdout"), options.get("stderr")
         assert err in (None, subprocess.STDOUT)
         read, write = os.pipe()
-        files = [_Descriptor(read), _Descriptor(1 if out is None else out.fileno()), 1 if err else _Descriptor(2)]
+        files = [_Descriptor(read), out and _Descriptor(out.fileno()), 1 if err else None]
         place = os.getcwd(), 0 if options.get("process_group") == 0 else os.getpgrp()
         child = Forked(_module, command[3:], files, *place, env=options.get("env") or os.environ)
         os.close(read)
@@ -146,11 +146,12 @@ def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def _module(words: list[str], files: Sequence[int], folder: str, group: int) -> None:
+def _module(words: list[str], files: Sequence[int | None], folder: str, group: int) -> None:
     os.setpgid(0, group)
     os.chdir(folder)
     for descriptor, file in enumerate(files):
-        os.dup2(file, descriptor)
+        if file is not None:
+            os.dup2(file, descriptor)
     sys.argv = words
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the server has imported the module

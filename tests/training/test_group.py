@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -27,14 +27,13 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from forked import Forked, in_place_of_interpreters, server
+from forked import Forked
 from PIL import Image
 from random_inputs import MANY
 from references import once
 from safetensors.torch import load_file
 from tiny_runs import lines
 from torch import nn
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.properties.every_kind import registered, used
 from vitrail import cli, world
@@ -390,14 +389,11 @@ def uneven(out: Path, **changes: Any) -> Run:
     return tiny(out, data=Data(str(out / "images")), batch_size=4, accumulate=2, **short, **changes)
 
 
-@pytest.mark.processes
-def test_processes_may_have_different_numbers_of_evaluation_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.kill
+def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Path) -> None:
     """Validation, its probes and the test; each process alone would stop in the middle of what the other one does."""
     run = uneven(tmp_path, timeout=20.0, knn=3, fewshot=(1,))
     single = loop.fit(replace(run, name="single"))
-    in_place_of_interpreters(monkeypatch)
     both = launch(run, None, 2)
     assert both.steps == 4 and both.test is not None and both.test["count"] == 6
     for kind in ("validation", "knn", "fewshot"):
@@ -455,60 +451,28 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4)]
 
 
-def speaking(words: list[str], folder: Path) -> None:
-    """A process that torchrun starts, which runs a command and speaks into files of its own."""
-    rank = os.environ["RANK"]
-    with open(folder / f"out-{rank}", "w") as out, open(folder / f"err-{rank}", "w") as err:  # noqa: SIM117
-        with redirect_stdout(out), redirect_stderr(err):
-            assert cli.main(words) == 0
-
-
-def said_once(out: str, err: str, folder: Path) -> None:
-    """What several processes of one run have printed, and that there is a report."""
-    assert out.count("all steps done after 3 steps") == 1 and out.count("report:") == 1
-    assert err.count("run.yaml") == 1 and (folder / "report.html").is_file()
-
-
-def three_steps(folder: Path) -> list[str]:
-    """The words of a command that trains for three steps."""
-    (folder / "run.yaml").write_text(to_yaml(tiny(folder, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
-    return ["train", "--config", str(folder / "run.yaml")]
-
-
 @pytest.mark.processes
 @pytest.mark.page
-def test_processes_of_torchruns_agent_and_nproc_are_the_same_command_and_speak_once(
+def test_torchrun_and_nproc_are_the_same_command_and_speak_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = three_steps(tmp_path)
-    server()  # torch's agent has its processes forked from it
-    agent = LaunchConfig(
-        1, 1, 2, start_method="forkserver", run_id="tests", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0"
-    )
-    elastic_launch(agent, speaking)(words, tmp_path)
-    out, err = ("".join((tmp_path / f"{name}-{rank}").read_text() for rank in range(2)) for name in ("out", "err"))
-    said_once(out, err, tmp_path / "train-1")
-    in_place_of_interpreters(monkeypatch)
-    capfd.readouterr()
-    assert cli.main([*words, "--nproc", "2"]) == 0
-    said_once(*capfd.readouterr(), tmp_path / "train-2")
-    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
-
-
-@pytest.mark.nightly(
-    "test_group.py::test_processes_of_torchruns_agent_and_nproc_are_the_same_command_and_speak_once, whose processes "
-    "are forked in place of new interpreters"
-)
-@pytest.mark.processes
-def test_torchrun_runs_vitrail(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = three_steps(tmp_path)
+    config = tmp_path / "run.yaml"
+    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
+    words = ["train", "--config", str(config)]
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         torchrun += ["--master-port", str(probe.getsockname()[1]), "-m", "vitrail", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert subprocess.run([sys.executable, *torchrun], env=environment).returncode == 0
-    said_once(*capfd.readouterr(), tmp_path / "train-1")
+    said = [capfd.readouterr()]
+    with_rank_one("pass", monkeypatch)
+    assert cli.main([*words, "--nproc", "2"]) == 0
+    said.append(capfd.readouterr())
+    for number, (out, err) in enumerate(said, start=1):
+        assert out.count("all steps done after 3 steps") == 1 and out.count("report:") == 1
+        assert err.count("run.yaml") == 1 and (tmp_path / f"train-{number}" / "report.html").is_file()
+    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
 
 
 @pytest.mark.kill
