@@ -124,7 +124,7 @@ def _received(descriptor: Any) -> int:
 def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
     """Let what starts `python -P -m MODULE ...` in this process have it forked; return the commands it starts.
 
-    The child has the environment, the current folder, the streams that it is given and the process group that it would have.
+    The child has the environment, folder and process group that it would have, and the streams that it is given.
     """
     popen, commands = subprocess.Popen, []
 
