@@ -177,7 +177,7 @@ class _Merge:
         if isinstance(values, type(base)):
             return values
         kind: Any = type(base)
-        settings = _settings(kind)
+        settings = field_types(kind)
         if not isinstance(values, Mapping):
             self.wrong(path, f"expected settings by name ({', '.join(settings)}), got {_show(values)}")
             return base
@@ -278,7 +278,7 @@ def _by_name(value: Any, sections: list[Any]) -> Any:
 def _check_types(kind: Any) -> None:
     """Raise UsageError unless the types of all settings are ones that flags and files can express."""
     try:
-        settings = _settings(kind)
+        settings = field_types(kind)
     except (NameError, TypeError) as error:
         raise UsageError(f"the types of {import_path(kind)} cannot be read: {error}") from error
     for name, hint in settings.items():
@@ -376,8 +376,8 @@ def doors_of(hint: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _settings(section: type) -> dict[str, Any]:
-    """Return the type of each setting of a section."""
+def field_types(section: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass. To find them takes milliseconds."""
     hints = get_type_hints(section)
     return {field.name: hints[field.name] for field in fields(section)}
 
@@ -391,7 +391,7 @@ def _suggest(name: str, settings: Mapping[str, Any]) -> str:
     if near := did_you_mean(name, settings):
         return near
     for section, hint in settings.items():
-        if any(name in _settings(inner) for inner in sections_of(hint)):
+        if any(name in field_types(inner) for inner in sections_of(hint)):
             return f" Did you mean '{section}.{name}'?"
     return f" Valid: {', '.join(settings)}"
 

@@ -165,6 +165,9 @@ def test_the_awkward_images_give_reasons_or_pictures(shared_data: Path, tmp_path
     assert reasons["truncated_jpeg.jpg"] == "truncated" and reasons["65536-uint32-limit.png"] == "too-many-pixels"
 
 
+@pytest.mark.nightly(
+    "test_check.py::test_a_scan_finds_every_fault_and_changes_nothing, test_arrays_are_compared_by_their_pixels"
+)
 @pytest.mark.full_size
 def test_cifar100_shares_ten_images_between_its_splits(shared_data: Path) -> None:
     report = check(shared_data / "cifar100", workers=2)

@@ -18,7 +18,7 @@ from vitrail.data.images.decode import BYTES_PER_PIXEL, MAX_SIDE, decode
 from vitrail.data.images.geometry import ResizeSmall, Squash, resize
 from vitrail.errors import DecodeError
 
-SIDE = 4096
+SIDE = 2048
 
 
 def measure(large: Path, small: Path, grown: Path) -> None:
@@ -74,7 +74,7 @@ LARGE = {
     "JPEG 2000": lambda: encoded("RGBA", "JPEG2000"),
     "tall strip": lambda: png(1, MAX_SIDE),
     "wide strip": lambda: png(MAX_SIDE, 1),
-    "strip": lambda: png(256, MAX_SIDE),
+    "strip": lambda: png(SIDE**2 // MAX_SIDE, MAX_SIDE),
 }
 
 

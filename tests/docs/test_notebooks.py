@@ -44,9 +44,9 @@ _write = write
 
 
 def write(folder, kinds, each, **more):
-    return _write(folder, kinds, each // 2, **more)
+    return _write(folder, kinds, min(each, 20), **more)
 """
-"""What makes the notebooks draw half of their flowers."""
+"""What makes the notebooks draw few flowers, of which they need a batch."""
 
 RUN_OF = {
     "ten-flowers": "finetune-small",

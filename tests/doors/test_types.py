@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import get_args
 
 import pytest
 
+import vitrail
 from vitrail.model.build import ResNetName, ViTName
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
 
@@ -27,6 +31,28 @@ def test_the_names_that_type_checkers_know_are_the_names() -> None:
     assert all(isinstance(variant(name), ResNetConfig) for name in get_args(ResNetName))
 
 
+def test_an_editable_install_is_a_path_with_a_mark_of_types() -> None:
+    """Type checkers follow paths and run no import hooks; setuptools writes a path where all packages are in one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert project["package-dir"] == {"": "."} and "py.typed" in project["package-data"]["vitrail"]
+    assert (ROOT / "vitrail/py.typed").is_file()
+
+
+def test_what_the_script_calls_has_the_parameters_that_it_gives() -> None:
+    calls = [node for node in ast.walk(ast.parse(SCRIPT.read_text())) if isinstance(node, ast.Call)]
+    ours = [call for call in calls if ast.unparse(call.func).startswith("vitrail.")]
+    assert len(ours) > 20
+    for call in ours:
+        parameters = inspect.signature(getattr(vitrail, ast.unparse(call.func).removeprefix("vitrail."))).parameters
+        named = {keyword.arg for keyword in call.keywords}
+        kinds = {parameter.kind for parameter in parameters.values()}
+        assert named <= {*parameters} or inspect.Parameter.VAR_KEYWORD in kinds, ast.unparse(call)
+
+
+@pytest.mark.nightly(
+    "test_types.py::test_an_editable_install_is_a_path_with_a_mark_of_types and "
+    "test_what_the_script_calls_has_the_parameters_that_it_gives; mypy on the package"
+)
 @pytest.mark.processes
 def test_a_strict_type_checker_accepts_a_users_script_beside_an_editable_install(tmp_path: Path) -> None:
     """mypy reads the folders of an interpreter's .pth files, and runs no import hooks."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run, start
+from random_inputs import MANY
 from safetensors.torch import load_file
 
 from vitrail.config import to_yaml
@@ -22,7 +23,7 @@ from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised,
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.run import Average, Model, Optim, Run
 
-KILLS = int(os.environ.get("VITRAIL_TEST_KILLS", "2"))
+KILLS = int(os.environ.get("VITRAIL_TEST_KILLS", "2" if MANY else "1"))
 """How often each run is killed."""
 WHOLE = Run(
     data=Data(path="digits", subset=140),
@@ -67,6 +68,8 @@ RUNS = {
         objective=DINO(outputs=64, hidden=32, bottleneck=16, view=2.0, local_crops=2, freeze_last_layer=Steps(9)),
     ),
 }
+BY_DAY = ("two threads, masked patches", "no threads, beit", "one thread, a teacher")
+"""Runs with each number of threads: alone, beside a tokenizer, and with a teacher and all its state."""
 
 
 def steps(folder: Path) -> int:
@@ -86,7 +89,7 @@ def kept(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", RUNS if MANY else BY_DAY)
 def test_28_killed_over_and_over_and_still_the_same_bits(tmp_path: Path, name: str) -> None:
     whole = replace(RUNS[name], duration=Steps(8 + 5 * KILLS))
     (tmp_path / "run.yaml").write_text(to_yaml(whole))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from commands import run
 from scenes import SHORT, snapshot
 from writers import Scene, scene_in
+
+from vitrail import cli
 
 MEMORY = 3 * 2**30
 """Bytes of memory that a command may add to those of the process from which it is forked."""
@@ -69,8 +72,16 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 def bounded() -> None:
     """The memory of this process cannot grow by more than `MEMORY`."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+@pytest.fixture
+def bounded_here() -> Iterator[None]:
+    """The same until the end of the test."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    bounded()
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def argv_of(words: str, scene: Scene) -> list[str]:
@@ -83,12 +94,16 @@ def argv_of(words: str, scene: Scene) -> list[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: words.encode("unicode_escape").decode())
-def test_61_numbers_that_cannot_be_are_refused_with_their_range(words: str, scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bounded_here")
+def test_61_numbers_that_cannot_be_are_refused_with_their_range(
+    words: str, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     before = [snapshot(folder) for folder in (scene.photos, scene.weights)]
-    command = run(*argv_of(words, scene), cwd=tmp_path, before=bounded)
-    assert command.process.exitcode == 2, command.err
-    assert REFUSED[words] in command.err and "Traceback" not in command.err, command.err
-    assert command.out == "" and list(tmp_path.iterdir()) == []
+    code, (out, err) = cli.main(argv_of(words, scene)), capsys.readouterr()
+    assert code == 2, err
+    assert REFUSED[words] in err and "Traceback" not in err, err
+    assert out == "" and list(tmp_path.iterdir()) == []
     assert [snapshot(folder) for folder in (scene.photos, scene.weights)] == before
 
 

@@ -231,6 +231,7 @@ def test_21_two_commands_in_one_folder(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.page
 def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None:
     open_to_all(tmp_path)
     open_to_all(photos)
@@ -280,6 +281,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
+@pytest.mark.page
 @pytest.mark.parametrize("phase", PHASES)
 def test_35_ctrl_c_before_in_and_after_a_run(divided: Path, tmp_path: Path, phase: str) -> None:
     flags = ("--evaluate-every", "2 steps", "--checkpoint-every", "2 steps")

@@ -12,7 +12,7 @@ from random_inputs import QUIETLY
 from scenes import read_only, snapshot, vanishing
 from writers import WRITERS, Scene, debris, files, scene_in, write, write_capped
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.fuzz, pytest.mark.page]
 
 QUICK = sorted(set(WRITERS) - {"export", "export onnx", "bench", "sweep"})
 """Writers that take less than a second."""

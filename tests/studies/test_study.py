@@ -136,20 +136,40 @@ def test_published_numbers_stand_in_the_cells_of_the_papers_grid(name: str) -> N
     assert {place for place in own if place[1] not in others} <= places
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_says_whether_the_papers_data_are_public(name: str) -> None:
+    study = study_named(name)
+    private = {
+        any(stage.run.data.path == "jft300m" for stage in cell.stage.chain())
+        for cell in study.paper()
+        if cell.metric not in COUNTED
+    }
+    public = "partly" if len(private) == 2 else "no" if True in private else "yes"
+    assert NAMES[study.name].public == public  # type: ignore[index]
+
+
+@pytest.mark.full_size
+def test_the_list_says_what_the_smallest_of_the_papers_grids_cost() -> None:
+    """Table 6 prints exaFLOPs. The list of studies has them rounded."""
+    plan = of_paper("table8")
+    assert NAMES["table8"].exaflops == round(plan.flops / 1e18)
+    table_8_trains_eight_of_table_6s(plan)
+
+
+@pytest.mark.nightly(
+    "test_study.py::test_the_list_says_what_the_smallest_of_the_papers_grids_cost, and tests/costs/test_table6.py"
+)
 @pytest.mark.full_size
 def test_the_list_says_what_the_papers_grids_cost_and_table_6_agrees() -> None:
-    """Table 6 prints exaFLOPs. The list of studies has them rounded, and says whether the data are public."""
     plans = {name: of_paper(name) for name in NAMES}
     for name, plan in plans.items():
         assert NAMES[name].exaflops == round(plan.flops / 1e18), name  # type: ignore[index]
-        private = {
-            any(stage.run.data.path == "jft300m" for stage in cell.stage.chain())
-            for cell in plan.cells
-            if cell.metric not in COUNTED
-        }
-        public = "partly" if len(private) == 2 else "no" if True in private else "yes"
-        assert NAMES[name].public == public, name  # type: ignore[index]
     compute_is_table_6s(plans)
+
+
+def table_8_trains_eight_of_table_6s(plan: Planned) -> None:
+    table = {row[0]: row[-1] for row in published("table6_scaling")["rows"] if row[1] == 7}
+    assert plan.flops / 1e18 == pytest.approx(8 * table["ViT-B/16"], rel=0.01)
 
 
 def compute_is_table_6s(plans: dict[str, Planned]) -> None:
@@ -162,7 +182,7 @@ def compute_is_table_6s(plans: dict[str, Planned]) -> None:
     for ours, theirs in names.items():
         assert found[ours] == pytest.approx(table[theirs], rel=0.05)
     assert figure4.flops / 1e18 == pytest.approx(sum(found.values()) * (9 + 30 + 90 + 303) / 303, rel=1e-6)
-    assert plans["table8"].flops / 1e18 == pytest.approx(8 * table["ViT-B/16"], rel=0.01)
+    table_8_trains_eight_of_table_6s(plans["table8"])
     rows = [row[-1] for row in published("table6_scaling")["rows"]]
     pre_trained = [one.flops / 1e18 for one in plans["table6"].stages if one.stage.start is None]
     assert len(pre_trained) == len(rows) == 18 and sum(pre_trained) == pytest.approx(sum(rows), rel=0.02)

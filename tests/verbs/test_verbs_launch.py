@@ -185,8 +185,7 @@ def test_a_sky_task_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
 @pytest.mark.parametrize("words", [[word] for word in HOSTILE] + [["photos", "--name=it's"]])
 def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tmp_path: Path) -> None:
     command = ["train", *words, "--recipe", "smoke"]
-    echo = '#!/bin/bash\nwhile [[ $1 != vitrail ]]; do shift; done\nprintf "%s\\0" "$@"\n'
-    (tmp_path / "bin" / "srun").write_text(echo)
+    (tmp_path / "bin" / "srun").write_text(ECHO)
     script = slurm(*command, gpus_per_node=1, python="my python", out="its 'runs'", setup=("export LATER=1",))
     done = subprocess.run(["bash", "-c", script.text], env=cluster, cwd=tmp_path, capture_output=True, check=True)
     expected = ["vitrail", "my python", "-m", "vitrail", *command, "--out", "its 'runs'/slurm-123", "--resume", "auto"]
@@ -281,7 +280,26 @@ def test_the_command_line_takes_the_words_behind_two_dashes(capsys: pytest.Captu
 
 # what is printed, run
 
+GOES_ON = "test_verbs_launch.py::test_what_a_script_starts_goes_on_to_the_same_end, in this process"
+ECHO = '#!/bin/bash\nwhile [[ $1 != vitrail ]]; do shift; done\nprintf "%s\\0" "$@"\n'
+"""A stand-in for srun that prints what it should start."""
 
+
+@pytest.mark.train
+def test_what_a_script_starts_goes_on_to_the_same_end(
+    cluster: dict[str, str], tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin" / "srun").write_text(ECHO)
+    script = slurm(*TRAIN, gpus_per_node=0, out=str(tmp_path)).text
+    done = subprocess.run(["bash", "-c", script], env=cluster, cwd=tmp_path, capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")[:-1]
+    as_if_killed(uninterrupted, tmp_path / "slurm-123")
+    assert words[2:4] == ["-m", "vitrail"] and cli.main(words[4:]) == 0
+    assert "resuming from" in capsys.readouterr().err
+    assert same(weights(tmp_path / "slurm-123"), weights(uninterrupted))
+
+
+@pytest.mark.nightly(GOES_ON + "; test_only_a_training_that_saved_in_time_is_queued_again")
 @pytest.mark.kill
 def test_a_job_whose_time_is_over_goes_on_to_the_same_end(
     cluster: dict[str, str], tmp_path: Path, uninterrupted: Path
@@ -346,6 +364,7 @@ def test_only_a_training_that_saved_in_time_is_queued_again(
     assert ("requeue 123" in (tmp_path / "scontrol").read_text()) == requeued
 
 
+@pytest.mark.nightly(GOES_ON + "; test_any_name_arrives_as_it_is")
 @pytest.mark.processes
 def test_a_task_whose_machine_is_taken_away_goes_on_to_the_same_end(
     cluster: dict[str, str], tmp_path: Path, uninterrupted: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs, if there were any, would go here."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture(autouse=True)
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take the same times everywhere; what measures them has tests in tests/transfer/test_plan.py."""
+    if "shared_data" in request.fixturenames:
+        return
+    times = Speeds((0.001,) * 3, 0.001, 0.0005, 0.01, 0.02, 0.02, start=0.1)
+    monkeypatch.setattr(
+        Rehearsal,
+        "speeds",
+        lambda self, *_: replace(times, images=times.images[: 3 if self.setup.run.progressive.start < 1 else 1]),
+    )
 
 
 def as_json(argv: list[str], capsys: Captured) -> dict[str, Any]:

@@ -101,4 +101,5 @@ def ending_of(setup: Setup, reported: bool) -> Ending:
     tested = len(splits.test) if splits.test is not None and validation.tests(splits) else 0
     single = run.supervised and isinstance(splits.train.labels, np.ndarray) and validation.card.scale is None
     floor = single * (min(len(splits.train), MOST) + (tested or count))
-    return Ending(count, tested, run.calibrate and run.supervised, reported, floor)
+    share = 1.0 if run.time_limit is None else core_share()  # measuring it takes time
+    return Ending(count, tested, run.calibrate and run.supervised, reported, floor, _share=share)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
-from vitrail.config import merge, plain
+from vitrail.config import field_types, merge, plain
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
@@ -196,7 +196,7 @@ class Card:
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """Return the other entries of a card after checking names and types. Raises UsageError naming a wrong one."""
-    hints = get_type_hints(Card)
+    hints = field_types(Card)
     for name, value in values.items():
         if name not in hints:
             raise UsageError(f"unknown entry {shown(name)}.{did_you_mean(name, hints)} Valid: {', '.join(hints)}")

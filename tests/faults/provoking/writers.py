@@ -11,6 +11,7 @@ from typing import Any
 
 from commands import Command, run
 from random_inputs import MANY
+from references import once
 from scenes import SHORT, capped, draw
 
 from vitrail.data.settings import Preprocess
@@ -41,10 +42,19 @@ class Writer:
         return [*words, *SHORT, "2 steps"] if words[0] == "train" and "--resume" not in words else words
 
 
-def sizes_of_disks(*sizes: str) -> list[tuple[str, str]]:
-    """Return each writer with one size of a disk by turns, or with all if VITRAIL_TEST_EXAMPLES asks for more."""
-    turns = {name: [sizes[number % len(sizes)]] for number, name in enumerate(WRITERS)}
-    return [(name, size) for name in WRITERS for size in (sizes if MANY else turns[name])]
+LONG = ("export onnx", "report", "bench", "vtab")
+"""Writers that take half a second or more, and write as `export`, `search`, `evaluate` and `sweep` do."""
+
+
+def by_turns(turn: int, of: int, *cases: str) -> list[tuple[str, str]]:
+    """Return every `of`th writer that is not `LONG`, from number `turn` on, with one of the cases each.
+
+    All writers with all cases if VITRAIL_TEST_EXAMPLES asks for more.
+    """
+    if MANY:
+        return [(name, case) for name in WRITERS for case in cases]
+    names = [name for name in WRITERS if name not in LONG][turn::of]
+    return [(name, cases[number % len(cases)]) for number, name in enumerate(names)]
 
 
 RUN = r"r/.*"
@@ -102,7 +112,12 @@ class Scene:
 
 
 def scene_in(folder: Path) -> Scene:
-    """Write the scene."""
+    """Return the scene, which is a reference, with a cache and a current folder of their own in `folder`."""
+    made = once("writers-scene", _draw_scene)
+    return Scene(made / "photos", made / "weights", made / "runs" / "done-1", folder / "c")
+
+
+def _draw_scene(folder: Path) -> None:
     photos = draw(folder / "photos", count=6)
     for name, gelu in (("weights", "erf"), ("tanh", "tanh")):
         shape = dict(image_size=(8, 8), patch=2, width=64, depth=1, heads=1, mlp_dim=32, classes=2, gelu=gelu)
@@ -115,7 +130,16 @@ def scene_in(folder: Path) -> Scene:
     words = ["train", photos, *SHORT, "2 steps", "--name", "done"]
     done = run(*words, cwd=folder, env={"VITRAIL_CACHE": str(folder / "c")})
     assert done.process.exitcode == 0, done.err
-    return Scene(photos, folder / "weights", folder / "runs" / "done-1", folder / "c")
+
+
+def written_alone(name: str, scene: Scene) -> Path:
+    """Return the folder in which a writer has written with no other beside it; it is a reference, and was missing."""
+
+    def make(place: Path) -> None:
+        command = write(WRITERS[name], scene, place / "missing" / "deep")
+        assert command.process.exitcode == 0, command.err
+
+    return once(f"written-{name.replace(' ', '-')}", make) / "missing" / "deep"
 
 
 def write(writer: Writer, scene: Scene, place: Path, **options: Any) -> Command:

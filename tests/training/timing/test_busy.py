@@ -38,6 +38,10 @@ def busy() -> Iterator[None]:
         program.wait()
 
 
+@pytest.mark.nightly(
+    "test_ending.py::test_the_share_of_a_core_follows_what_the_steps_get, and without busy programs "
+    "test_fit.py::test_a_time_limit_ends_the_run_on_time_and_annealed"
+)
 @pytest.mark.kill
 @pytest.mark.usefixtures("busy")
 def test_a_command_ends_with_its_time_limit_beside_busy_programs(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
 import tyro
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec, StructFieldSpec
 
-from vitrail.config import CLASS, arms, doors_of, sections_of
+from vitrail.config import CLASS, arms, doors_of, field_types, sections_of
 from vitrail.data.settings import Data
 from vitrail.durations import Duration, in_minutes, parse_duration, parse_minutes
 from vitrail.errors import UsageError
@@ -64,7 +64,7 @@ def section_flags(section: Any) -> list[StructFieldSpec]:
         flags = [_class_flag(section)]
         return flags + (_flags_of_kinds(section) if len(section.kinds) > 1 else section_flags(section.current))
     kind: Any = type(section)
-    hints, ranges, texts = _hints(kind), ranged_types(kind), field_texts(kind)
+    hints, ranges, texts = field_types(kind), ranged_types(kind), field_texts(kind)
     flags = []
     for field in fields(section):
         name, value = field.name, getattr(section, field.name)
@@ -114,7 +114,7 @@ def _flags_of_kinds(objectives: OpenSection) -> list[StructFieldSpec]:
     for name, kinds in owners.items():
         of = ", ".join(kind.kind for kind in kinds)
         text = f"{field_texts(kinds[0]).get(name, '')} Used by {of}."
-        hint: Any = Union[tuple(_hints(kind)[name] for kind in kinds)]  # noqa: UP007
+        hint: Any = Union[tuple(field_types(kind)[name] for kind in kinds)]  # noqa: UP007
         default = getattr(objectives.current if type(objectives.current) in kinds else kinds[0](), name)
         ranges: Any = Union[tuple(ranged_types(kind).get(name) for kind in kinds)]  # noqa: UP007
         typed = flag_type(hint, default, ranges=ranges, aliases=ALIASES.get(name))
@@ -126,7 +126,7 @@ def named_classes(section: Any, argv: Sequence[str], prefix: str = "") -> dict[s
     """Return the classes of the user's own that the command line names, as settings: {"optim": {"class": ...}}."""
     found: dict[str, Any] = {}
     kind: Any = type(section)
-    for name, hint in _hints(kind).items():
+    for name, hint in field_types(kind).items():
         flag = flag_of(prefix + name)
         named = [*values_of(flag, argv), *values_of(f"{flag}.{CLASS}", argv)] if doors_of(hint) else []
         if named and {":", "."} & {*named[-1]}:
@@ -160,12 +160,6 @@ def flag_of(word: str) -> str:
     """Return the flag that a word of the command line or a name of Python is: "--optim.lr=1" is "--optim.lr"."""
     dashed = word.partition("=")[0].replace("_", "-")
     return dashed if dashed.startswith("-") else f"--{dashed}"
-
-
-@cache
-def _hints(section: Any) -> dict[str, Any]:
-    """Return the type of each field of a dataclass. They are evaluated from text."""
-    return get_type_hints(section)
 
 
 @cache
