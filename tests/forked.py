@@ -4,16 +4,11 @@ of them starts in a fraction of a second in place of five to ten."""
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.reduction import DupFd
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = [
@@ -40,10 +35,6 @@ def server() -> Any:
     from multiprocessing import forkserver, get_context
 
     context = get_context("forkserver")
-    running = forkserver._forkserver
-    if running._forkserver_pid is None and running._forkserver_address is not None:  # this process is forked itself
-        running.ensure_running = lambda: None
-        return context
     before = dict(os.environ)
     # the server is a new interpreter
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), before.get("PYTHONPATH")]))
@@ -66,7 +57,6 @@ class Forked:
     def __init__(self, function: Callable[..., Any], *arguments: Any, env: Mapping[str, str]) -> None:
         self._process = server().Process(target=_child, args=(function, arguments, dict(env)))
         self._process.start()
-        self.stdin: Any = None
         self.pid = self._process.pid
 
     @property
@@ -94,10 +84,6 @@ class Forked:
         """End it at once, unless it has ended."""
         self._process.kill()
 
-    def terminate(self) -> None:
-        """Ask it to end, unless it has ended."""
-        self._process.terminate()
-
 
 def _child(function: Callable[..., Any], arguments: tuple[Any, ...], env: dict[str, str]) -> None:
     os.setpgid(0, 0)
@@ -105,54 +91,3 @@ def _child(function: Callable[..., Any], arguments: tuple[Any, ...], env: dict[s
     os.environ.update(env)
     function(*arguments)
     sys.stdout.flush()
-
-
-class _Descriptor:
-    """A file descriptor of this process, open in the process that it is sent to."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Callable[..., int], tuple[Any]]:
-        return _received, (DupFd(self.number),)
-
-
-def _received(descriptor: Any) -> int:
-    return int(descriptor.detach())
-
-
-def in_place_of_interpreters(patch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Let what starts `python -P -m MODULE ...` in this process have it forked; return the commands it starts.
-
-    The child has the environment, folder and process group that it would have, and the streams that it is given.
-    """
-    popen, commands = subprocess.Popen, []
-
-    def started(command: Sequence[str], *rest: Any, **options: Any) -> Any:
-        if command[:3] != [sys.executable, "-P", "-m"]:
-            return popen(command, *rest, **options)
-        commands.append([*command])
-        out, err = options.get("stdout"), options.get("stderr")
-        assert err in (None, subprocess.STDOUT)
-        read, write = os.pipe()
-        files = [_Descriptor(read), out and _Descriptor(out.fileno()), 1 if err else None]
-        place = os.getcwd(), 0 if options.get("process_group") == 0 else os.getpgrp()
-        child = Forked(_module, command[3:], files, *place, env=options.get("env") or os.environ)
-        os.close(read)
-        child.stdin = os.fdopen(write, "wb")  # closed when this process has ended, or nobody knows the child any more
-        return child
-
-    patch.setattr(subprocess, "Popen", started)
-    return commands
-
-
-def _module(words: list[str], files: Sequence[int | None], folder: str, group: int) -> None:
-    os.setpgid(0, group)
-    os.chdir(folder)
-    for descriptor, file in enumerate(files):
-        if file is not None:
-            os.dup2(file, descriptor)
-    sys.argv = words
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the server has imported the module
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from forked import in_place_of_interpreters
 from own import SMALL, config
 
 from vitrail import cli
-from vitrail.training.processes.parent import python, python_path
 
 TRACED = """\
 from pathlib import Path
@@ -129,44 +125,21 @@ def test_the_flags_of_a_class_in_a_file_need_its_module_too(home: Path, capsys: 
     assert "--objective.gentle" in capsys.readouterr().out
 
 
-NPROC = (*RESUME, "--import", MODULE, "--nproc", "2", "--metric", "null", "--duration")
-SWEEP = ("sweep", "digits", *SMALL[:-1], "--parallel", "1", "--lr", "0.01", "--seeds", "1", "--duration", "1 steps")
-
-
 @pytest.mark.processes
-def test_processes_run_code_that_the_command_line_names(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = in_place_of_interpreters(monkeypatch)
-    assert cli.main([*NPROC, "9 steps"]) == 0 and ran(home)
-    assert len(commands) == 2
-    assert all(command[:4] == python("vitrail.training.processes.child") for command in commands)
-
-
-@pytest.mark.processes
-def test_a_trial_is_started_as_all_processes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    commands = in_place_of_interpreters(monkeypatch)
-    assert cli.main([*SWEEP]) == 0
-    assert commands and all(command[:4] == python("vitrail.transfer.trial") for command in commands)
-
-
-@pytest.mark.processes
-def test_a_new_process_takes_no_module_of_the_current_folder_in_place_of_a_library(tmp_path: Path) -> None:
-    (tmp_path / "yaml.py").write_text(YAML)
-    words = [*python("inspect"), "--details", "yaml"]
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    assert "Origin: " in subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-    assert not (tmp_path / "yaml.ran").exists()
-
-
-@pytest.mark.nightly(
-    "test_received.py::test_processes_run_code_that_the_command_line_names, "
-    "test_a_trial_is_started_as_all_processes_are and "
-    "test_a_new_process_takes_no_module_of_the_current_folder_in_place_of_a_library"
-)
-@pytest.mark.processes
-@pytest.mark.parametrize("words", [(*NPROC, "10 steps"), SWEEP], ids=["nproc", "sweep"])
-def test_processes_run_no_module_of_the_current_folder(words: tuple[str, ...], home: Path) -> None:
+def test_processes_run_code_that_the_command_line_names_and_no_other(home: Path) -> None:
+    """A module in the current folder does not take the place of a library."""
     (home / "yaml.py").write_text(YAML)
-    code = cli.main(words)
+    code = cli.main([*RESUME, f"--import={MODULE}", "--nproc", "2", "--metric", "null", "--duration", "9 steps"])
     (home / "yaml.py").unlink()
-    assert code == 0 and ran(home) == ("--import" in words) and not (home / "yaml.ran").exists()
+    assert code == 0 and ran(home) and not (home / "yaml.ran").exists()
+
+
+@pytest.mark.processes
+def test_a_trial_runs_no_module_of_the_current_folder_in_place_of_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "yaml.py").write_text(YAML)
+    monkeypatch.chdir(tmp_path)
+    words = ("--parallel", "1", "--lr", "0.01", "--seeds", "1", "--duration", "1 steps")
+    assert cli.main(["sweep", "digits", *SMALL[:-1], *words]) == 0
+    assert not (tmp_path / "yaml.ran").exists()
