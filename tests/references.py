@@ -106,13 +106,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 # images
 
 
-def draw(folder: Path, *, classes: tuple[str, ...] = ("blue", "red"), count: int = 12, seed: int = 0) -> Path:
+def draw(
+    folder: Path, *, classes: tuple[str, ...] = ("blue", "red"), count: int = 12, side: int = 10, seed: int = 0
+) -> Path:
     """Write class folders of small pictures, the classes blue and red by turns."""
     rng = np.random.default_rng(seed)
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         for i in range(count):
-            pixels = rng.integers(0, 60, (10, 10, 3), dtype=np.uint8)
+            pixels = rng.integers(0, 60, (side, side, 3), dtype=np.uint8)
             pixels[..., 2 - 2 * (number % 2)] += 190
             Image.fromarray(pixels).save(folder / name / f"{i}.png")
     return folder
@@ -122,6 +124,18 @@ def draw(folder: Path, *, classes: tuple[str, ...] = ("blue", "red"), count: int
 def photos() -> Path:
     """A folder of two classes, blue and red, of 12 photographs each."""
     return once("photos", lambda place: draw(place / "photos")) / "photos"
+
+
+@pytest.fixture(scope="session")
+def arrays() -> Path:
+    """A file of 40 images of 8 x 8 pixels as arrays, dark and bright ones in turn: two classes."""
+
+    def make(place: Path) -> None:
+        labels = np.arange(40) % 2
+        pixels = np.full((40, 8, 8, 3), 90, np.uint8) + 80 * labels[:, None, None, None].astype(np.uint8)
+        np.savez(place / "images.npz", x_train=pixels, y_train=labels)
+
+    return once("arrays", make) / "images.npz"
 
 
 PHOTOS_RUN: dict[str, Any] = dict(

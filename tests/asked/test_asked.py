@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from given_values import every_setting, nested
@@ -26,24 +25,13 @@ from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
 from vitrail.verbs.train.train import finetune, train
 
-IMAGES = 40
 TINY = dict(model="smoke/4", image_size=8, duration="2 steps", batch_size=8, device="cpu", workers=0)
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 images of 8 x 8 pixels and 2 classes, as arrays."""
-    path = tmp_path_factory.mktemp("data") / "images.npz"
-    labels = np.arange(IMAGES) % 2
-    np.savez(path, x_train=(200 * labels).astype(np.uint8)[:, None, None, None].repeat(8, 1).repeat(8, 2).repeat(3, 3),
-             y_train=labels)  # fmt: skip
-    return path
-
-
-@pytest.fixture(scope="module")
-def run_folder(images: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
+def run_folder(arrays: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
     """A finished run."""
-    result = vitrail.train(images, out=str(tmp_path_factory.mktemp("runs")), **TINY)
+    result = vitrail.train(arrays, out=str(tmp_path_factory.mktemp("runs")), **TINY)
     return result.folder
 
 
@@ -67,14 +55,14 @@ def opened() -> OpenedData:
 
 
 @pytest.fixture
-def decide(images: Path, run_folder: Path, opened: OpenedData) -> Callable[..., Run]:
+def decide(arrays: Path, run_folder: Path, opened: OpenedData) -> Callable[..., Run]:
     """Decide a run in a situation as the verbs do: `decide("finetune DIR", settings, files)`."""
 
     def decided(situation: str, settings: dict[str, Any], files: tuple[Path, ...] = ()) -> Run:
         named = None if situation in PLAIN else situation
         tuned = situation == "finetune DIR" or (named is not None and find(named).verb == "finetune")
         given = RunArguments(
-            images, named, files, weights=run_folder if tuned else None, settings=settings, data=opened
+            arrays, named, files, weights=run_folder if tuned else None, settings=settings, data=opened
         )
         if situation == "train --resume":
             found = resumed(given, run_folder)
@@ -158,11 +146,11 @@ def step_into(given: Any, name: str) -> Any:
 
 
 @pytest.mark.export
-def test_every_setting_is_what_the_run_begins_with_or_refused(images: Path, opened: OpenedData) -> None:
+def test_every_setting_is_what_the_run_begins_with_or_refused(arrays: Path, opened: OpenedData) -> None:
     wrong = []
-    start = training_run(RunArguments(images, settings=TINY, data=opened))[0]
+    start = training_run(RunArguments(arrays, settings=TINY, data=opened))[0]
     for name, value in every_setting(start):
-        given = RunArguments(images, settings={**TINY, **nested(name, value)}, data=opened)
+        given = RunArguments(arrays, settings={**TINY, **nested(name, value)}, data=opened)
         try:
             run, _ = training_run(given)
             with set_up(run, given.data.of(run), given=Given(asked=given.origins)) as setup:

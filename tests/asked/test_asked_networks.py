@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -46,21 +45,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 images of 8 x 8 pixels and 2 classes, as arrays."""
-    path = tmp_path_factory.mktemp("data") / "images.npz"
-    labels = np.arange(40) % 2
-    np.savez(path, x_train=np.full((40, 8, 8, 3), 90, np.uint8) + 80 * labels[:, None, None, None].astype(np.uint8),
-             y_train=labels)  # fmt: skip
-    return path
-
-
-@pytest.fixture(scope="module")
-def trained(small_images: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
+def trained(arrays: Path, tmp_path_factory: pytest.TempPathFactory, no_page: None) -> Path:
     """The folder of a run of two steps."""
     out = str(tmp_path_factory.mktemp("runs"))
     small = dict(vit={"depth": 1}, duration="2 steps", batch_size=8, device="cpu", workers=0)
-    return vitrail.train(small_images, recipe="smoke", out=out, **small).folder
+    return vitrail.train(arrays, recipe="smoke", out=out, **small).folder
 
 
 def decided(
@@ -145,15 +134,13 @@ def test_a_size_that_nobody_asked_for_becomes_whole_patches(photos: Path) -> Non
 
 @pytest.mark.train
 def test_a_size_of_the_weights_network_is_rounded_for_a_recipe_and_refused_if_asked(
-    trained: Path, small_images: Path
+    trained: Path, arrays: Path
 ) -> None:
     for settings, refused in (({}, False), ({"image_size": 383}, True)):
-        given = RunArguments(
-            small_images, "paper/finetune-cifar100", weights=trained, settings={**settings, "batch_size": 8}
-        )
+        given = RunArguments(arrays, "paper/finetune-cifar100", weights=trained, settings={**settings, "batch_size": 8})
         run, _ = finetuning_run(given)
         if not refused:
-            assert resolved(small_images, run).config.image_size == (384, 384)
+            assert resolved(arrays, run).config.image_size == (384, 384)
             continue
         with pytest.raises(UsageError, match=r"--image-size asks for 383.*384 px, not 383: the next multiple"):
             set_up(run, given.data.of(run), given=Given(asked=given.origins))
@@ -204,10 +191,10 @@ def test_both_settings_of_the_size_follow_the_one_that_is_given(photos: Path, tm
         resolved(photos, run)
 
 
-def test_one_field_of_the_preparation_leaves_the_others_to_the_data(photos: Path, small_images: Path) -> None:
-    run, _ = decided(small_images, preprocess={"interpolation": "bicubic"})
+def test_one_field_of_the_preparation_leaves_the_others_to_the_data(photos: Path, arrays: Path) -> None:
+    run, _ = decided(arrays, preprocess={"interpolation": "bicubic"})
     assert run.preprocess == Preparation(interpolation="bicubic")
-    found = resolved(small_images, run).preprocess
+    found = resolved(arrays, run).preprocess
     assert (found.resize, found.image_size, found.interpolation) == ("squash", (16, 16), "bicubic")
     found = resolved(photos, decided(photos, preprocess={"resize": "squash"})[0]).preprocess
     assert (found.resize, found.image_size, found.crop) == ("squash", (96, 96), 0.875)
@@ -241,31 +228,31 @@ def test_the_recipes_own_optimiser_keeps_its_rate(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["keyword", "file", "file with the weights"])
-def test_weights_fix_the_network(where: str, trained: Path, small_images: Path, tmp_path: Path) -> None:
+def test_weights_fix_the_network(where: str, trained: Path, arrays: Path, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text("model: B/16\n" + f"weights: {trained}\n" * (where == "file with the weights"))
     settings = {"model": "B/16"} if where == "keyword" else {}
     files = () if where == "keyword" else (file,)
     named = None if where == "file with the weights" else trained
     with pytest.raises(UsageError, match=f"(--model|m.yaml:1) names the network B/16, but .*{trained}"):
-        finetuning_run(RunArguments(small_images, None, files, weights=named, settings=settings))
+        finetuning_run(RunArguments(arrays, None, files, weights=named, settings=settings))
 
 
 def test_a_fine_tuning_records_no_other_network_and_can_be_repeated(
-    trained: Path, small_images: Path, tmp_path: Path
+    trained: Path, arrays: Path, tmp_path: Path
 ) -> None:
-    run, _ = finetuning_run(RunArguments(small_images, weights=trained))
+    run, _ = finetuning_run(RunArguments(arrays, weights=trained))
     assert run.model is None
     before = replace(run, model="S/16")  # as runs recorded it before
     (tmp_path / "config.yaml").write_text(to_yaml(before))
-    assert finetuning_run(RunArguments(small_images, None, (tmp_path / "config.yaml",)))[0].model is None
+    assert finetuning_run(RunArguments(arrays, None, (tmp_path / "config.yaml",)))[0].model is None
     (tmp_path / "scratch.yaml").write_text(to_yaml(recipe("scratch-small")))
     with pytest.raises(UsageError, match=r"scratch.yaml:\d+ names the network small/4, but"):
-        finetuning_run(RunArguments(small_images, None, (tmp_path / "scratch.yaml",), weights=trained))
+        finetuning_run(RunArguments(arrays, None, (tmp_path / "scratch.yaml",), weights=trained))
 
 
 @pytest.mark.parametrize("name", ["name", "out"])
-def test_a_resumed_run_stays_in_its_folder(name: str, trained: Path, small_images: Path) -> None:
+def test_a_resumed_run_stays_in_its_folder(name: str, trained: Path, arrays: Path) -> None:
     with pytest.raises(UsageError, match=f"--{name} is another, but the run to resume is {trained}"):
         resumed(RunArguments(settings={name: "another"}), trained)
     found = resumed(RunArguments(settings={"keep": 5}), trained)
@@ -285,24 +272,22 @@ def test_a_resumed_run_keeps_its_network_and_its_preparation(trained: Path, tmp_
 
 
 @pytest.mark.parametrize("recipe_name", ["paper/vit-b16-imagenet", "digits"])
-def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, small_images: Path) -> None:
+def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, arrays: Path) -> None:
     small = {"vit": {"depth": 1, "width": 32, "heads": 2}, "image_size": 16, "device": "cpu"}
-    given = RunArguments(small_images, recipe_name, settings={**small, "batch_size": 500})
+    given = RunArguments(arrays, recipe_name, settings={**small, "batch_size": 500})
     run, _ = training_run(given)
     with pytest.raises(UsageError, match=r"--batch-size asks for 500.*there are only 36 training images"):
         set_up(run, given.data.of(run), given=Given(asked=given.origins))
-    given = RunArguments(small_images, recipe_name, settings=small)
+    given = RunArguments(arrays, recipe_name, settings=small)
     run, _ = training_run(given)
     with set_up(run, given.data.of(run), given=Given(asked=given.origins)) as setup:
         assert setup.run.batch_size == 36
 
 
-def test_a_warmup_that_was_asked_for_stays_even_if_it_is_the_recipes(small_images: Path) -> None:
+def test_a_warmup_that_was_asked_for_stays_even_if_it_is_the_recipes(arrays: Path) -> None:
     theirs = recipe("paper/vit-b16-imagenet").schedule.warmup
-    assert (
-        decided(small_images, "paper/vit-b16-imagenet", schedule={"warmup": str(theirs)})[0].schedule.warmup == theirs
-    )
-    assert decided(small_images, "paper/vit-b16-imagenet")[0].schedule.warmup != theirs
+    assert decided(arrays, "paper/vit-b16-imagenet", schedule={"warmup": str(theirs)})[0].schedule.warmup == theirs
+    assert decided(arrays, "paper/vit-b16-imagenet")[0].schedule.warmup != theirs
 
 
 # the recipes' own names

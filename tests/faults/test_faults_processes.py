@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 from commands import run, start
 from families import Family
-from scenes import SHORT, draw
+from scenes import SHORT
 
 from vitrail.transfer.trial import LOG
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("data") / "photos", count=20)
 
 
 @pytest.mark.kill

@@ -29,16 +29,10 @@ from vitrail.training.guard import LossSpikes
 from vitrail.version import install_extra
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("data") / "photos", count=20)
-
-
-@pytest.fixture(scope="module")
-def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    assert train(photos, folder, steps=4).process.exitcode == 0
-    return folder / "runs" / "scratch-small-1"
+@pytest.fixture
+def trained(photos_run: Path) -> Path:
+    """The folder of a finished run."""
+    return photos_run / "train-1"
 
 
 def train(photos: Path, cwd: Path, *flags: str, steps: int = 4, **options: Any) -> Command:
@@ -343,7 +337,7 @@ def saving_state(step: int) -> Any:
 
 @pytest.mark.processes
 def test_39_a_loss_that_jumps_is_named(divided: Path, tmp_path: Path) -> None:
-    command = train(divided, tmp_path, steps=30, before=jumping, given=(25,))
+    command = train(divided, tmp_path, steps=30, before=jumping, given=(15,))
     assert command.process.exitcode == 0, command.err
     assert "warning: step 25 has loss" in command.err and "times the median before it; its images: " in command.err
     log = (tmp_path / "runs/scratch-small-1/metrics.jsonl").read_text().splitlines()
@@ -512,12 +506,12 @@ def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, pho
     for flags, code in (([], 0), (["--strict"], 1)):
         command = run("predict", trained, *files, "--out", "answers.csv", *flags, cwd=tmp_path)
         assert command.process.exitcode == code
-        assert "21 images predicted; 1 file could not be read (1 truncated)" in command.out
-        assert len(list(csv.DictReader((tmp_path / "answers.csv").open()))) == 21
+        assert "13 images predicted; 1 file could not be read (1 truncated)" in command.out
+        assert len(list(csv.DictReader((tmp_path / "answers.csv").open()))) == 13
         (row,) = csv.DictReader((tmp_path / "answers.csv.errors.csv").open())
         assert row["path"] == str(tmp_path / "torn.png") and row["reason"] == "truncated"
     shown = run("predict", trained, *files, "--strict", cwd=tmp_path)
-    assert shown.process.exitcode == 1 and shown.out.count("\n") == 22
+    assert shown.process.exitcode == 1 and shown.out.count("\n") == 14
     nothing = run("predict", trained, tmp_path / "torn.png", cwd=tmp_path)
     assert nothing.process.exitcode == 1 and "skipped" in nothing.err  # none of the files could be read
 
@@ -542,17 +536,17 @@ def test_46_predict_goes_on_where_it_was_killed(trained: Path, photos: Path, tmp
     words = ["predict", trained, tmp_path / "torn.png", photos, "--batch-size", "4", "--workers", "1"]
     whole = run(*words, "--out", "whole.csv", cwd=tmp_path)
     assert whole.process.exitcode == 0
-    command = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(25,))
+    command = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(15,))
     assert command.process.exitcode == -signal.SIGKILL and not (tmp_path / "answers.csv").exists()
     with (tmp_path / ".answers.csv.part").open("a") as file:
         file.write('["/torn/line')
-    again = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(25,))
-    assert again.process.exitcode == 0, again.err  # it had fewer than 25 left to look at
+    again = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(15,))
+    assert again.process.exitcode == 0, again.err  # it had fewer than 15 left to look at
     assert "continuing after" in again.err
     assert (tmp_path / "answers.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / ".answers.csv.part").exists()
     assert "torn.png" in (tmp_path / "answers.csv.errors.csv").read_text()
-    run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(25,))
+    run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(15,))
     other = run(*words, "--top", "1", "--out", "answers.csv", cwd=tmp_path)  # another question: from the start
     assert other.process.exitcode == 0 and "continuing after" not in other.err
 
@@ -610,12 +604,12 @@ def homeless() -> None:
 
 @pytest.mark.processes
 def test_54_without_a_home(trained: Path, photos: Path, tmp_path: Path) -> None:
-    for place in (trained.parent.parent, photos, tmp_path):
+    for place in (trained.parent, photos, tmp_path):
         open_to_all(place)
     env = {name: None for name in ("HOME", "VITRAIL_CACHE", "XDG_CACHE_HOME", "HF_HOME")}
     command = run("predict", trained, photos, cwd=tmp_path, before=homeless, env=env)
     assert command.process.exitcode == 0, command.err
-    assert command.out.count("\n") == 41
+    assert command.out.count("\n") == 25
     command = run("data", "stats", photos, "--json", cwd=tmp_path, before=homeless, env=env)
     assert command.process.exitcode == 0, command.err
     command = run("data", "stats", "owner/name", cwd=tmp_path, before=homeless, env=env)

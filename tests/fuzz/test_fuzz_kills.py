@@ -18,7 +18,7 @@ from families import Family
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_inputs import EXAMPLES
-from scenes import SHORT, draw
+from scenes import SHORT
 
 pytestmark = pytest.mark.fuzz
 
@@ -44,11 +44,6 @@ VICTIMS: dict[str, Callable[[Family], list[int]]] = {
     "all": lambda family: [process.pid for process in family.processes()],
 }
 NUMBERS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("data") / "photos", count=20)
 
 
 def logged(folder: Path, kind: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from references import draw, once
 
 import vitrail
 from vitrail import cli
@@ -29,18 +29,15 @@ from vitrail.transfer.trial import here
 from vitrail.verbs import sweep as verb
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 20), ("test", 4)):
-        for number, name in enumerate(("blue", "red")):
-            (root / split / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(0, 120, (8, 8, 3), dtype=np.uint8)
-                pixels[..., 2 - 2 * number] += 100
-                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
-    return root
+@pytest.fixture(scope="session")
+def photos() -> Path:
+    """Images to train and to test on."""
+
+    def make(place: Path) -> None:
+        for seed, (split, count) in enumerate((("train", 20), ("test", 4))):
+            draw(place / split, count=count, side=8, seed=seed)
+
+    return once("photos-8-divided", make)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from references import draw, once
 from torch import nn
 
 import vitrail
@@ -53,17 +54,9 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "photos"
-    rng = np.random.default_rng(0)
-    for number, name in enumerate(("blue", "red")):
-        (folder / name).mkdir(parents=True)
-        for i in range(12):
-            pixels = rng.integers(0, 60, (18, 18, 3), dtype=np.uint8)
-            pixels[..., 2 - 2 * number] += 190
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
-    return folder
+@pytest.fixture(scope="session")
+def photos() -> Path:
+    return once("photos-18", lambda place: draw(place / "photos", side=18)) / "photos"
 
 
 def run(*argv: object) -> int:
