@@ -337,7 +337,7 @@ def saving_state(step: int) -> Any:
 
 @pytest.mark.processes
 def test_39_a_loss_that_jumps_is_named(divided: Path, tmp_path: Path) -> None:
-    command = train(divided, tmp_path, steps=30, before=jumping, given=(15,))
+    command = train(divided, tmp_path, steps=30, before=jumping, given=(25,))
     assert command.process.exitcode == 0, command.err
     assert "warning: step 25 has loss" in command.err and "times the median before it; its images: " in command.err
     log = (tmp_path / "runs/scratch-small-1/metrics.jsonl").read_text().splitlines()
@@ -536,17 +536,17 @@ def test_46_predict_goes_on_where_it_was_killed(trained: Path, photos: Path, tmp
     words = ["predict", trained, tmp_path / "torn.png", photos, "--batch-size", "4", "--workers", "1"]
     whole = run(*words, "--out", "whole.csv", cwd=tmp_path)
     assert whole.process.exitcode == 0
-    command = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(15,))
+    command = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(20,))
     assert command.process.exitcode == -signal.SIGKILL and not (tmp_path / "answers.csv").exists()
     with (tmp_path / ".answers.csv.part").open("a") as file:
         file.write('["/torn/line')
-    again = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(15,))
-    assert again.process.exitcode == 0, again.err  # it had fewer than 15 left to look at
+    again = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(20,))
+    assert again.process.exitcode == 0, again.err  # it had fewer than 20 left to look at
     assert "continuing after" in again.err
     assert (tmp_path / "answers.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / ".answers.csv.part").exists()
     assert "torn.png" in (tmp_path / "answers.csv.errors.csv").read_text()
-    run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(15,))
+    run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(20,))
     other = run(*words, "--top", "1", "--out", "answers.csv", cwd=tmp_path)  # another question: from the start
     assert other.process.exitcode == 0 and "continuing after" not in other.err
 
