@@ -66,17 +66,22 @@ def log_as_before() -> Iterator[None]:
     log.level, log.handlers, log.propagate = before
 
 
-@pytest.fixture(autouse=True)
-def children_end_as_before() -> Iterator[None]:
-    """What torch's DataLoader installs for children that end is taken away after the test.
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
-    Otherwise every later process that ends interrupts this one. On processors with AMX, the state that the kernel saves
-    then may not fit on the stack that libraries set aside for signals, and the test process dies.
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """What libraries install for signals is taken away after the test.
+
+    Ray ends the process at SIGTERM. torch's DataLoader handles children that end: every later process that ends would
+    interrupt this one, and on processors with AMX, the state that the kernel saves then may not fit on the stack that
+    libraries set aside for signals, and the test process dies.
     """
-    before = signal.getsignal(signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in HANDLED]
     yield
-    if signal.getsignal(signal.SIGCHLD) is not before:
-        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+    for number, handler in zip(HANDLED, before, strict=True):
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,7 +18,7 @@ from vitrail.data.images.decode import BYTES_PER_PIXEL, MAX_SIDE, decode
 from vitrail.data.images.geometry import ResizeSmall, Squash, resize
 from vitrail.errors import DecodeError
 
-SIDE = 2048
+SIDE = 4096
 
 
 def measure(large: Path, small: Path, grown: Path) -> None:
