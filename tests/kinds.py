@@ -46,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     @functools.wraps(start)
     def noted_too(self: Any) -> None:
-        _started.append(f"the process {self.name}")
+        if getattr(self, "_start_method", "fork") != "fork":  # a fork takes milliseconds
+            _started.append(f"the process {self.name}")
         start(self)
 
     subprocess.Popen.__init__ = noted  # type: ignore[method-assign]

@@ -156,6 +156,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", READERS)
 def test_70_what_took_the_place_of_a_file_is_refused(
