@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail import cli
-from vitrail.config import doors_of, sections_of
+from vitrail.config import doors_of, field_types, sections_of
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import flag_texts
 
@@ -89,7 +88,7 @@ def test_the_page_names_the_flag_and_the_method_of_each_example() -> None:
 def sections(settings: type, prefix: str = "") -> set[str]:
     """Return the names of the settings in whose place a class of the user's own may stand."""
     found = set()
-    for name, hint in get_type_hints(settings).items():
+    for name, hint in field_types(settings).items():
         if doors_of(hint):
             found.add(prefix + name)
         else:

@@ -70,16 +70,21 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 
 def bounded() -> None:
-    """The memory of this process cannot grow by more than `MEMORY`."""
+    """The memory of this process cannot grow by more than `MEMORY`, and it has a minute of a processor."""
+    bound_memory()
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+
+
+def bound_memory() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 @pytest.fixture
 def bounded_here() -> Iterator[None]:
-    """The same until the end of the test."""
+    """The memory of this process cannot grow so much until the end of the test."""
     before = resource.getrlimit(resource.RLIMIT_AS)
-    bounded()
+    bound_memory()
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -180,3 +181,20 @@ SHARED_NAMES = {
     "Attention": ["vitrail.model.attention", "vitrail.server.responses"],
     "Prediction": ["vitrail.evaluation.predict", "vitrail.server.responses"],
 }
+
+
+def test_what_guards_by_day_is_there() -> None:
+    """A test marked `nightly` names tests; one that is renamed is renamed there, too."""
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    there = {path.stem for path in files}.union(*(re.findall(r"def (test_\w+)", text) for text in files.values()))
+    texts = [
+        text.value
+        for path in files
+        if "pytest.mark.nightly(" in files[path]
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.nightly"
+        for text in ast.walk(node)
+        if isinstance(text, ast.Constant)
+    ]
+    named = {name for text in texts for name in re.findall(r"test_\w+", text)}
+    assert len(texts) > 15 and named - there == set()

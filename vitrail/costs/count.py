@@ -97,8 +97,9 @@ def _of_few_layers(count: Callable[[Config], int], config: Config, different: in
     do all units of a ResNet's stage after the first.
     """
     counts = _repetitions(config)
-    most = [different if isinstance(config, ViTConfig) else 1, *[1] * len(counts)]
-    few = [min(number, most[place]) for place, number in enumerate(counts)]
+    few = [min(number, 1) for number in counts]
+    if isinstance(config, ViTConfig):
+        few[0] = min(config.depth, different)
     deeper = [place for place, number in enumerate(counts) if number > few[place]]
     if sum(few) + len(deeper) * (sum(few) + 1) >= sum(counts):  # as many layers would be counted
         return None

@@ -255,7 +255,7 @@ def test_a_beit_saved_without_its_last_norm_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.nightly("test_a_folder_computes_what_transformers_does, of small networks")
+@pytest.mark.nightly("test_a_model_of_transformers_computes_the_same_and_goes_back_as_it_came, of small networks")
 @pytest.mark.full_size
 @pytest.mark.parametrize(
     ("architecture", "values", "size"),
