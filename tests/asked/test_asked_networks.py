@@ -26,6 +26,7 @@ from vitrail.training.resolve import Resolved, resolve
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
 from vitrail.training.setup import set_up
 from vitrail.verbs.cost import cost
+from vitrail.verbs.embed.search import search
 from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
 from vitrail.verbs.train.train import show, train
@@ -167,6 +168,9 @@ def test_height_and_width_are_two_words_on_the_command_line() -> None:
         _, given = parse(train, words, "vitrail train")
         assert given["image_size"] == (32, 64) and str(given["path"]) == "photos"
     assert parse(train, ["--image-size", "64", "photos"], "vitrail train")[1]["image_size"] == 64
+    for sides in (["64", "-1"], ["-1", "64"]):  # a side below 0 is none, and no folder either
+        with pytest.raises(UsageError, match=rf"--image-size is \({', '.join(sides)}\); it must be from 1 to 4,096"):
+            parse(search, ["network", "--image-size", *sides], "vitrail search")
 
 
 def test_a_number_that_is_also_a_folder_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,10 +204,15 @@ def is_size(hint: Any) -> bool:
     return {int, tuple[int, int]} <= {*arms(hint)}
 
 
+def is_whole(word: str) -> bool:
+    """Return whether this is a whole number. One below 0 is no size, but read as one, so that this is what is told."""
+    return word.removeprefix("-").isdecimal()
+
+
 def _read_size(word: str) -> InputSize:
     """Return the size of an input: "64", or height and width as "32x64"."""
     sides = word.split("x")
-    if len(sides) > 2 or not all(side.removeprefix("-").isdecimal() for side in sides):
+    if len(sides) > 2 or not all(map(is_whole, sides)):
         raise UsageError(f"{word!r} is not a whole number, nor height and width such as 32 64")
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 

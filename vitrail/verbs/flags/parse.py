@@ -48,6 +48,7 @@ from vitrail.verbs.flags.fields import (
     flag_of,
     flag_type,
     is_size,
+    is_whole,
     named_classes,
     null_word,
     reading_flags,
@@ -180,7 +181,7 @@ def _joined(flags: Iterable[StructFieldSpec], argv: Sequence[str]) -> list[str]:
     sizes = {flag_of(name) for name, flag in _walk(flags) if is_size(get_args(flag.type)[0])}
     words: list[str] = []
     for word in argv:
-        if len(words) > 1 and words[-2] in sizes and words[-1].isdecimal() and word.isdecimal():
+        if len(words) > 1 and words[-2] in sizes and is_whole(words[-1]) and is_whole(word):
             if os.path.lexists(word):
                 raise UsageError(
                     f"{words[-2]} {words[-1]} {word}: {word} may be a width, and something here has this name. For a "
