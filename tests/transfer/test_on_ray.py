@@ -26,7 +26,7 @@ LEARNING_RATES = {"optim.lr": (0.001, 0.01)}
 
 
 class MadeUpRay:
-    """What OnRay needs of Ray: tasks that run one after another in this process. The first is stopped and runs again."""
+    """What OnRay needs of Ray: tasks that run here one after another, of which the first is stopped and runs again."""
 
     def __init__(self) -> None:
         self.exceptions = SimpleNamespace(RayError=LookupError)
