@@ -17,6 +17,46 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import replace
+from functools import partialmethod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from forked import Forked
+from PIL import Image
+from random_inputs import MANY
+from references import once
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from tiny_runs import lines
+from torch import nn
+
+from tests.properties.every_kind import registered, used
+from vitrail import cli, world
+from vitrail.config import to_yaml
+from vitrail.data.settings import Augment, Data
+from vitrail.data.sources.open import open_split
+from vitrail.durations import Steps
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.objective.base import Objective, Prepared
+from vitrail.objective.beit.tokenizer import ImageTokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.training import loop
+from vitrail.training import step as stepping
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.processes import group
+from vitrail.training.processes.group import Failed, environment, joined, launch
+from vitrail.training.processes.parallel import Replicated
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.validation import validation as evaluation
+from vitrail.weights.save import save
 
 STEPS = 4
 WAYS = {"whole": False, "sharded": True}
