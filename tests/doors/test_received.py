@@ -135,6 +135,7 @@ def test_processes_run_code_that_the_command_line_names_and_no_other(home: Path)
 
 
 @pytest.mark.processes
+@pytest.mark.nightly("test_two_processes_train_side_by_side_what_one_trains_alone: a trial's Python has the flag -P")
 def test_a_trial_runs_no_module_of_the_current_folder_in_place_of_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,10 @@ def metrics(cwd: Path) -> str:
 
 
 @pytest.mark.kill
+@pytest.mark.nightly(
+    "test_two_processes_train_side_by_side_what_one_trains_alone, whose trials end with their parent, and how that ends"
+    " a process is test_62_when_the_launcher_is_killed_its_processes_save_and_end"
+)
 def test_62_when_a_sweep_is_killed_its_trials_save_and_end(photos: Path, tmp_path: Path) -> None:
     words = ("sweep", photos, *SHORT, "100000 steps", "--lr", "0.1", "0.2", "--parallel", "2", "--seeds", "1")
     with Family(*words, cwd=tmp_path) as family:

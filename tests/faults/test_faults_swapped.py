@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import run, start
+from random_inputs import MANY
 from scenes import draw
 
 KINDS: dict[str, Callable[[Path], object]] = {
@@ -156,9 +157,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
+BY_TURNS = [
+    (name, kind)
+    for place, name in enumerate(READERS)
+    for number, kind in enumerate(KINDS)
+    if MANY or place % len(KINDS) == number
+]
+"""Each kind of data with one of what takes the place of its file, and with each if a long run is asked for."""
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("name", "kind"), BY_TURNS)
 def test_70_what_took_the_place_of_a_file_is_refused(
     name: str, kind: str, data: Callable[[str], Path], tmp_path: Path
 ) -> None:

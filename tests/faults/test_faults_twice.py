@@ -12,7 +12,7 @@ import pytest
 from commands import Command, run, start
 from random_inputs import EXAMPLES, MANY
 from scenes import SHORT, snapshot
-from writers import HIDDEN, LONG, WRITERS, Scene, files, scene_in, written_alone
+from writers import EACH_WAY, HIDDEN, WRITERS, Scene, files, scene_in, written_alone
 
 ROUNDS = max(1, EXAMPLES // 100)
 
@@ -33,9 +33,6 @@ OF_THEIR_OWN = ("train", "finetune")
 """Writers whose calls have folders of their own within the target."""
 TIMED = ("sweep", "bench", "vtab")
 """Writers whose results hold times."""
-ALIKE = ("dedup list", "audit", "next", "predict jsonl", "embed merge", "convert timm", "finetune")
-"""Writers that write as `dedup`, `predict`, `predict merge`, `convert torch` and `train` do."""
-EACH_WAY = [name for name in WRITERS if MANY or name not in (*LONG, *ALIKE)]
 
 
 @pytest.mark.processes

@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 from random_inputs import EXAMPLES
 from scenes import SHORT
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [
+    pytest.mark.fuzz,
+    pytest.mark.nightly(
+        "test_62_when_the_launcher_is_killed_its_processes_save_and_end; for the others"
+        " test_when_one_fails_all_end_and_the_first_cause_is_told"
+    ),
+]
 
 STEPS = 150
 MOMENTS: dict[str, Callable[[Family, Path], object]] = {

@@ -24,6 +24,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -32,6 +33,7 @@ from PIL import Image
 from random_inputs import MANY
 from references import once
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 from tiny_runs import lines
 from torch import nn
 
@@ -61,7 +63,7 @@ WAYS = {"whole": False, "sharded": True}
 OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "mixed": lambda run: replace(
         run,
-        data=Data("digits", subset=103),
+        data=replace(run.data, test=None),
         objective=Supervised(smoothing=0.1),
         augment=replace(run.augment, mixup=0.8, cutmix=1.0),
         vit=replace(run.vit, positions="relative_bias"),
@@ -108,25 +110,38 @@ PARTS: dict[str, Callable[[Run], Run]] = {
 TOGETHER = [
     *((name, "sharded", 2) for name in (*OBJECTIVES, "attention")),
     *((name, "whole", 2) for name in ("mixed", "tokenizer", "dino", "head")),  # the objectives that talk, a part
-    ("mixed", "sharded", 4),
 ]
-"""What is learned, in which way, by how many processes: each objective and part, sharded and not, and each size."""
+"""What is learned, in which way, by how many processes: each objective and part, sharded and not."""
 GOING_ON = [
     *(("mixed", "sharded", "whole", 1), ("mixed", "whole", "sharded", 2), ("mae", "sharded", "whole", 2)),
     *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2)),
 ]
 """What two processes began in one way, and others ended in another."""
 if MANY:
-    TOGETHER += [("head", "sharded", 2), ("attention", "whole", 2), ("mixed", "whole", 4)]
+    TOGETHER += [("head", "sharded", 2), ("attention", "whole", 2), ("mixed", "sharded", 4), ("mixed", "whole", 4)]
     GOING_ON += [("mixed", "whole", "whole", 1), ("mixed", "sharded", "whole", 2)]
     GOING_ON += [("mixed", "whole", "whole", 4), ("mae", "sharded", "sharded", 4)]
+
+
+def few_digits(folder: Path) -> Data:
+    """Digits of scikit-learn in numbers that no number of processes divides."""
+    file = folder / "digits.npz"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        digits = load_digits()
+        pixels = np.repeat(digits.images[..., None] * 15, 3, axis=-1).astype(np.uint8)
+        parts = {"train": slice(0, 120), "val": slice(120, 143), "test": slice(143, 166)}
+        arrays = {f"x_{split}": pixels[part] for split, part in parts.items()}
+        arrays |= {f"y_{split}": digits.target[part] for split, part in parts.items()}
+        np.savez(file, **arrays)
+    return Data(str(file), subset=103, test="none")
 
 
 def tiny(out: Path, **changes: Any) -> Run:
     """Without what each process draws for itself (dropout), and with a rule that does not turn rounding into signs."""
     base = Run(
         out=str(out),
-        data=Data("digits", subset=103, test="none"),
+        data=few_digits(out),
         model="S/16",
         vit=Model(width=16, depth=2, heads=2, mlp_dim=32, patch=4),
         image_size=8,
@@ -244,6 +259,22 @@ def test_every_objective_that_is_registered_is_learned_by_several_processes(tmp_
     }
 
 
+def assert_same_end(many: Path, alone: Path, tested: bool) -> None:
+    """Evaluations, result and models of several processes are those of one."""
+    seen = [lines(folder, "validation") for folder in (alone, many)]
+    assert len(seen[0]) == 2
+    for mine, theirs in zip(*seen, strict=True):
+        assert mine["count"] == theirs["count"]  # none twice and none left out
+        measure = "nll" if "nll" in mine else "loss"
+        assert theirs[measure] == pytest.approx(mine[measure], abs=1e-5)
+    tests = [json.loads((folder / "run.json").read_text())["result"]["test"] for folder in (alone, many)]
+    assert tests[1] == (pytest.approx(tests[0], abs=1e-5) if tested else None)
+    assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
+    for model in ("best", "last"):
+        mine, theirs = (load_file(next((folder / "model" / model).glob("*.safetensors"))) for folder in (alone, many))
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(("objective", "way", "size"), TOGETHER)
 def test_several_processes_have_the_losses_of_one_and_leave_plain_files_behind(
@@ -252,19 +283,8 @@ def test_several_processes_have_the_losses_of_one_and_leave_plain_files_behind(
     alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
     assert len(losses(alone)) == STEPS and max(losses(alone)) - min(losses(alone)) > 0.005
     assert losses(many) == pytest.approx(losses(alone), abs=1e-5)
-    seen = [lines(folder, "validation") for folder in (alone, many)]
-    assert len(seen[0]) == 2
-    for mine, theirs in zip(*seen, strict=True):
-        assert mine["count"] == theirs["count"]  # none twice and none left out, although they do not come out even
-        assert mine["count"] % size
-        measure = "nll" if "nll" in mine else "loss"
-        assert theirs[measure] == pytest.approx(mine[measure], abs=1e-5)
-    tests = [json.loads((folder / "run.json").read_text())["result"]["test"] for folder in (alone, many)]
-    assert tests[1] == (pytest.approx(tests[0], abs=1e-5) if objective == "mixed" else None)
-    assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
-    for model in ("best", "last"):
-        mine, theirs = (load_file(next((folder / "model" / model).glob("*.safetensors"))) for folder in (alone, many))
-        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
+    assert_same_end(many, alone, tested=objective == "mixed")
+    assert all(line["count"] % size for line in lines(many, "validation"))  # they do not come out even
 
 
 @pytest.mark.processes
@@ -277,15 +297,17 @@ def test_what_two_processes_saved_goes_on_in_one_two_and_four(
     assert parts == (2 if began == "sharded" else 0)
     assert json.loads((folder / "run.json").read_text())["resumed"][0]["step"] == STEPS // 2
     assert [line["step"] for line in lines(folder, "train")] == list(range(1, STEPS + 1))
-    assert losses(folder) == pytest.approx(losses(runs / f"{objective}-whole-1-1"), abs=1e-5)
+    alone = runs / f"{objective}-whole-1-1"
+    assert losses(folder) == pytest.approx(losses(alone), abs=1e-5)
+    assert_same_end(folder, alone, tested=objective == "mixed")
 
 
 @pytest.mark.processes
 def test_parts_are_whole_or_refused_and_what_torchs_own_reader_reads(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    shutil.copytree(runs / "mixed-sharded-4-1" / "checkpoints", folder)
+    shutil.copytree(runs / "mixed-sharded-2-1" / "checkpoints", folder)
     older, newer = (folder / f"step-{step:06d}" for step in (STEPS // 2, STEPS))
-    names = [f"part-{number:05d}-of-00004.safetensors" for number in range(1, 5)]
+    names = [f"part-{number:05d}-of-00002.safetensors" for number in (1, 2)]
     assert sorted(path.name for path in newer.iterdir()) == ["manifest.json", *names, "state.json"]
 
     ours = checkpoint.load(newer)["model"]
@@ -327,8 +349,9 @@ def with_rank_one(
 ) -> None:
     """Start processes as `acting` says."""
 
-    def started(command: list[str], env: dict[str, str], **_: Any) -> Forked:
+    def started(command: list[str], env: dict[str, str], **options: Any) -> Forked:
         assert command[1:3] == ["-P", "-m"]
+        assert options["process_group"] == 0  # out of reach of a terminal's Ctrl-C, which is sent on to it
         return Forked(acting, act, pause, ranks, at, command, env=env)
 
     monkeypatch.setattr(group.subprocess, "Popen", started)
@@ -451,36 +474,80 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4)]
 
 
+def what_torchrun_starts(words: list[str], said: Path) -> NoReturn:
+    """One process of torchrun, which speaks into a file."""
+    descriptor = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = sys.stderr = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
+    group.leave(cli.main(words))
+
+
+def config_of(folder: Path, **changes: Any) -> list[str]:
+    """Write settings in a file, and return the words that train with it."""
+    (folder / "run.yaml").write_text(to_yaml(tiny(folder, **changes)))
+    return ["train", "--config", str(folder / "run.yaml")]
+
+
 @pytest.mark.processes
 @pytest.mark.page
+def test_torchruns_variables_and_nproc_are_the_same_command_and_speak_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = config_of(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    members = [
+        Forked(what_torchrun_starts, words, tmp_path / "said", env=environment(rank, 2, port)) for rank in range(2)
+    ]
+    assert [member.wait(120) for member in members] == [0, 0]
+    with_rank_one("pass", monkeypatch)
+    assert cli.main([*words, "--nproc", "2"]) == 0
+    assert_they_spoke_once(tmp_path, (tmp_path / "said").read_text(), "".join(capfd.readouterr()))
+
+
+@pytest.mark.processes
+@pytest.mark.page
+@pytest.mark.nightly("test_torchruns_variables_and_nproc_are_the_same_command_and_speak_once, without torchrun itself")
 def test_torchrun_and_nproc_are_the_same_command_and_speak_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
-    words = ["train", "--config", str(config)]
+    words = config_of(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         torchrun += ["--master-port", str(probe.getsockname()[1]), "-m", "vitrail", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert subprocess.run([sys.executable, *torchrun], env=environment).returncode == 0
-    said = [capfd.readouterr()]
+    said = "".join(capfd.readouterr())
     with_rank_one("pass", monkeypatch)
     assert cli.main([*words, "--nproc", "2"]) == 0
-    said.append(capfd.readouterr())
-    for number, (out, err) in enumerate(said, start=1):
-        assert out.count("all steps done after 3 steps") == 1 and out.count("report:") == 1
-        assert err.count("run.yaml") == 1 and (tmp_path / f"train-{number}" / "report.html").is_file()
-    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
+    assert_they_spoke_once(tmp_path, said, "".join(capfd.readouterr()))
+
+
+def assert_they_spoke_once(folder: Path, *said: str) -> None:
+    for number, text in enumerate(said, start=1):
+        assert text.count("all steps done after 3 steps") == 1 and text.count("report:") == 1
+        assert text.count("run.yaml") == 1 and (folder / f"train-{number}" / "report.html").is_file()
+    torch.testing.assert_close(losses(folder / "train-1"), losses(folder / "train-2"), rtol=0, atol=1e-6)
 
 
 @pytest.mark.kill
+def test_ctrl_c_is_sent_on_to_every_process_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rank_one(f"os.kill({os.getpid()}, signal.SIGINT)", monkeypatch, at=STEPS // 2)
+    with pytest.raises(Failed, match=r"stopped by Ctrl-C after step \d+, saved at step \d+") as caught:
+        launch(tiny(tmp_path, duration=Steps(100_000), checkpoint_every=Steps(100_000)), None, 2)
+    assert caught.value.exit_code == 130
+    assert list((tmp_path / "train-1" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.kill
+@pytest.mark.nightly("test_ctrl_c_is_sent_on_to_every_process_and_saves, without a terminal's group of processes")
 def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Path) -> None:
     """A terminal sends it to everything that runs in it; a second one would end the processes without a save."""
-    config = tmp_path / "run.yaml"
-    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(100_000), checkpoint_every=Steps(100_000))))
-    command = [sys.executable, "-m", "vitrail", "train", "--config", str(config), "--nproc", "2"]
+    words = config_of(tmp_path, duration=Steps(100_000), checkpoint_every=Steps(100_000))
+    command = [sys.executable, "-m", "vitrail", *words, "--nproc", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert run.stderr is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partialmethod
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from vitrail.data.settings import Augment
 from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.errors import UsageError
+from vitrail.model.block import Block
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.model.wide import WideBlock
@@ -164,18 +164,34 @@ def test_activation_checkpointing_keeps_less() -> None:
     assert kept(Run(activation_checkpointing=True)) < 0.3 * kept(Run())
 
 
-@pytest.mark.export
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_compilation_changes_neither_results_nor_names(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if checkpointing:  # what TorchInductor gets to compile, without the half minute that it takes
-        cut = partialmethod(nn.Module.compile, backend="aot_eager_decomp_partition")
-        monkeypatch.setattr(nn.Module, "compile", cut)
+def check_compilation(checkpointing: bool) -> None:
     plain, compiled = make(), make()
     prepare(compiled.model, Run(compile=True, activation_checkpointing=checkpointing))
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     expected = gradients(plain, data())
     for name, value in gradients(compiled, data()).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compilation_changes_neither_results_nor_names(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the graphs that TorchInductor gets, of every block, and no C++ of its own."""
+    whole, asked = nn.Module.compile, []
+
+    def cut(module: nn.Module, **options: object) -> None:
+        asked.append((type(module), options))
+        whole(module, backend="aot_eager_decomp_partition")
+
+    monkeypatch.setattr(nn.Module, "compile", cut)
+    check_compilation(checkpointing)
+    assert asked == [(Block, {})] * CONFIG.depth
+
+
+@pytest.mark.export
+@pytest.mark.nightly("test_compilation_changes_neither_results_nor_names of the graphs that TorchInductor gets")
+def test_torchinductor_changes_neither_results_nor_names() -> None:
+    check_compilation(checkpointing=False)
 
 
 # the plan

@@ -200,7 +200,7 @@ def as_process(words: list[str], log: str) -> NoReturn:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.stdout = sys.stderr = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
-    module.end_with_parent = lambda: None  # it is a child of the fork server
+    module.end_with_parent = lambda: print("it ends with its parent")  # which is the fork server here
     os._exit(module.main(words))
 
 
@@ -226,7 +226,8 @@ def test_two_processes_train_side_by_side_what_one_trains_alone(
         assert ours.key == theirs.key
         assert began[ours.key].status == outcome.status == "done"
         assert began[ours.key].dev == outcome.dev
-    assert "step 4" in (planned.search[0].folder / "log.txt").read_text()
+    log = (planned.search[0].folder / "log.txt").read_text()
+    assert "step 4" in log and log.count("it ends with its parent") == 1
 
 
 @pytest.mark.train

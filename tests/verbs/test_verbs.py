@@ -355,10 +355,10 @@ def test_doctor_hides_home_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.full_size
 @pytest.mark.page
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sixteenth of it, unless a long run is asked for: 97 to 98.5 % by seed and processor at its end."""
+    """A part of it, unless a long run is asked for: 97 to 98.5 % by seed and processor at its end."""
     whole = "VITRAIL_TEST_EXAMPLES" in os.environ
     if not whole:
-        brief = replace(recipe("digits"), duration=Epochs(5))
+        brief = replace(recipe("digits"), duration=Epochs(3))
         monkeypatch.setitem(registry.RECIPES, "digits", replace(registry.find("digits"), run=brief))
     assert cli.main(["demo", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -46,6 +46,10 @@ LONG = ("export onnx", "report", "bench", "vtab")
 """Writers that take half a second or more, and write as `export`, `search`, `evaluate` and `sweep` do."""
 
 
+ALIKE = ("dedup list", "audit", "next", "predict jsonl", "embed merge", "convert timm", "finetune")
+"""Writers that write as `dedup`, `predict`, `predict merge`, `convert torch` and `train` do."""
+
+
 def by_turns(turn: int, of: int, *cases: str) -> list[tuple[str, str]]:
     """Return every `of`th writer that is not `LONG`, from number `turn` on, with one of the cases each.
 
@@ -99,6 +103,8 @@ WRITERS: dict[str, Writer] = {
         f"vtab --from {{weights}} --data {{tasks}} --tasks dtd --steps 2 {TASK} --out {{out}}", "r", True, RUN
     ),
 }
+EACH_WAY = [name for name in WRITERS if MANY or name not in (*LONG, *ALIKE)]
+"""One writer of each way to write, or all if a long run is asked for."""
 
 
 @dataclass(frozen=True)
