@@ -317,7 +317,7 @@ def test_a_slow_disk_is_not_a_hung_one() -> None:
             return super().__getitem__(index)
 
     # a part takes longer than the patience, but every image comes within it
-    assert len(run(Slow(16), batch_size=16, workers=1, timeout=1.0)) == 1
+    assert len(run(Slow(6), batch_size=6, workers=1, timeout=0.5)) == 1
 
 
 @pytest.mark.full_size
