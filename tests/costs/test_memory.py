@@ -50,8 +50,8 @@ def options() -> list[ViTConfig | ResNetConfig]:
     for units, patch in (((), 32), ((1, 2, 1), 16), ((1, 1, 1, 1), 32)):
         size = dict(patch=patch, image_size=(32, 64))
         configs.append(ViTConfig(**{**shallow, **size}, stem="resnet", stem_units=units))
-    for axial, size in ((False, (32, 64)), (True, (47, 70))):
-        configs.append(ResNetConfig(units=(2, 1) if MANY else (1, 1), width=32, image_size=size, classes=10, axial=axial))
+    for units, axial, size in (((2, 1), False, (32, 64)), ((1, 1), True, (47, 70))):
+        configs.append(ResNetConfig(units=units, width=32, image_size=size, classes=10, axial=axial))
     # deep enough to be counted on fewer layers
     configs.append(ViTConfig(**{**SMALL, "depth": 8}, layer_scale=1e-4, drop_path=0.1))
     configs.append(ViTConfig(**{**SMALL, "depth": 8}, positions="1d", place="every"))
