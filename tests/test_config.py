@@ -267,6 +267,32 @@ def test_broken_files_are_usage_errors(text: str, part: str, tmp_path: Path) -> 
     assert part in "\n".join(problems(text, tmp_path / "r.yaml"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a: [1", "a: &x 1\nb: *x", "- " * 5000, "a: \ud800", "x: \x00", "a: b: c", "\tseed: 1", "- 1\n---\n- 2"),
+        *("seed: '3'", "seed: 0x10", "seed: 1 # one", "seed: null", "name: 'it''s'", 'name: "a\\tb"', "name: a#b"),
+        *(
+            "optim: {lr: 1e-3}",
+            "optim: {lr: 1, lr: 2}",
+            "name: |\n  a\n  b\nseed: 3",
+            "name: >-\n  a\n  b",
+            "? seed\n: 3",
+        ),
+    ],
+)
+def test_both_readers_of_yaml_say_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libyaml, where PyYAML has it, and PyYAML's own."""
+    found: list[object] = []
+    for _ in range(2):
+        try:
+            found.append(from_yaml(text + "\n", Run()))
+        except UsageError as error:
+            found.append(str(error))
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    assert found[0] == found[1]
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "binary.yaml"):

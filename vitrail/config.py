@@ -10,6 +10,7 @@ name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -100,7 +101,7 @@ def _values(source: str | Path, merging: _Merge) -> Any:
     """Return the values of a YAML file or text, with their lines in `merging`. Raises UsageError if it is not YAML."""
     try:
         text = text_of(source) if isinstance(source, Path) else source
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _composed(text)
         return {} if node is None else merging.read(node)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the configuration {source}: {error}") from None
@@ -110,6 +111,14 @@ def _values(source: str | Path, merging: _Merge) -> Any:
         raise UsageError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
     except RecursionError:
         raise UsageError(f"{merging.source}: nested too deeply") from None
+
+
+def _composed(text: str) -> yaml.Node | None:
+    """Return the nodes of a text, read by libyaml where PyYAML has it. The reader in Python explains what is wrong."""
+    if fast := getattr(yaml, "CSafeLoader", None):
+        with suppress(yaml.YAMLError, UnicodeError):
+            return yaml.compose(text, Loader=fast)  # type: ignore[no-any-return]
+    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool = False) -> T:
@@ -160,7 +169,7 @@ class _Merge:
             raise yaml.MarkedYAMLError(problem="anchors and aliases are not read", problem_mark=node.start_mark)
         self.nodes.add(id(node))
         if isinstance(node, yaml.ScalarNode):
-            return _Unquoted(node.value) if node.style is None else node.value
+            return node.value if node.style else _Unquoted(node.value)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, path) for item in node.value]
         values: dict[str, Any] = {}

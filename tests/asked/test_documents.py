@@ -53,6 +53,7 @@ ELSEWHERE = {  # commands that need what a stand-in does not have, and the tests
     "NAME": "tests/test_cli.py",
 }
 NOT_SETTINGS = {"--from", "--recipe", "--dry-run", "--nproc"}
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MEASURED = "--time-limit"  # fine-tuning for a time measures first how fast this machine is
 SHORT = {"lr": "optim.lr", "epochs": "duration", "distill": "distill.kind"}
 
@@ -97,7 +98,7 @@ def decided(capsys: pytest.CaptureFixture[str]) -> Any:
     def decide(words: tuple[str, ...]) -> tuple[dict[str, Any], Run]:
         assert cli.main([*(word for word in words if word != "--dry-run"), "--print-config"]) == 0
         text = capsys.readouterr().out
-        return yaml.safe_load(text), from_yaml(text, Run())
+        return yaml.load(text, Loader=LOADER), from_yaml(text, Run())
 
     return decide
 

@@ -79,7 +79,8 @@ def options() -> list:
     configs += prefixes()
     for positions, pool in itertools.product(("1d", "relative"), ("gap", "map")):
         configs.append(ViTConfig(**TINY, block="axial", pool=pool, positions=positions))
-    for stem, norm, patch in itertools.product(("levit", "early", "hmlp"), ("batch", "layer"), (2, 16)):
+    stems = pairwise(("levit", "early", "hmlp"), ("batch", "layer"), (2, 16))
+    for stem, norm, patch in stems:
         size = (2 * patch, 3 * patch)
         configs.append(ViTConfig(**{**TINY, "patch": patch, "image_size": size}, stem=stem, stem_norm=norm))
     for patch in (7, 12, 14):

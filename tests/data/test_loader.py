@@ -317,7 +317,7 @@ def test_a_slow_disk_is_not_a_hung_one() -> None:
             return super().__getitem__(index)
 
     # a part takes longer than the patience, but every image comes within it
-    assert len(run(Slow(16), batch_size=16, workers=1, timeout=1.0)) == 1
+    assert len(run(Slow(6), batch_size=6, workers=1, timeout=0.5)) == 1
 
 
 @pytest.mark.full_size
@@ -368,12 +368,12 @@ def test_waiting_is_counted() -> None:
             time.sleep(0.02)
             return super().__getitem__(index)
 
-    one, began = loader(Slow(20)), time.perf_counter()
+    one, began = loader(Slow(15)), time.perf_counter()
     list(one.epoch(0))
-    assert 0.4 <= one.wait_seconds <= time.perf_counter() - began
-    ahead = loader(Slow(20), workers=1)
+    assert 0.3 <= one.wait_seconds <= time.perf_counter() - began
+    ahead = loader(Slow(15), workers=1)
     for _ in ahead.epoch(0):
-        time.sleep(0.2)  # in which the five images of the next batch are read
+        time.sleep(0.15)  # in which the five images of the next batch are read
     assert ahead.wait_seconds < one.wait_seconds
     ahead.close()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gathered import failures
 
 from benchmarks import readme, record
 from vitrail.model.build import build, create
@@ -105,16 +106,22 @@ def test_no_figure_of_speed_stands_outside_the_generated_sections() -> None:
         assert re.findall(r"\d[\d.,]*\s*(?:x faster|times (?:as|faster)|images/s|img/s)", outside) == []
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_results_say_where_they_come_from(path: Path) -> None:
+def test_results_say_where_they_come_from() -> None:
+    assert failures(RESULTS, says_where_it_comes_from) == []
+
+
+def says_where_it_comes_from(path: Path) -> None:
     document = json.loads(path.read_text())
     assert document["command"].startswith(f"python -m benchmarks.{path.stem}")
     assert "--quick" not in document["command"]
     assert document["machine"]["cpu"] and document["machine"]["versions"]["torch"]
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_medians_are_those_of_the_rounds(path: Path) -> None:
+def test_medians_are_those_of_the_rounds() -> None:
+    assert failures(RESULTS, has_medians_of_its_rounds) == []
+
+
+def has_medians_of_its_rounds(path: Path) -> None:
     def rows(value: object) -> list[dict]:
         if isinstance(value, dict):
             return [value] if "rounds" in value else [r for v in value.values() for r in rows(v)]

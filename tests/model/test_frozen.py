@@ -13,7 +13,7 @@ from vitrail.model.frozen import FrozenBlock, Packed, Plain, freeze
 from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
-TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
+TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,9 @@ def test_every_combination_runs_or_is_refused(pool: str, positions: str) -> None
         assert ("cls" in dict(model.named_parameters())) == has_token
         for size in ((8, 12), (16, 8)):
             images = torch.randn(2, 3, *size)
-            assert model.embed(images).shape == (2, has_token + registers + size[0] * size[1] // 16, 16)
-            assert model.features(images).shape == (2, 32 if pool == "cls+gap" else 16)
+            with torch.no_grad():
+                assert model.embed(images).shape == (2, has_token + registers + size[0] * size[1] // 16, 16)
+                assert model.features(images).shape == (2, 32 if pool == "cls+gap" else 16)
             model(images).square().sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from random_inputs import MANY
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor
 
@@ -33,17 +35,18 @@ def images() -> Tensor:
     return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(),
-        dict(layer_scale=0.3, pool="gap", stem="hmlp"),
-        dict(positions="relative", place="shared"),
-        dict(mlp="swiglu", registers=2),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("branches", [2, 3, 6])
+OPTIONS: list[dict[str, Any]] = [
+    dict(),
+    dict(layer_scale=0.3, pool="gap", stem="hmlp"),
+    dict(positions="relative", place="shared"),
+    dict(mlp="swiglu", registers=2),
+]
+BRANCHES = (2, 3, 6)
+ALL = itertools.product(OPTIONS, BRANCHES)
+BY_TURNS = [*zip(OPTIONS, itertools.cycle(BRANCHES)), (OPTIONS[0], 3), (OPTIONS[0], 6)]
+
+
+@pytest.mark.parametrize(("options", "branches"), ALL if MANY else BY_TURNS)
 def test_there_and_back_is_the_same_network_to_the_bit(branches: int, options: dict[str, Any]) -> None:
     model = made(**options)
     parallel = regroup(model, branches)

@@ -205,10 +205,10 @@ POSITIONS = ("none", "1d", "2d", "relative", "sincos", "relative_bias")
 def test_every_position_place_and_head_trains(positions: str, place: str, pool: str) -> None:
     torch.manual_seed(0)
     model = build(ViTConfig(**TINY, positions=positions, place=place, pool=pool))
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
-    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 5
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     losses = []
-    for _ in range(15):
+    for _ in range(7):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimiser.zero_grad()
         loss.backward()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import public_face
 import pytest
+from gathered import failures
 
 import vitrail
 from vitrail import cli, results
@@ -158,8 +159,11 @@ def test_parameters_defaults_and_results_are_what_was_promised() -> None:
     assert {"gone": promised - found, "new": found - promised} == {"gone": set(), "new": set()}
 
 
-@pytest.mark.parametrize("name", NAMES.split())
-def test_every_public_name_is_there_and_documented(name: str) -> None:
+def test_every_public_name_is_there_and_documented() -> None:
+    assert failures(NAMES.split(), documented) == []
+
+
+def documented(name: str) -> None:
     value = getattr(vitrail, name)
     assert isinstance(value, str) or inspect.getdoc(value)
 
@@ -231,8 +235,11 @@ def test_the_verbs() -> None:
     assert sorted(cli.VERBS) == sorted(FLAGS)
 
 
-@pytest.mark.parametrize("verb", FLAGS)
-def test_the_flags_of_a_verb(verb: str) -> None:
+def test_the_flags_of_a_verb() -> None:
+    assert failures(FLAGS, has_its_flags) == []
+
+
+def has_its_flags(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
     everywhere = "json quiet verbose traceback modules"
     of_data = [flag for flag in RUN.split() if flag.startswith("data.") and flag != "data.class"]

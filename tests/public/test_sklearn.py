@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from random_inputs import MANY
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.neighbors import KNeighborsClassifier
@@ -54,7 +55,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[s
     return paths, names
 
 
-@parametrize_with_checks([ViTClassifier(l2=1e-2), ViTClassifier(), ViTClassifier(probe="knn", k=5)])
+LONG = [ViTClassifier(l2=1e-2)] if MANY else []
+
+
+@parametrize_with_checks([ViTClassifier(), ViTClassifier(probe="knn", k=5), *LONG])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 

@@ -7,6 +7,7 @@ Read from the source, so that imports inside functions, under TYPE_CHECKING, and
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -79,6 +80,11 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     return found
 
 
+@functools.cache
+def imports_of_vitrail() -> dict[str, set[str]]:
+    return imports_of_all(ROOT)
+
+
 def imports_of_all(root: Path) -> dict[str, set[str]]:
     """Dotted name of each module below root/vitrail -> names of the modules that it imports."""
     known = modules(root)
@@ -94,10 +100,10 @@ def part(name: str) -> str:
     return name.split(".")[1] if "." in name else "__init__"
 
 
-def violations(root: Path) -> list[str]:
+def violations(every: dict[str, set[str]]) -> list[str]:
     """Every import that breaks the order, as a sentence."""
     wrong = []
-    for name, targets in imports_of_all(root).items():
+    for name, targets in every.items():
         if part(name) not in LAYER:
             wrong.append(f"{name} belongs to no layer: put {part(name)!r} into LAYER, and into DESIGN's order")
             continue
@@ -111,9 +117,8 @@ def violations(root: Path) -> list[str]:
     return wrong
 
 
-def circles(root: Path) -> list[str]:
+def circles(every: dict[str, set[str]]) -> list[str]:
     """A circle of modules, if there is one."""
-    every = imports_of_all(root)
     graph = {name: (targets & every.keys()) - {name} for name, targets in every.items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -123,22 +128,21 @@ def circles(root: Path) -> list[str]:
 
 
 def test_imports_go_down_only() -> None:
-    assert violations(ROOT) == []
+    assert violations(imports_of_vitrail()) == []
 
 
 def test_no_import_circle() -> None:
-    assert circles(ROOT) == []
+    assert circles(imports_of_vitrail()) == []
 
 
 @pytest.mark.parametrize("package", THIRD_PARTY)
 def test_a_package_needs_only_what_it_promises(package: str) -> None:
-    known = modules(ROOT)
     allowed = THIRD_PARTY[package] | set(sys.stdlib_module_names) | {"vitrail"}
     foreign = {
         f"{name}: {target}"
-        for name, path in known.items()
+        for name, targets in imports_of_vitrail().items()
         if part(name) == package
-        for target in imports(name, path, known)
+        for target in targets
         if target.split(".")[0] not in allowed
     }
     assert foreign == set()
@@ -182,9 +186,9 @@ def test_the_order_test_sees(file: str, source: str, tmp_path: Path) -> None:
         (tmp_path / "vitrail" / package / "__init__.py").touch()
     for module in ("training/loop.py", "data/settings.py", "model/vit.py", "cli.py"):
         (tmp_path / "vitrail" / module).touch()
-    assert violations(tmp_path) == []
+    assert violations(imports_of_all(tmp_path)) == []
     (tmp_path / "vitrail" / file).write_text(source)
-    assert len(violations(tmp_path)) == 1
+    assert len(violations(imports_of_all(tmp_path))) == 1
 
 
 def test_the_circle_test_sees(tmp_path: Path) -> None:
@@ -192,4 +196,4 @@ def test_the_circle_test_sees(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "a.py").write_text("def f():\n    from vitrail.model.b import g")
     (folder / "b.py").write_text("from vitrail.model import a")
-    assert set(circles(tmp_path)) == {"vitrail.model.a", "vitrail.model.b"}
+    assert set(circles(imports_of_all(tmp_path))) == {"vitrail.model.a", "vitrail.model.b"}

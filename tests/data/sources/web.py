@@ -32,6 +32,7 @@ class Web:
 
 class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body does not wait until the client has acknowledged the head
 
     def __init__(self, *arguments, web: Web, **options) -> None:
         self.web = web

@@ -14,6 +14,7 @@ from flax_arrays import PREFIXES, big_vision, from_bfloat16, google, scanned, to
 from flax_checks import Change, agree, error, having, identical, pixels, randomised, read, save, without
 from flax_reference import LINEN, big_vision_vit
 from pairwise import pairwise
+from random_inputs import MANY
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
@@ -120,9 +121,15 @@ def test_a_grid_that_is_not_square_is_an_assumption(rows: int, tmp_path: Path) -
         assert model.config.cls_position
 
 
-@pytest.mark.parametrize("size", [(40, 24), (56, 64), (8, 16)])
+SIZES = ((40, 24), (56, 64), (8, 16))
+KINDS: list[dict[str, Any]] = [
+    *({}, dict(pool="map"), dict(pool="tok"), dict(pool="tok", positions="old"), dict(pool="gap", depth=1))
+]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, dict(pool="map"), dict(pool="tok"), dict(pool="tok", positions="old"), dict(pool="gap", depth=1)]
+    ("options", "size"),
+    [(kind, size) for n, kind in enumerate(KINDS) for m, size in enumerate(SIZES) if MANY or (n + m) % 3 != 2],
 )
 def test_positions_are_resampled_as_officially(options: dict[str, Any], size: tuple[int, int], tmp_path: Path) -> None:
     arrays = big_vision(**options)

@@ -62,6 +62,7 @@ class FakeHub:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body does not wait until the client has acknowledged the head
     hub: FakeHub
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,8 +147,9 @@ def test_half_a_snapshot_does_not_count_as_cached(hub: FakeHub, cache: Path, mon
 
 
 def test_a_broken_transfer_goes_on_where_it_stopped(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
 
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)  # what is written at once, and so what can be lost
     hub.break_once = {WEIGHTS}
     assert (resolve(REPOSITORY) / WEIGHTS).read_bytes() == BIG

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 LABELS = {0: "cat", 1: "dog", 2: "<b>"}
 ENCODER = dict(
     hidden_size=32,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=2,
     image_size=32,
     patch_size=8,

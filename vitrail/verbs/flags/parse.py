@@ -15,7 +15,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -95,17 +95,19 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     if many is not None and "--" in argv:
         argv, after = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     flags = _flags(function, argv)
+    words = {flag_of(word) for word in argv if word.startswith("-")}
+    read = flags if {"-h", "--help"} & words else _typed(flags, words)
     values, unknown = tyro.cli(
         function,
         prog=prog,
         description=docstring_parser.parse(inspect.getdoc(function) or "").description,
-        args=_spread(function, _joined(flags, argv)),
+        args=_spread(function, _joined(read, argv)),
         return_unknown_args=True,
-        registry=_registry(function, flags),
+        registry=_registry(function, read),
     )
     if unknown:
         raise UsageError(_unknown(unknown, flags, prog))
-    given = _given(flags, values, {flag_of(word) for word in argv if word.startswith("-")})
+    given = _given(read, values, words)
     subjects = {name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
     named = {name: name if name in subjects else flag_of(name) for name in given}
     for name, hint in ranged_types(inspect.unwrap(function)).items():
@@ -142,9 +144,33 @@ def _walk(flags: Iterable[StructFieldSpec], prefix: str = "") -> Iterator[tuple[
     """Yield each flag with its name, the flags of sections as "optim.lr"."""
     for flag in flags:
         if is_dataclass(flag.type):
-            yield from _walk(section_flags(flag.default), f"{prefix}{flag.name}.")
+            yield from _walk(_flags_of(flag.default), f"{prefix}{flag.name}.")
         else:
             yield prefix + flag.name, flag
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The flags of a section that stand on the command line."""
+
+    flags: list[StructFieldSpec]
+
+
+def _typed(flags: Iterable[StructFieldSpec], words: set[str], prefix: str = "") -> list[StructFieldSpec]:
+    """Return the subjects, and the flags that stand among the words: tyro needs 0.1 s for all flags of a run."""
+    typed = []
+    for flag in flags:
+        if is_dataclass(flag.type):
+            if inner := _typed(section_flags(flag.default), words, f"{prefix}{flag.name}."):
+                typed.append(StructFieldSpec(flag.name, _Section, _Section(inner), flag.helptext))
+        elif is_subject(flag) or words & _spellings(prefix, flag.name):
+            typed.append(flag)
+    return typed
+
+
+def _flags_of(section: Any) -> list[StructFieldSpec]:
+    """Return the flags of a section, or those of them that stand on the command line."""
+    return section.flags if isinstance(section, _Section) else section_flags(section)
 
 
 def _given(
@@ -155,7 +181,7 @@ def _given(
     for flag in flags:
         name, value = flag.name, values[flag.name]
         if is_dataclass(flag.type):
-            if inner := _given(section_flags(flag.default), value, typed, f"{prefix}{name}."):
+            if inner := _given(_flags_of(flag.default), value, typed, f"{prefix}{name}."):
                 given[name] = inner
         elif is_subject(flag):
             if value is not flag.default:
@@ -342,7 +368,7 @@ def _registry(function: Callable[..., Any], flags: list[StructFieldSpec]) -> Con
             return StructConstructorSpec(dict, tuple(flags))
         if is_dataclass(info.type) and is_dataclass(info.default):
             if id(info.default) not in known:
-                spec = StructConstructorSpec(dict, tuple(section_flags(info.default)))
+                spec = StructConstructorSpec(dict, tuple(_flags_of(info.default)))
                 known[id(info.default)] = info.default, spec
             return known[id(info.default)][1]
         return None
