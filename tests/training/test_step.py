@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -186,6 +187,31 @@ def test_compilation_changes_neither_results_nor_names(checkpointing: bool, monk
     monkeypatch.setattr(nn.Module, "compile", cut)
     check_compilation(checkpointing)
     assert asked == [(Block, {})] * CONFIG.depth
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("changes", "count"), [({}, 2), ({"drop_path": 0.1}, 9), ({"positions": "relative_bias"}, 9)], ids=str
+)
+def test_every_block_of_a_deep_network_is_compiled(
+    changes: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks share a graph, but for the last one, which is read at the class token only; or have one each."""
+    graphs: list[torch.fx.GraphModule] = []
+    whole = nn.Module.compile
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(nn.Module, "compile", lambda module: whole(module, backend=noted))
+    model = build(replace(CONFIG, depth=9, **changes))
+    config: Any = torch.compiler.config
+    with config.patch(recompile_limit=8):  # torch's
+        prepare(model, Run(compile=True))
+        torch._dynamo.reset()
+        model(torch.rand(2, 3, *CONFIG.image_size)).sum().backward()
+    assert len(graphs) == count
 
 
 @pytest.mark.export

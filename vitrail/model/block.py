@@ -161,7 +161,8 @@ class Block(nn.Module):
         and the `grid`. With `read`, only the first `read` tokens are returned; they still attend to all. The last layer
         uses this.
         """
-        bias = self.bias(places, grid)
+        # blocks that do not read their layer's number share one compiled graph
+        bias = self.bias(places, grid) if self._positions[0].reaches_attention else None
         x = sum((branch(x, bias, read) for branch in self.attentions), start=x[:, :read])
         return sum((branch(x) for branch in self.mlps), start=x)
 

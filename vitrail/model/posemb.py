@@ -40,6 +40,11 @@ class Positions(nn.Module):
         own_attention = isinstance(self.config.attention, OwnPart)  # it may depend on places in a way of its own
         return own_attention or self.rotary is not None or type(self).logits is not Positions.logits
 
+    @property
+    def reaches_attention(self) -> bool:
+        """Whether blocks have to ask for values of their layer: positions need the grid, or `forward` was replaced."""
+        return self.needs_grid or "forward" in vars(self)
+
     def forward(
         self, layer: int | None, query: Tensor | None = None, places: Any = None, grid: Any = None
     ) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 0. the branches of parallel blocks are computed as one, if the run asks for it;
 1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
-2. torch.compile, on each block: the blocks share one compiled graph, so that only one block has to be compiled;
+2. torch.compile, on each block: blocks that differ only in their weights share one compiled graph;
 3. several threads, each with micro-batches of its own (`training.processes.threads`); or several processes, whose
    gradients are summed while they are computed; or, with `Run.shard`, FSDP2 on each block and on the objective
    (`training.processes.sharding`). Communication stays outside of what is recomputed.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from vitrail import world
@@ -25,6 +26,9 @@ from vitrail.training.processes.sharding import GatheredCopy, sharded
 from vitrail.training.processes.threads import Threaded
 from vitrail.training.run import Run
 
+GRAPHS = 8
+"""Graphs that each block may have."""
+
 
 def prepare(model: nn.Module, run: Run) -> None:
     """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` asks for.
@@ -33,7 +37,13 @@ def prepare(model: nn.Module, run: Run) -> None:
     """
     if run.wide_branches:
         compute_together(model)
-    for block in checkpointed_parts(model):
+    blocks = checkpointed_parts(model)
+    if run.compile:
+        # stochastic depth and relative positions make each block a graph of its own, several with other shapes and in
+        # evaluation; torch leaves all after the first 8 uncompiled
+        config: Any = torch.compiler.config
+        config.recompile_limit = max(config.recompile_limit, GRAPHS * len(blocks))
+    for block in blocks:
         if run.activation_checkpointing:
             block.recompute = True
         if run.compile:
