@@ -158,6 +158,7 @@ def test_68_a_name_that_is_not_utf8_is_no_place_to_write(
 @pytest.mark.parametrize("context", [replacing, replacing_text, beside, growing_npz, growing_npy])
 def test_68_a_signal_leaves_no_part_of_a_file(context: Any, number: signal.Signals, tmp_path: Path) -> None:
     """These contexts are all the ways in which results are written."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     with (
         pytest.raises((KeyboardInterrupt, Terminated)) as stopped,
         terminating(),

@@ -226,6 +226,15 @@ def sums_of_all_processes() -> None:
             torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
 
 
+def ended(members: list[Forked], seconds: float) -> list[int]:
+    """Exit codes of the processes; where one does not end, none is left behind."""
+    try:
+        return [member.wait(seconds) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+
+
 def make_runs(out: Path) -> None:
     torch.manual_seed(0)
     ImageTokenizer(Tokenizer(codes=12, width=8, depth=1), 4).save(out / "tokenizer")
@@ -237,7 +246,7 @@ def make_runs(out: Path) -> None:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         members = [Forked(together, out, env=environment(rank, size, port)) for rank in range(size)]
-        assert [member.wait(300) for member in members] == [0] * size
+        assert ended(members, 300) == [0] * size
     for name, began, way, size in GOING_ON:
         if size == 1:
             go_on(out, name, began, way)
@@ -501,7 +510,7 @@ def test_torchruns_variables_and_nproc_are_the_same_command_and_speak_once(
     members = [
         Forked(what_torchrun_starts, words, tmp_path / "said", env=environment(rank, 2, port)) for rank in range(2)
     ]
-    assert [member.wait(120) for member in members] == [0, 0]
+    assert ended(members, 120) == [0, 0]
     with_rank_one("pass", monkeypatch)
     assert cli.main([*words, "--nproc", "2"]) == 0
     assert_they_spoke_once(tmp_path, (tmp_path / "said").read_text(), "".join(capfd.readouterr()))
@@ -588,7 +597,7 @@ def test_unreadable_images_of_all_processes_are_counted(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     arguments = (tmp_path / "images", tmp_path)
     members = [Forked(reading, *arguments, env=environment(rank, 2, port)) for rank in range(2)]
-    assert [member.wait(120) for member in members] == [0, 0]
+    assert ended(members, 120) == [0, 0]
     main, other = (json.loads((tmp_path / f"unreadable-{rank}.json").read_text()) for rank in range(2))
     assert main and other and len({name for name, _ in main + other}) == 5
     logged = lines(tmp_path / "train-1", "unreadable")
