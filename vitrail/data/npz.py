@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import threading
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -35,13 +37,23 @@ class ArrayHeader:
     """Bytes of the header."""
 
 
+LONGEST_HEADER = 10_000
+"""Bytes of an .npy header that NumPy parses at most."""
+_parsing = threading.Lock()
+"""NumPy parses headers with `ast`, which in Python 3.11 raises SystemError now and then where two threads parse at once
+(https://github.com/python/cpython/issues/106905)."""
+
+
 def read_array_header(stream: IO[bytes]) -> ArrayHeader:
     """Read an .npy header. Raises ValueError (or another of `DAMAGED_ZIP`) if it is damaged or of a later version."""
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"array of version {version}; versions (1, 0) and (2, 0) are read")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
+    length = stream.read(2 if version == (1, 0) else 4)
+    header = stream.read(min(int.from_bytes(length, "little"), LONGEST_HEADER + 1))
+    with _parsing:  # not while a file is read, which may hang
+        shape, fortran, dtype = read(io.BytesIO(length + header))
     return ArrayHeader(shape, dtype, fortran, stream.tell())
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from PIL import Image
 from vitrail.data.bands.picture import picture
 from vitrail.data.bands.stored import bands_first, read, stored
 from vitrail.data.images.decode import decode
+from vitrail.data.npz import read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
 
@@ -219,6 +222,24 @@ def test_rgb_says_how_arrays_are_read() -> None:
     with pytest.raises(DecodeError, match=r"NumPy array files are not 8-bit RGB. Set data\.channels") as error:
         decode(npy(VALUES))
     assert error.value.reason == "unsupported"
+
+
+def test_one_thread_at_a_time_parses_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy does it with `ast`, which may fail in Python 3.11 where two threads parse at once."""
+    within = [0]
+    parse = np.lib.format.read_array_header_1_0
+
+    def slow(stream: io.BytesIO) -> Any:
+        within[0] += 1
+        time.sleep(0.005)
+        assert within == [1]
+        within[0] -= 1
+        return parse(stream)
+
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", slow)
+    with ThreadPoolExecutor(4) as threads:
+        headers = list(threads.map(read_array_header, [io.BytesIO(npy(VALUES)) for _ in range(8)]))
+    assert {(header.shape, header.dtype) for header in headers} == {(VALUES.shape, VALUES.dtype)}
 
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
