@@ -34,6 +34,8 @@ def test_retry_after_is_the_time_that_those_inside_take() -> None:
     gate.answered(images=4, seconds=8.0)  # 2 s each
     with gate.hold(5):
         assert gate.retry_after() == 10
+        gate.answered(images=1, seconds=7.6)  # a tenth of which counts: 2.56 s each
+        assert gate.retry_after() == 13
 
 
 def test_the_slowest_body_gives_way_when_there_are_too_many_bytes() -> None:

@@ -42,7 +42,7 @@ from vitrail.studies.results import as_json, markdown, write
 from vitrail.studies.run import Asked, planned, run_study
 from vitrail.studies.sets import Sets, published_sets
 from vitrail.studies.study import COUNTED, MEAN, Cell, Claim, LaptopData, Scale, Stage, Study, minus
-from vitrail.studies.table import CellResult, Tables
+from vitrail.studies.table import Answer, CellResult, Tables
 from vitrail.training.run import Model, Run
 from vitrail.transfer.trial import Outcome, Trial, here
 from vitrail.weights.assemble import skeleton
@@ -289,6 +289,8 @@ def test_a_claim_holds_beyond_twice_the_deviation(one: list[float], other: list[
     assert found == verdict
     assert mean == pytest.approx(differences.mean())
     assert math.isnan(deviation) if len(one) == 1 else deviation == pytest.approx(differences.std(ddof=1))
+    spread = "" if len(one) == 1 else f" ± {differences.std(ddof=1):.2f} over seeds"
+    assert str(Answer(claim, found, mean, deviation)) == f"{verdict} ({differences.mean():+.2f}{spread}): one is larger"
 
 
 # the division by classes
