@@ -37,8 +37,6 @@ class ArrayHeader:
     """Bytes of the header."""
 
 
-LONGEST_HEADER = 10_000
-"""Bytes of an .npy header that NumPy parses at most."""
 _parsing = threading.Lock()
 """NumPy parses headers with `ast`, which in Python 3.11 raises SystemError now and then where two threads parse at once
 (https://github.com/python/cpython/issues/106905)."""
@@ -51,7 +49,7 @@ def read_array_header(stream: IO[bytes]) -> ArrayHeader:
         raise ValueError(f"array of version {version}; versions (1, 0) and (2, 0) are read")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     length = stream.read(2 if version == (1, 0) else 4)
-    header = stream.read(min(int.from_bytes(length, "little"), LONGEST_HEADER + 1))
+    header = stream.read(int.from_bytes(length, "little"))
     with _parsing:  # not while a file is read, which may hang
         shape, fortran, dtype = read(io.BytesIO(length + header))
     return ArrayHeader(shape, dtype, fortran, stream.tell())

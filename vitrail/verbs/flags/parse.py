@@ -107,7 +107,7 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     )
     if unknown:
         raise UsageError(_unknown(unknown, flags, prog))
-    given = _given(read, values, words)
+    given = _given(read, values)
     subjects = {name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
     named = {name: name if name in subjects else flag_of(name) for name in given}
     for name, hint in ranged_types(inspect.unwrap(function)).items():
@@ -173,20 +173,14 @@ def _flags_of(section: Any) -> list[StructFieldSpec]:
     return section.flags if isinstance(section, _Section) else section_flags(section)
 
 
-def _given(
-    flags: Iterable[StructFieldSpec], values: dict[str, Any], typed: set[str], prefix: str = ""
-) -> dict[str, Any]:
-    """Return the values whose flag is among those `typed`, and the subjects that are not their default."""
+def _given(flags: Iterable[StructFieldSpec], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the flags, which are those that were typed, and the subjects that are not their default."""
     given: dict[str, Any] = {}
     for flag in flags:
         name, value = flag.name, values[flag.name]
         if is_dataclass(flag.type):
-            if inner := _given(_flags_of(flag.default), value, typed, f"{prefix}{name}."):
-                given[name] = inner
-        elif is_subject(flag):
-            if value is not flag.default:
-                given[name] = value
-        elif typed & _spellings(prefix, name):
+            given[name] = _given(_flags_of(flag.default), value)
+        elif not is_subject(flag) or value is not flag.default:
             given[name] = value
     return given
 
