@@ -36,6 +36,11 @@ class ArrayHeader:
     length: int
     """Bytes of the header."""
 
+    def array(self, file: bytes | memoryview) -> np.ndarray:
+        """Return the array of a file with this header, without a copy. Raises ValueError if the file is too short."""
+        values = np.frombuffer(file, self.dtype, math.prod(self.shape), self.length)
+        return values.reshape(self.shape, order="F" if self.fortran else "C")
+
 
 _parsing = threading.Lock()
 """NumPy parses headers with `ast`, which in Python 3.11 raises SystemError now and then where two threads parse at once

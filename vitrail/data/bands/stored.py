@@ -182,9 +182,7 @@ def _array(stream: io.BytesIO, length: int, format: str) -> Stored:
         )
 
     def load() -> np.ndarray:
-        values = np.frombuffer(stream.getbuffer()[header.length :], header.dtype, math.prod(header.shape))
-        values = values.reshape(header.shape, order="F" if header.fortran else "C")
-        return values.astype(header.dtype.newbyteorder("="), copy=False)
+        return header.array(stream.getbuffer()).astype(header.dtype.newbyteorder("="), copy=False)
 
     return Stored(header.shape, header.dtype.newbyteorder("=").name, format, load)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -182,8 +181,7 @@ def _pixels(data: bytes, id: str) -> bytes | np.ndarray:
         header = read_array_header(io.BytesIO(data))
         if header.dtype != np.uint8 or header.shape[2:] != (3,) or min(header.shape) < 0:
             return data  # bands, or no image, as `vitrail.data.bands.stored` says
-        values = np.frombuffer(data, np.uint8, math.prod(header.shape), header.length)
-        return values.reshape(header.shape, order="F" if header.fortran else "C").copy()
+        return header.array(data).copy()
     except (*DAMAGED_ZIP, MemoryError) as error:
         raise DecodeError(f"{id}: not an array of pixels: {error}", reason="corrupt") from error
 
