@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import io
 import re
 import shlex
 from dataclasses import dataclass
@@ -94,18 +92,17 @@ def refused(words: list[str]) -> str:
 def _refused_by_vitrail(words: tuple[str, ...]) -> str:
     from vitrail import cli
     from vitrail.errors import VitrailError
+    from vitrail.verbs.flags.help import help_of
     from vitrail.verbs.flags.parse import parse
 
-    output = io.StringIO()
     try:
         name, rest = cli._find([*words], False)
         _, function = cli.VERBS[name].load()
-        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            parse(function, cli._with_latest(rest), f"vitrail {name}")
+        if cli.HELP[1] in rest:
+            return "" if help_of(function, rest, f"vitrail {name}") else "no help"
+        parse(function, cli._with_latest(rest), f"vitrail {name}")
     except (VitrailError, ImportError) as error:
         return str(error)
-    except SystemExit as error:
-        return output.getvalue() if error.code else ""  # --help exits 0
     return ""
 
 

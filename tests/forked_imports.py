@@ -22,6 +22,6 @@ LATE = (
 for name in LATE:
     with suppress(ImportError):  # an extra that is not installed
         importlib.import_module(name)
-parse(VERBS["recipes list"].load()[1], [], "vitrail recipes list")  # tyro and the recipes
+parse(VERBS["recipes list"].load()[1], [], "vitrail recipes list")  # the recipes
 gc.collect()
 gc.freeze()

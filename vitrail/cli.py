@@ -29,6 +29,7 @@ from vitrail.words import printable
 
 GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--version")
 
+HELP = ("-h", "--help")
 ALONE = {"--resume": "latest", "--ray": "local"}
 """Flags that may stand without a value, and the value that they then have."""
 
@@ -79,12 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # it writes a line for each odd tag; errors become reasons
     prepare_streams()
     try:
-        try:
-            with extras_named(), terminating():
-                call = _read(argv)
-                code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
-        except SystemExit as error:  # tyro has printed help, or the error in the flags
-            code = error.code if isinstance(error.code, int) else 1
+        with extras_named(), terminating():
+            call = _read(argv)
+            code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -130,10 +128,9 @@ def _with_flags(text: str) -> str:
     """Return an error in which settings have the names of their flags: data.label_column is --data.label-column."""
     if not SETTING.search(text) or LINE_OF_FILE.match(text):
         return text
-    from vitrail.verbs.flags.fields import flag_of
-    from vitrail.verbs.flags.parse import each_flag
+    from vitrail.verbs.flags.declared import flag_of, flags_of
 
-    known = {name for name, _ in each_flag(VERBS["train"].load()[1])}
+    known = {flag.name for flag in flags_of(VERBS["train"].load()[1])}
     return SETTING.sub(lambda found: flag_of(found[0]) if found[0] in known else found[0], text)
 
 
@@ -172,11 +169,11 @@ def _read(argv: list[str]) -> Call | None:
         if "--version" in before:
             print(f"vitrail {__version__}")
             return None
-        if unknown := [flag for flag in before if flag not in ("-h", "--help", *GLOBAL)]:
+        if unknown := [flag for flag in before if flag not in (*HELP, *GLOBAL)]:
             raise UsageError(f"no flag {unknown[0]!r} without a verb.{did_you_mean(unknown[0], GLOBAL)}")
         print(_help(VERBS))
         return None
-    name, rest = _find(words, "-h" in before or "--help" in before)
+    name, rest = _find(words, bool({*HELP} & {*before}))
     if name not in VERBS:
         print(_help({verb: about for verb, about in VERBS.items() if verb.startswith(f"{name} ")}))
         return None
@@ -209,16 +206,22 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
     raise UsageError(f"vitrail {words[0]} {what}.{did_you_mean(second, after)} Valid: {', '.join(after)}")
 
 
-def _call(name: str, argv: list[str]) -> Call:
-    """Parse the flags of a verb and set up its log."""
+def _call(name: str, argv: list[str]) -> Call | None:
+    """Parse the flags of a verb and set up its log; None if help is asked for, which is printed."""
     from vitrail.import_path import import_module
-    from vitrail.verbs.flags.fields import named_modules
+    from vitrail.verbs.flags.declared import named_modules
     from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
     argv = _with_latest(argv)
     for imported in named_modules(argv):  # first, because a file that names their classes decides on flags and help
         import_module(imported)
+    if (asked := next((at for at, word in enumerate(_before_dashes(argv)) if word in HELP), None)) is not None:
+        from vitrail.verbs.flags.help import help_of
+
+        topic = next((word for word in argv[asked + 1 : asked + 2] if not word.startswith("-")), "")
+        print(help_of(function, argv, f"vitrail {name}", topic))
+        return None
     arguments, keywords = parse(function, argv, f"vitrail {name}")
     keywords.pop("modules", None)
     chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
@@ -227,6 +230,11 @@ def _call(name: str, argv: list[str]) -> Call:
     keep_freed_memory(SERVER_KEEPS if name == "serve" else None)
     unchecked = getattr(function, "__wrapped__", function)  # the flags are checked already
     return Call(module, unchecked, arguments, keywords, chosen["json"], silent)
+
+
+def _before_dashes(argv: list[str]) -> list[str]:
+    """Return the words before "--", after which all words are subjects."""
+    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def _with_latest(argv: list[str]) -> list[str]:

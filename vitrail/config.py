@@ -9,7 +9,7 @@ name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -130,6 +130,36 @@ def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool 
     return _Merge(where, imports).merged(base, values)
 
 
+def from_words(hint: Any, words: str | Sequence[str], ranges: Any, name: str, *, subject: bool = False) -> Any:
+    """Return the value that words of a command line give to a setting or an argument of a type.
+
+    A text is one value, a sequence is a list of values. They are read as YAML without quotes is. "none" is null, too,
+    unless the type has such a word. Paths and classes of the user's own stay text, and so does a `subject`, whatever it
+    looks like. ranges: The type with its ranges. Raises UsageError that begins with `name`.
+    """
+    nulls = set() if subject else {"null", "None", "none"} - {*map(str, _words(hint))}
+
+    def read(word: str) -> Any:
+        if NoneType in arms(hint) and word in nulls:
+            return None
+        return word if subject or word in _NULLS else _Unquoted(word)
+
+    merging = _Merge("")
+    value = read(words) if isinstance(words, str) else [read(word) for word in words]
+    found = merging.within(ranges, _in_words(hint), value, None, name)
+    if merging.problems:
+        raise UsageError(merging.problems[0])
+    return found
+
+
+def _in_words(hint: Any) -> Any:
+    """Return a type as a command line has it: text for paths and classes, which comes last, because it fits all."""
+    texts = [arm for arm in arms(hint) if arm in (str, Path, *doors_of(hint))]
+    lists = {arm: tuple[get_args(arm)[0], ...] for arm in arms(hint) if get_origin(arm) is list}  # type: ignore[misc]
+    others = [lists.get(arm, arm) for arm in arms(hint) if arm not in texts]
+    return Union[tuple([*others, *([str] if texts else [])])]  # noqa: UP007
+
+
 class _Unquoted(str):
     """A YAML scalar without quotes. The type of its field decides how it is read."""
 
@@ -194,10 +224,7 @@ class _Merge:
         for name, value in values.items():
             inner = _join(path, str(name))
             if name in settings:
-                read = self.time(value, inner) if in_minutes(ranges.get(name)) else value
-                changes[name] = self.setting(settings[name], read, getattr(base, name), inner)
-                if wrong := outside(ranges.get(name), changes[name]):
-                    self.wrong(inner, wrong, " ")
+                changes[name] = self.within(ranges.get(name), settings[name], value, getattr(base, name), inner)
             else:
                 self.wrong(inner, f"unknown setting.{_suggest(str(name), settings)}")
         if self.problems:  # a section may refuse its values only because one of them is missing
@@ -207,6 +234,13 @@ class _Merge:
         except (UsageError, ValueError) as error:  # a class of the user's own may raise ValueError
             self.wrong(path, str(error))
             return base
+
+    def within(self, ranges: Any, hint: Any, value: Any, base: Any, path: str) -> Any:
+        """Do the same as `setting`, for a type with ranges, which are checked; text with a unit becomes minutes."""
+        found = self.setting(hint, self.time(value, path) if in_minutes(ranges) else value, base, path)
+        if wrong := outside(ranges, found):
+            self.wrong(path, wrong, " ")
+        return found
 
     def setting(self, hint: Any, value: Any, base: Any, path: str) -> Any:
         """Return `value` as the type `hint` of its field wants it; `base` if it does not fit.
@@ -392,6 +426,7 @@ def field_types(section: type) -> dict[str, Any]:
 
 
 def _words(hint: Any) -> list[Any]:
+    """Return the words that a type lists."""
     return [word for arm in arms(hint) if get_origin(arm) is Literal for word in get_args(arm)]
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any, Literal, get_args, get_origin
 
 import docstring_parser
-from tyro.constructors import StructFieldSpec
 
-from vitrail.config import arms
-from vitrail.durations import Duration
-from vitrail.verbs.flags.fields import ALIASES, flag_of
-from vitrail.verbs.flags.parse import GLOBAL, each_flag, is_subject
+from vitrail.verbs.flags.declared import GLOBAL, Flag, flags_of, listed_words, may_be_null
+from vitrail.verbs.flags.help import placeholder
 from vitrail.verbs.table import GROUPS, VERBS
 
 INDEX = "reference/verbs/index.md"
 SETTINGS = "reference/settings.md"
-WORDS = {int: "INT", float: "FLOAT", str: "TEXT", Duration: "DURATION"}
-"""Type -> its placeholder in a command."""
 ABOUT_VERBS = """\
 # Verbs
 
@@ -69,7 +63,7 @@ def _index() -> str:
         for name, verb in verbs.items():
             lines.append(f"| [`vitrail {name}`]({verb_page(name).rpartition('/')[2]}) | {verb.summary} |")
         lines.append("")
-    shared = _table((name, flag) for name, flag in each_flag(VERBS["doctor"].load()[1]) if name in GLOBAL)
+    shared = _table(flag for flag in flags_of(VERBS["doctor"].load()[1]) if flag.name in GLOBAL)
     return "\n".join([*lines, "## Flags of every verb", "", *shared, "", EXIT_CODES])
 
 
@@ -77,10 +71,10 @@ def _verb(name: str) -> str:
     """Return the page of a verb. Settings of `Run` have a page of their own, because three verbs share all of them."""
     _, function = VERBS[name].load()
     own = inspect.signature(function).parameters
-    flags = [pair for pair in each_flag(function) if pair[0] not in GLOBAL]
-    listed = [pair for pair in flags if pair[0] in own]
+    flags = [flag for flag in flags_of(function, shown=True) if flag.name not in GLOBAL]
+    listed = [flag for flag in flags if flag.name in own]
     described = docstring_parser.parse(inspect.getdoc(function) or "").description or ""
-    subjects = [_arg(flag).metavar for _, flag in listed if is_subject(flag)]
+    subjects = [placeholder(flag) for flag in listed if flag.subject]
     usage = " ".join(["vitrail", name, *subjects, "[OPTIONS]"])
     lines = [f"# vitrail {name}", "", _prose(described, cell=False), "", "```text", usage, "```", ""]
     lines += [*_table(listed), ""] if listed else []
@@ -94,46 +88,34 @@ def _settings() -> str:
     """Return the page of all settings of `Run`, a table for each section."""
     _, train = VERBS["train"].load()
     own = {*inspect.signature(train).parameters, *GLOBAL}
-    sections: dict[str, list[tuple[str, StructFieldSpec]]] = {}
-    for name, flag in each_flag(train):
-        if name not in own:
-            sections.setdefault(name.rpartition(".")[0], []).append((name, flag))
+    sections: dict[str, list[Flag]] = {}
+    for flag in flags_of(train):
+        if flag.name not in own:
+            sections.setdefault(flag.name.rpartition(".")[0], []).append(flag)
     lines = [ABOUT_SETTINGS]
     for section, flags in sections.items():
         lines += [f"## `{section}`" if section else "## The run", "", *_table(flags), ""]
     return "\n".join(lines)
 
 
-def _table(flags: Iterable[tuple[str, StructFieldSpec]]) -> list[str]:
+def _table(flags: Iterable[Flag]) -> list[str]:
     """Return a table of flags: the words that set each, its values, its text with limits and default."""
-    return ["| flag | values | meaning |", "|---|---|---|", *(_row(name, flag) for name, flag in flags)]
+    return ["| flag | values | meaning |", "|---|---|---|", *map(_row, flags)]
 
 
-def _row(name: str, flag: StructFieldSpec) -> str:
-    words = [_arg(flag).metavar] if is_subject(flag) else [*ALIASES.get(name, ()), flag_of(name)]
-    text = " ".join(filter(None, (_prose(str(flag.helptext)), _prose(_arg(flag).help_behavior_hint))))
-    return f"| {', '.join(f'`{word}`' for word in words)} | {_values(get_args(flag.type)[0])} | {text} |"
+def _row(flag: Flag) -> str:
+    words = [placeholder(flag)] if flag.subject else [*flag.words[1:], flag.words[0]]
+    text = " ".join(filter(None, (_prose(flag.text), _prose(f"{flag.in_range} {flag.shown_default}".strip()))))
+    return f"| {', '.join(f'`{word}`' for word in words)} | {_values(flag)} | {text} |"
 
 
-def _arg(flag: StructFieldSpec) -> Any:
-    """Return what tyro shows of a flag: metavar, and limits and default."""
-    return next(mark for mark in get_args(flag.type)[1:] if hasattr(mark, "help_behavior_hint"))
-
-
-def _values(hint: Any) -> str:
+def _values(flag: Flag) -> str:
     """Return the values of a flag: its words, or a placeholder for its type; nothing for a switch."""
-    found: list[str] = []
-    for arm in arms(hint):
-        bare = get_args(arm)[0] if hasattr(arm, "__metadata__") else arm
-        if get_origin(bare) is Literal:
-            found += [f"`{word}`" for word in get_args(bare)]
-        elif get_origin(bare) is tuple:
-            found.append(f"{_values(get_args(bare)[0])} ...")
-        elif bare in (type(None), None):
-            found.append("`null`")
-        elif bare is not bool:
-            found.append(WORDS.get(bare, "TEXT"))
-    return " ".join(dict.fromkeys(found))
+    if flag.is_switch:
+        return ""
+    listed = [f"`{word}`" for word in listed_words(flag.hint)]
+    plain = [] if flag.subject or placeholder(flag).startswith("WORD") else [placeholder(flag)]
+    return " ".join([*listed, *plain, *(["`null`"] if may_be_null(flag.hint) else [])])
 
 
 def _prose(text: str, cell: bool = True) -> str:

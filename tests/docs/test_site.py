@@ -17,8 +17,7 @@ from site_pages import api, flags, recipes, repository
 
 import vitrail
 from vitrail.durations import Steps
-from vitrail.verbs.flags.fields import ALIASES, flag_of
-from vitrail.verbs.flags.parse import each_flag
+from vitrail.verbs.flags.declared import flags_of
 from vitrail.verbs.table import VERBS
 
 PAGES = sorted([*(ROOT / name for name in repository.EMBEDDED), *(ROOT / "docs").rglob("*.md")])
@@ -81,20 +80,10 @@ def test_commands_inside_sentences_are_accepted() -> None:
 
 
 def test_flags_inside_sentences_exist() -> None:
-    named = {flag for verb in VERBS.values() for name, _ in each_flag(verb.load()[1]) for flag in spellings(name)}
-    named |= {
-        flag_of(f"no_{name}")
-        for verb in VERBS.values()
-        for name, flag in each_flag(verb.load()[1])
-        if flag.default is True
-    }
+    known = [flag for verb in VERBS.values() for flag in flags_of(verb.load()[1])]
+    named = {word for flag in known for word in (*flag.words, *(flag.opposites if flag.default is True else ()))}
     flags = {(page, text.split()[0].partition("=")[0]) for page, text in INLINE if text.startswith("--")}
     assert {(page, flag) for page, flag in flags if flag not in named | FOREIGN} == set()
-
-
-def spellings(name: str) -> list[str]:
-    """The words that set a flag. The class of a section is also set by the section's own flag."""
-    return [flag_of(name), *ALIASES.get(name, ()), *([flag_of(name.removesuffix(".class"))] * name.endswith(".class"))]
 
 
 def test_every_other_command_is_a_program_that_is_known() -> None:
@@ -222,9 +211,10 @@ def test_the_page_of_a_verb_has_its_flags_with_their_help(verb: str) -> None:
     made = flags.pages()
     text = made[flags.verb_page(verb)] + made[flags.SETTINGS] + made[flags.INDEX]
     plain = text.replace("\\", "")
-    for name, flag in each_flag(function):
-        assert f"`--{name.replace('_', '-')}`" in plain or f"`{name.upper()}`" in plain or f"`[{name.upper()}" in plain
-        assert str(flag.helptext) in plain, name
+    for flag in flags_of(function):
+        name = flag.name.upper()
+        assert f"`{flag.words[0]}`" in plain or f"`{name}`" in plain or f"`[{name}" in plain
+        assert flag.text in plain, name
     assert "(at least 1) (default: 64)" in made[flags.verb_page("evaluate")]
 
 

@@ -19,7 +19,7 @@ import vitrail
 from vitrail import cli
 from vitrail.config import doors_of, field_types, sections_of
 from vitrail.training.run import Run
-from vitrail.verbs.flags.parse import flag_texts
+from vitrail.verbs.flags.declared import flags_of
 
 PAGE = ROOT / "docs" / "own-code.md"
 ROWS = [
@@ -77,7 +77,7 @@ def test_the_command_of_an_example_runs(path: Path, tmp_path: Path, monkeypatch:
 def test_the_page_names_the_flag_and_the_method_of_each_example() -> None:
     own = [path for path in EXAMPLES.glob("*.py") if "@dataclass(frozen=True)" in path.read_text()]
     assert len(FILES) == 11 and sorted(own) == FILES
-    flags = flag_texts(cli.VERBS["train"].load()[1])
+    flags = {flag.name for flag in flags_of(cli.VERBS["train"].load()[1])}
     for _, flag, kind, method, _ in ROWS:
         name = flag.strip("`").removeprefix("--")
         assert name in flags or f"{name}.class" in flags, flag

@@ -18,8 +18,7 @@ from vitrail.data.settings import Data
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps
 from vitrail.ranges import FolderName, FoldNumber, Limit, Range, limits
 from vitrail.training.run import Run
-from vitrail.verbs.flags.fields import READING
-from vitrail.verbs.flags.parse import everywhere
+from vitrail.verbs.flags.declared import READING, global_flags
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def function_of(verb: str) -> Any:
 @cache
 def flags_of(verb: str) -> tuple[Flag, ...]:
     """Return every flag and subject of a verb."""
-    return tuple([*_parameters(verb, function_of(verb)), *_parameters(verb, everywhere)])
+    return tuple([*_parameters(verb, function_of(verb)), *_parameters(verb, global_flags)])
 
 
 def _parameters(verb: str, function: Any) -> Iterator[Flag]:

@@ -25,8 +25,9 @@ from vitrail.data.settings import Data
 from vitrail.errors import UsageError
 from vitrail.ranges import Range
 from vitrail.training.run import Run
-from vitrail.verbs.flags.fields import READING
-from vitrail.verbs.flags.parse import flag_texts, parse
+from vitrail.verbs.flags import declared
+from vitrail.verbs.flags.declared import READING
+from vitrail.verbs.flags.parse import parse
 
 EVERY = [flag for verb in cli.VERBS for flag in flags_of(verb)]
 RANGED = [flag for flag in EVERY if any(ranged(flag.hint))]
@@ -90,7 +91,7 @@ def nested(flag: Flag, value: Any) -> dict[str, Any]:
 def test_the_grammar_has_the_flags_of_the_parser() -> None:
     for verb in cli.VERBS:
         named = {
-            name for name in flag_texts(function_of(verb)) if not name.endswith(".class")
+            flag.name for flag in declared.flags_of(function_of(verb)) if not flag.name.endswith(".class")
         }  # of the user's own code
         assert {flag.name for flag in flags_of(verb)} == named
 

@@ -16,7 +16,7 @@ from gathered import failures
 
 import vitrail
 from vitrail import cli, results
-from vitrail.verbs.flags.parse import flag_texts
+from vitrail.verbs.flags.declared import flags_of
 from vitrail.verbs.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,9 @@ def test_verbs_of_two_words_are_functions_of_a_module() -> None:
 
 @pytest.mark.processes
 def test_importing_takes_no_time() -> None:
-    code = "import sys, vitrail; vitrail.Run; sys.exit(bool(sys.modules.keys() & {'torch', 'tyro', 'numpy'}))"
+    code = (
+        "import sys, vitrail; vitrail.Run; sys.exit(bool(sys.modules.keys() & {'torch', 'docstring_parser', 'numpy'}))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -244,7 +246,9 @@ def has_its_flags(verb: str) -> None:
     everywhere = "json quiet verbose traceback modules"
     of_data = [flag for flag in RUN.split() if flag.startswith("data.") and flag != "data.class"]
     settings = of_data if verb in READING else []
-    assert sorted(flag_texts(function)) == sorted({*FLAGS[verb].split(), *everywhere.split(), *settings})
+    assert sorted(flag.name for flag in flags_of(function)) == sorted(
+        {*FLAGS[verb].split(), *everywhere.split(), *settings}
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,5 +278,5 @@ def test_keywords_are_the_flags(verb: str) -> None:
     public = getattr(vitrail, verb)
     assert inspect.signature(public) == inspect.signature(function)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    own = {name for name in flag_texts(function) if "." not in name}
+    own = {flag.name for flag in flags_of(function) if "." not in flag.name}
     assert {p.name for p in parameters} <= own

@@ -17,8 +17,7 @@ from pathlib import Path
 from trees import tree
 
 from vitrail.data.settings import Data
-from vitrail.verbs.flags.fields import ALIASES, flag_of
-from vitrail.verbs.flags.parse import each_flag, is_subject
+from vitrail.verbs.flags import declared
 from vitrail.verbs.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,9 +150,7 @@ def _texts(statement: ast.stmt) -> list[str]:
 def flags_of(verb: str) -> frozenset[str]:
     """Every flag of a verb, by all its names; for plan those of train, too, whose commands it prints."""
     every = set(flags_of("train")) if verb == "plan" else set[str]()
-    for name, flag in each_flag(VERBS[verb].load()[1]):
-        if not is_subject(flag):
-            every |= {flag_of(name), *(ALIASES.get(name) or ALIASES.get(name.rpartition(".")[2]) or ())}
+    every |= {word for flag in declared.flags_of(VERBS[verb].load()[1]) if not flag.subject for word in flag.words}
     return frozenset(every | {re.sub(r"^--(.*\.)?", r"--\1no-", flag) for flag in every})
 
 
@@ -225,7 +222,7 @@ READS = "in any form that `vitrail train` takes"
 def test_a_verb_that_opens_data_has_all_settings_of_data() -> None:
     fields = {f"--data.{field.name.replace('_', '-')}" for field in dataclasses.fields(Data) if field.name != "path"}
     for verb in VERBS:
-        texts = [str(flag.helptext) for _, flag in each_flag(VERBS[verb].load()[1])]
+        texts = [flag.text for flag in declared.flags_of(VERBS[verb].load()[1])]
         if any(READS in text for text in texts) or verb in ("predict", "embed", "search", "train"):
             assert fields <= flags_of(verb), verb
         else:

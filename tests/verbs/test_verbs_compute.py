@@ -22,7 +22,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.verbs.data.dedup import dedup
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.parse import flag_texts
+from vitrail.verbs.flags.declared import flags_of
 from vitrail.verbs.inspect.inputs import InspectionInputs, inspected_network
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
@@ -128,7 +128,7 @@ def test_a_job_is_recognised_by_the_keys_it_always_had(
 def test_help_texts_stand_once() -> None:
     _, evaluate = cli.VERBS["evaluate"].load()
     _, serve = cli.VERBS["serve"].load()
-    texts, other = flag_texts(evaluate), flag_texts(serve)
+    texts, other = ({flag.name: flag.text for flag in flags_of(verb)} for verb in (evaluate, serve))
     assert (
         texts["device"]
         == other["device"]

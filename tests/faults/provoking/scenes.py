@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
 import pytest
 import references
-import tyro
 from PIL import Image
 
 import vitrail
@@ -59,7 +59,7 @@ def open_to_all(folder: Path) -> None:
 
     Skips the test where another user could not import what is installed.
     """
-    for module in (tyro, vitrail):
+    for module in (docstring_parser, vitrail):
         closed = [str(place) for place in Path(str(module.__file__)).parents if not place.stat().st_mode & 0o001]
         if closed and os.getuid() == 0:
             pytest.skip(f"{closed[0]} is its owner's alone, so no other user can import {module.__name__}")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
-from vitrail.verbs.flags.fields import ALIASES, flag_of
-from vitrail.verbs.flags.parse import each_flag, is_subject
+from vitrail.verbs.flags.declared import flags_of, listed_words
 from vitrail.verbs.table import VERBS
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -51,27 +50,18 @@ def completion(shell: Shell) -> str:
 def completed(function: Any) -> Completed:
     """Return the flags of a verb, with their texts and valid words."""
     flags, values, switches = {"--help": "show this help message and exit"}, {}, {"--help"}
-    for name, flag in each_flag(function):
-        if is_subject(flag):
+    for flag in flags_of(function, shown=True):
+        if flag.subject:
             continue
-        spelled = [flag_of(name), *(alias for alias in ALIASES.get(name, ()) if alias.startswith("--"))]
+        spelled = [word for word in flag.words if word.startswith("--")]
         if flag.default is True:
-            spelled.append(flag_of(f"no_{name}"))
-        flags.update(dict.fromkeys(spelled, str(flag.helptext)))
-        if isinstance(flag.default, bool):
+            spelled.append(flag.opposites[0])
+        flags.update(dict.fromkeys(spelled, flag.text))
+        if flag.is_switch:
             switches.update(spelled)
-        elif words := tuple(dict.fromkeys(_words(flag.type))):
+        elif words := listed_words(flag.hint):
             values.update(dict.fromkeys(spelled, words))
     return Completed(flags, values, switches)
-
-
-def _words(hint: Any) -> Iterator[str]:
-    """Yield the words of all Literals in a type."""
-    if get_origin(hint) is Literal:
-        yield from map(str, get_args(hint))
-    else:
-        for part in get_args(hint):
-            yield from _words(part)
 
 
 BASH = """\

@@ -11,7 +11,7 @@ from typing import Any
 from vitrail.config import merge
 from vitrail.data.settings import Data
 from vitrail.training.run import Run
-from vitrail.verbs.flags.fields import REPEATED, flag_of
+from vitrail.verbs.flags.declared import REPEATED, flag_of
 
 log = logging.getLogger("vitrail")
 READ = ("image_column", "label_column", "label_columns", "label_separator", "labels_per_image", "label_from", "include",

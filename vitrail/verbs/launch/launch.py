@@ -19,7 +19,8 @@ from typing import Any
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run, check_batch
-from vitrail.verbs.flags.parse import GLOBAL, parse
+from vitrail.verbs.flags.declared import GLOBAL
+from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, with_weights
 from vitrail.verbs.train.train import finetune, train
 from vitrail.words import one_line
