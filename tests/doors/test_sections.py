@@ -81,9 +81,9 @@ def test_a_resumed_run_needs_its_module(
 
 def test_help_shows_the_flags_of_an_own_class(examples: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--objective", "focal:Focal", "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--objective.gamma FLOAT Exponent of 1 - p, where p is the probability of the label. (at least 0)" in shown
-    assert "--objective.smoothing FLOAT" in shown  # inherited, with its help
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--objective.gamma NUMBER Exponent of 1 - p, where p is the probability of the label. (at least 0)" in shown
+    assert "--objective.smoothing NUMBER" in shown  # inherited, with its help
     assert "Label smoothing: share of the target" in shown
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 import docstring_parser
 
-from vitrail.config import arms
+from vitrail.config import CLASS, arms
 from vitrail.durations import Duration, in_minutes
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.verbs.flags.declared import GLOBAL, REQUIRED, Flag, flags_of, is_list, is_size, listed_words, may_be_null
@@ -58,7 +58,8 @@ def help_of(function: Callable[..., Any], argv: Sequence[str], prog: str, topic:
     whole = topic != ""
     if subjects and topic in ("", ALL):
         parts.append(_table("", subjects, width, whole=True))
-    parts += [_table(heading, some, width, whole) for heading, some in _groups(flags, function, topic) if some]
+    groups = _groups(flags, function, topic)
+    parts += [_table(heading, some, width, whole or heading in sections) for heading, some in groups if some]
     if not whole:
         section = "optim" if "optim" in sections else "".join(sections[:1])
         more = f", and --help {section} those of a section" if section else ""
@@ -85,6 +86,9 @@ def _groups(flags: Sequence[Flag], function: Callable[..., Any], topic: str) -> 
         own = [flag for name, flag in named.items() if name in inspect.signature(function).parameters]
         others = [flag for flag in own if flag.name not in used]
         groups = [(heading, [named[name] for name in names if name in named]) for heading, names in USED.items()]
+        # sections whose class is the user's own
+        mine = [name[: -len(CLASS)] for name, flag in named.items() if name.endswith(f".{CLASS}") and flag.default]
+        groups += [(at[:-1], [flag for name, flag in named.items() if name.startswith(at)]) for at in mine]
         return [("of this verb", others), *groups]
     return [("flags", [flag for name, flag in named.items() if "." not in name or name in USED["images"]])]
 
