@@ -92,16 +92,19 @@ def write_list(images: Path, each: int, seed: int, place: Path) -> None:
                 rows.writerows((folder / name, folder.name, split) for name in some)
 
 
-def networks(options: argparse.Namespace) -> dict[str, str]:
-    """Return the weights by their name in the table."""
+def network(name: str, options: argparse.Namespace) -> str:
+    """Return what --from takes for weights of the table, which are made where `--cache` lacks them."""
     import vitrail
 
-    trained = pretrained(options.cache, NETWORK, options.epochs)
-    random = options.cache / "random"
-    if not random.exists():
-        model, vit = NETWORKS[NETWORK]
-        vitrail.save(vitrail.create(model, image_size=(32, 32), **vit.changes()), random)
-    return dict(zip(WEIGHTS, ("vitrail/tiny", str(trained), str(random)), strict=True))
+    if name == "trained here":
+        return str(pretrained(options.cache, NETWORK, options.epochs))
+    if name == "random":
+        place = options.cache / "random"
+        if not place.exists():
+            model, vit = NETWORKS[NETWORK]
+            vitrail.save(vitrail.create(model, image_size=(32, 32), **vit.changes()), place)
+        return str(place)
+    return name
 
 
 def measured(method: str, data: Path, weights: str, each: int, seed: int, folder: Path) -> Cell:
@@ -154,7 +157,7 @@ def main() -> None:
         options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
     cells = Cells(options.log, options.stop_after)
     os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    weights = networks(options)
+    weights = {name: network(name, options) for name in options.weights}
     for name in SETS:
         if not (images := options.cache / name).exists():
             write_images(name, options.sets, images)

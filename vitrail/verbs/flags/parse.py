@@ -125,14 +125,19 @@ def _taken(flag: Flag, waiting: list[str], said: str) -> list[str]:
 
 def _may_follow(flag: Flag, several: Sequence[Any], taken: Sequence[str], word: str) -> bool:
     """Return whether a word is one more value of a flag, and not a subject, after those that were taken."""
-    items = {item for arm in several for item in get_args(arm) if item is not Ellipsis}
-    if items & {str}:
+    items = _items(several)
+    if str in items:
         return not flag.repeated
     if listed := [word for item in items for word in listed_words(item)]:
         return all(part in listed for part in word.split(","))
     if not is_size(flag.hint):
         return all(map(_is_number, word.split(",")))
     return _is_whole(taken[-1]) and _is_whole(word)
+
+
+def _items(several: Sequence[Any]) -> set[Any]:
+    """Return the types of one value, of types of several values."""
+    return {arm for each in several for item in get_args(each) if item is not Ellipsis for arm in arms(item)}
 
 
 def _is_whole(word: str) -> bool:
@@ -152,10 +157,9 @@ def _value(flag: Flag, words: list[str] | bool, said: str) -> Any:
     if isinstance(words, bool):
         return words
     several = [arm for arm in arms(flag.hint) if is_list(arm) or get_origin(arm) is tuple]
-    items = {item for arm in several for item in get_args(arm)}
     if is_size(flag.hint) and all(map(_is_whole, words[0].split("x"))):
         words = [side for word in words for side in word.split("x")]
-    elif several and str not in items:
+    elif several and str not in _items(several):
         words = [part for word in words for part in word.split(",")]
     one = len(words) == 1 and not (flag.repeated or any(map(is_list, several)))
     if words in (["null"], ["none"], ["None"]) and not flag.repeated:
