@@ -101,6 +101,7 @@ def _divided(flags: Sequence[Flag], argv: Sequence[str], prog: str) -> tuple[lis
 
 
 def _is_flag(word: str) -> bool:
+    """Return whether a word is a flag; -1 and -inf are values."""
     return word.startswith("-") and word != "-" and not _is_number(word)
 
 
@@ -147,9 +148,10 @@ def _is_whole(word: str) -> bool:
 
 def _is_number(word: str) -> bool:
     try:
-        return math.isfinite(float(word))
+        float(word)
     except ValueError:
         return False
+    return True
 
 
 def _value(flag: Flag, words: list[str] | bool, said: str) -> Any:
