@@ -24,7 +24,7 @@ from vitrail.verbs.table import VERBS
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = re.compile(r"(?<![\w-])--(?:no-)?[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*")
 COMMAND = re.compile(rf"vitrail ({'|'.join(sorted(VERBS, key=len, reverse=True))})\b[^;`)]*?(?=[;`),]|\. |$)")
-FOREIGN = re.compile(r"`?(?:sips|hf download|sbatch|torchrun|trackio)\b[^`]*")
+FOREIGN = re.compile(r"`?(?:sips|hf download|sbatch|torchrun)\b[^`]*")
 """A command of another program."""
 TARGET = re.compile(r"vitrail[\w.]+:\w+")
 SETTING = re.compile(r"(?<![\w./-])data\.([a-z_]+)\b(?![.:/(-])")
