@@ -81,7 +81,6 @@ FLAGS = {
         "command nodes gpus_per_node cpus_per_task time saving name partition account option image mount setup python "
         "out restarts"
     ),
-    "launch sky": "command nodes accelerator gpus_per_node bucket on_demand name workdir install image setup",
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
     "study": (
         "name data transfer scale rows seeds seed minutes longer parallel devices ray limit_images limit_steps dry_run "

@@ -33,7 +33,6 @@ ALWAYS = {"--help", "--version"}
 NOT_TESTED = {
     "completion": "loads every verb and calls none",
     "launch slurm": "reports the errors of the command that it wraps, as that command does",
-    "launch sky": "reports the errors of the command that it wraps, as that command does",
     "demo": "trains by a recipe that cannot fail on a setting",
     "study": "trains by the papers' recipes; what it says about settings is about those of `vitrail train`",
     "vtab": "takes the settings of `vitrail train` by --config",

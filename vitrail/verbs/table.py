@@ -32,7 +32,6 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "vitrail.verbs.study:study", "reproduce a table or a figure of the papers: train, measure, claims"
         ),
         "launch slurm": Verb("vitrail.verbs.launch.slurm:slurm", "print a batch script that trains on a Slurm cluster"),
-        "launch sky": Verb("vitrail.verbs.launch.sky:sky", "print a SkyPilot task that trains on rented machines"),
     },
     "use": {
         "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),

@@ -1,7 +1,6 @@
 """The shared part of `vitrail launch`: check a training command, and return a script for a cluster.
 
     vitrail launch slurm --nodes 4 --gpus-per-node 8 -- train s3://bucket/packed --recipe ... > train.sbatch
-    vitrail launch sky --nodes 2 --accelerator H100 --bucket my-runs -- train s3://bucket/packed > train.yaml
 
 The command after `--` is parsed like a command line, so that mistakes are reported now and not when the job starts.
 Both scripts start and resume a run with the same command: a folder that belongs to the job, and `--resume auto`.
