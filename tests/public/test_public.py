@@ -127,7 +127,6 @@ FLAGS = {
     "data dedup": (
         "path against model distance cosine mirrored crops out keep_list sheet raw batch_size workers device precision"
     ),
-    "data split": "path folder sizes seed raw",
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
@@ -142,7 +141,7 @@ FLAGS = {
 READING = {
     *["plan", "export", "evaluate", "predict", "embed", "search", "inspect"],
     *("probe fewshot", "probe knn", "probe linear"),
-    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup", "data split"),
+    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup"),
 }
 """Verbs that open data without training. They have every setting data.* of RUN, too."""
 

@@ -40,7 +40,7 @@ NOT_TESTED = {
     **dict.fromkeys(("recipes list", "recipes show", "recipes cp"), "shows texts about `vitrail train`"),
 }
 """Verb -> why its texts are not tested."""
-NO_NETWORK = {"data check", "data stats", "data pack", "data split"}
+NO_NETWORK = {"data check", "data stats", "data pack"}
 TRAINING = {"train", "finetune", "sweep", "plan"}
 OTHERS = {*VERBS} - TRAINING
 UNREACHED = {

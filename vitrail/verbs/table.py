@@ -68,9 +68,6 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "vitrail.verbs.data.audit:audit", "rank labels that are probably wrong, copies with two labels, outliers"
         ),
         "data next": Verb("vitrail.verbs.data.next:next_images", "choose which unlabelled images to label next"),
-        "data split": Verb(
-            "vitrail.verbs.data.split:split", "write lists of nested random subsets, to study data size"
-        ),
     },
     "weights": {
         "weights info": Verb("vitrail.verbs.weights:info", "describe weights: architecture, card, tensors"),
