@@ -35,7 +35,7 @@ from vitrail.verbs.embed.embed import WrittenFeatures
 from vitrail.verbs.embed.search import Matches
 from vitrail.verbs.evaluate import Evaluation
 from vitrail.verbs.inspect.inspect import Inspection
-from vitrail.verbs.launch.launch import Script
+from vitrail.verbs.launch import Script
 from vitrail.verbs.network.bulk import BulkProgress
 from vitrail.verbs.predict import Predictions
 from vitrail.verbs.probe.results import Probe

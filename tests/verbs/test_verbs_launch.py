@@ -30,8 +30,7 @@ from vitrail.objective.settings import MaskedPatch
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.loop import fit
 from vitrail.verbs.flags.settings import RunArguments, resumed, training_run
-from vitrail.verbs.launch.launch import checked_run
-from vitrail.verbs.launch.slurm import slurm
+from vitrail.verbs.launch import checked_run, slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = yaml.safe_load((ROOT / "examples" / "skypilot.yaml").read_text())

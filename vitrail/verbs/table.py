@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "study": Verb(
             "vitrail.verbs.study:study", "reproduce a table or a figure of the papers: train, measure, claims"
         ),
-        "launch slurm": Verb("vitrail.verbs.launch.slurm:slurm", "print a batch script that trains on a Slurm cluster"),
+        "launch slurm": Verb("vitrail.verbs.launch:slurm", "print a batch script that trains on a Slurm cluster"),
     },
     "use": {
         "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
