@@ -31,12 +31,11 @@ from vitrail.verbs.cost import CostReport
 from vitrail.verbs.data.audit import Audit
 from vitrail.verbs.data.dedup import Duplicates
 from vitrail.verbs.data.next import NextImages
-from vitrail.verbs.data.split import Subset
 from vitrail.verbs.embed.embed import WrittenFeatures
 from vitrail.verbs.embed.search import Matches
 from vitrail.verbs.evaluate import Evaluation
 from vitrail.verbs.inspect.inspect import Inspection
-from vitrail.verbs.launch.launch import Script
+from vitrail.verbs.launch import Script
 from vitrail.verbs.network.bulk import BulkProgress
 from vitrail.verbs.predict import Predictions
 from vitrail.verbs.probe.results import Probe
@@ -90,7 +89,6 @@ __all__ = [
     "Stats",
     "Studied",
     "StudySummary",
-    "Subset",
     "SweepPreview",
     "SweepResult",
     "Table6Row",

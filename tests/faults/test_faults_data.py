@@ -394,7 +394,7 @@ def test_59_packing_leaves_a_folder_of_images_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("verb", ["evaluate", "inspect", "embed", "data pack", "data split"])
+@pytest.mark.parametrize("verb", ["evaluate", "inspect", "embed", "data pack"])
 def test_59_results_are_not_written_into_the_images(tmp_path: Path, verb: str) -> None:
     photos = draw(tmp_path / "photos", count=2)
     before, out = snapshot(photos), photos / "results"
@@ -403,7 +403,6 @@ def test_59_results_are_not_written_into_the_images(tmp_path: Path, verb: str) -
         "inspect": ("inspect", "model", "--data", photos, "--out", out),
         "embed": ("embed", "model", photos, "--out", out),
         "data pack": ("data", "pack", photos, out),
-        "data split": ("data", "split", photos, out, "2"),
     }
     command = run(*words[verb], cwd=tmp_path)
     assert command.process.exitcode == 1

@@ -328,7 +328,6 @@ READERS = {
     "data check {photos}": None,  # a failure if it has read no image before
     "data stats {photos}": False,
     "data dedup {photos}": False,
-    "data split {photos} {out} 4": False,
     "data pack {photos} {out}": True,
     "predict {weights} {photos}": True,
     "predict {weights} {photos} --out {out}": True,

@@ -81,7 +81,6 @@ FLAGS = {
         "command nodes gpus_per_node cpus_per_task time saving name partition account option image mount setup python "
         "out restarts"
     ),
-    "launch sky": "command nodes accelerator gpus_per_node bucket on_demand name workdir install image setup",
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
     "study": (
         "name data transfer scale rows seeds seed minutes longer parallel devices ray limit_images limit_steps dry_run "
@@ -128,7 +127,6 @@ FLAGS = {
     "data dedup": (
         "path against model distance cosine mirrored crops out keep_list sheet raw batch_size workers device precision"
     ),
-    "data split": "path folder sizes seed raw",
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
@@ -143,7 +141,7 @@ FLAGS = {
 READING = {
     *["plan", "export", "evaluate", "predict", "embed", "search", "inspect"],
     *("probe fewshot", "probe knn", "probe linear"),
-    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup", "data split"),
+    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup"),
 }
 """Verbs that open data without training. They have every setting data.* of RUN, too."""
 

@@ -23,7 +23,7 @@ from vitrail.verbs.table import VERBS
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = re.compile(r"(?<![\w-])--(?:no-)?[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*")
 COMMAND = re.compile(rf"vitrail ({'|'.join(sorted(VERBS, key=len, reverse=True))})\b[^;`)]*?(?=[;`),]|\. |$)")
-FOREIGN = re.compile(r"`?(?:sips|hf download|sbatch|torchrun|trackio)\b[^`]*")
+FOREIGN = re.compile(r"`?(?:sips|hf download|sbatch|torchrun)\b[^`]*")
 """A command of another program."""
 TARGET = re.compile(r"vitrail[\w.]+:\w+")
 SETTING = re.compile(r"(?<![\w./-])data\.([a-z_]+)\b(?![.:/(-])")
@@ -32,7 +32,6 @@ ALWAYS = {"--help", "--version"}
 NOT_TESTED = {
     "completion": "loads every verb and calls none",
     "launch slurm": "reports the errors of the command that it wraps, as that command does",
-    "launch sky": "reports the errors of the command that it wraps, as that command does",
     "demo": "trains by a recipe that cannot fail on a setting",
     "study": "trains by the papers' recipes; what it says about settings is about those of `vitrail train`",
     "vtab": "takes the settings of `vitrail train` by --config",
@@ -40,7 +39,7 @@ NOT_TESTED = {
     **dict.fromkeys(("recipes list", "recipes show", "recipes cp"), "shows texts about `vitrail train`"),
 }
 """Verb -> why its texts are not tested."""
-NO_NETWORK = {"data check", "data stats", "data pack", "data split"}
+NO_NETWORK = {"data check", "data stats", "data pack"}
 TRAINING = {"train", "finetune", "sweep", "plan"}
 OTHERS = {*VERBS} - TRAINING
 UNREACHED = {

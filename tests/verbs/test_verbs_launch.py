@@ -30,10 +30,13 @@ from vitrail.objective.settings import MaskedPatch
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.loop import fit
 from vitrail.verbs.flags.settings import RunArguments, resumed, training_run
-from vitrail.verbs.launch.sky import RUNS, sky
-from vitrail.verbs.launch.slurm import slurm
+from vitrail.verbs.launch import checked_run, slurm
 
 ROOT = Path(__file__).resolve().parents[2]
+TASK = yaml.safe_load((ROOT / "examples" / "skypilot.yaml").read_text())
+"""The example for rented machines, as SkyPilot reads it."""
+COMMAND = ("train", "s3://bucket/packed", "--recipe", "paper/vit-h14-jft")
+"""What it trains."""
 STEPS = 200
 TRAIN = ("train", "digits", "--recipe", "digits", "--model", "Ti/4", "--vit.width", "16", "--vit.depth", "1")
 TRAIN += ("--vit.heads", "2", "--vit.mlp-dim", "32", "--batch-size", "8", "--duration", f"{STEPS} steps")
@@ -153,7 +156,7 @@ def test_a_batch_script_passes_the_shell_checker(tmp_path: Path) -> None:
     if checker is None:
         pytest.skip("no shellcheck beside this Python")
     batch = slurm(*TRAIN, image="a#b/c", mount=("/da ta",), setup=("module load cuda",), out="a b").text
-    for text in (batch, "#!/bin/bash\n" + task(sky(*TRAIN, bucket="bucket").text)["run"]):
+    for text in (batch, "#!/bin/bash\n" + TASK["run"]):
         (tmp_path / "script").write_text(text)
         # SC2016: what stands in single quotes is not expanded, as is meant of names and of the words srun's shell reads
         command = [checker, "--exclude=SC2016", tmp_path / "script"]
@@ -161,24 +164,22 @@ def test_a_batch_script_passes_the_shell_checker(tmp_path: Path) -> None:
         assert found.returncode == 0, found.stdout
 
 
-def task(text: str) -> dict:
-    """A SkyPilot task as SkyPilot reads it."""
-    return yaml.safe_load(text)
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (4, 4), (2, 0)])
-def test_a_sky_task_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
-    found = task(sky(*TRAIN[:4], nodes=nodes, gpus_per_node=gpus, accelerator="A100-80GB", bucket="s3://mine").text)
-    assert found["num_nodes"] == nodes
-    assert found["resources"] == {**({"accelerators": f"A100-80GB:{gpus}"} if gpus else {}), "use_spot": True}
-    assert found["file_mounts"] == {RUNS: {"source": "s3://mine", "mode": "MOUNT_CACHED"}}
-    for section in ("setup", "run"):
-        subprocess.run(["bash", "-n"], input=found[section].encode(), check=True)
-    made = task(sky(*TRAIN[:4], bucket="new-bucket", on_demand=True, image="docker:a/b:c", setup=("cd x",)).text)
-    assert made["file_mounts"][RUNS]["name"] == "new-bucket"
-    assert made["resources"] == {"accelerators": "H100:8", "use_spot": False, "image_id": "docker:a/b:c"}
-    assert made["setup"].splitlines()[0] == "cd x"
+@pytest.mark.parametrize(("gpus", "processes"), [("8", "8"), ("0", "1")])
+def test_the_example_for_rented_machines_starts_a_training(
+    gpus: str, processes: str, cluster: dict[str, str], tmp_path: Path
+) -> None:
+    given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_GPUS_PER_NODE": gpus, "SKYPILOT_NUM_NODES": "2"}
+    given |= {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_TASK_ID": "sky-1"}
+    run = TASK["run"].replace("exec torchrun", 'printf "%s\\0"')
+    done = subprocess.run(["bash", "-c", run], env={**cluster, **given}, cwd=tmp_path, capture_output=True, check=True)
+    said = done.stdout.decode().split("\0")
+    assert said[: said.index("-m")] == shlex.split(
+        f"--nnodes 2 --nproc-per-node {processes} --node-rank 1 --master-addr 10.0.0.1 --master-port 29500"
+    )
+    assert said[said.index("-m") :] == ["-m", "vitrail", *COMMAND, "--out", "/runs/sky-1", "--resume", "auto", ""]
+    assert TASK["file_mounts"].keys() == {"/runs"}  # the folder of --out
+    checked_run(COMMAND, TASK["num_nodes"], int(TASK["resources"]["accelerators"].partition(":")[2]))
 
 
 @pytest.mark.processes
@@ -190,15 +191,6 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
     done = subprocess.run(["bash", "-c", script.text], env=cluster, cwd=tmp_path, capture_output=True, check=True)
     expected = ["vitrail", "my python", "-m", "vitrail", *command, "--out", "its 'runs'/slurm-123", "--resume", "auto"]
     assert done.stdout.decode().split("\0") == [*expected, ""]
-    run = task(sky(*command, bucket="bucket").text)["run"].replace("exec torchrun", 'printf "%s\\0"')
-    given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NUM_NODES": "2"}
-    given |= {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_TASK_ID": "sky-1"}
-    done = subprocess.run(["bash", "-c", run], env={**cluster, **given}, cwd=tmp_path, capture_output=True, check=True)
-    said = done.stdout.decode().split("\0")
-    assert said[: said.index("-m")] == shlex.split(
-        "--nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500"
-    )
-    assert said[said.index("-m") :] == ["-m", "vitrail", *command, "--out", "/runs/sky-1", "--resume", "auto", ""]
     assert not (tmp_path / "gone").exists()
 
 
@@ -227,8 +219,6 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
 def test_what_is_wrong_is_told_before_anything_is_printed(words: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         slurm(*words)
-    with pytest.raises(UsageError, match=says):
-        sky(*words, bucket="bucket")
 
 
 def test_a_value_that_is_wrong_is_told_as_by_train() -> None:
@@ -254,26 +244,14 @@ def test_what_slurm_would_not_read_is_refused(given: dict, says: str) -> None:
         slurm("train", "photos", **given)
 
 
-@pytest.mark.parametrize("bucket", [None, "My Bucket", "s3:// x"])
-def test_a_task_needs_a_bucket(bucket: str | None) -> None:
-    with pytest.raises(UsageError, match="bucket"):
-        sky("train", "photos", bucket=bucket)
-
-
-def test_a_bucket_is_no_folder_that_all_machines_see() -> None:
-    assert sky(*TRAIN[:4], "--shard", bucket="bucket").processes == 8
-    with pytest.raises(UsageError, match="all of them see"):
-        sky(*TRAIN[:4], "--shard", bucket="bucket", nodes=2)
-
-
 def test_the_command_line_takes_the_words_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["launch", "slurm", "--nodes", "2", "--option", "qos=high", "--", *TRAIN[:4], "--batch-size", "32"]
     assert cli.main(argv) == 0
     text = capsys.readouterr().out
     assert options(text)["qos"] == "high" and options(text)["nodes"] == "2"
     assert f"-m vitrail {shlex.join(argv[7:])} --out" in text
-    assert cli.main(["--json", "launch", "sky", "--bucket", "b-1", "--", *TRAIN[:4]]) == 0
-    assert '"processes": 8' in capsys.readouterr().out
+    assert cli.main(["--json", *argv]) == 0
+    assert '"processes": 16' in capsys.readouterr().out
     assert cli.main(["launch", "slurm", "--nodes", "2"]) == 2
 
 
@@ -363,15 +341,14 @@ def test_only_a_training_that_saved_in_time_is_queued_again(
     assert ("requeue 123" in (tmp_path / "scontrol").read_text()) == requeued
 
 
-@pytest.mark.nightly(GOES_ON + "; test_any_name_arrives_as_it_is")
+@pytest.mark.nightly(GOES_ON + "; test_the_example_for_rented_machines_starts_a_training")
 @pytest.mark.processes
 def test_a_task_whose_machine_is_taken_away_goes_on_to_the_same_end(
     cluster: dict[str, str], tmp_path: Path, uninterrupted: Path
 ) -> None:
-    written = task(sky(*TRAIN, gpus_per_node=0, bucket="bucket", install="it's[remote]").text)
-    subprocess.run(["bash", "-c", written["setup"]], env=cluster, cwd=tmp_path, check=True)
-    assert (tmp_path / "pip").read_text() == "install\nit's[remote]\n"
-    text = written["run"].replace(f'"{RUNS}/', f'"{tmp_path}/')
+    subprocess.run(["bash", "-c", TASK["setup"]], env=cluster, cwd=tmp_path, check=True)
+    assert (tmp_path / "pip").read_text() == "install\n.[train,remote]\n"
+    text = TASK["run"].replace('"/runs/', f'"{tmp_path}/').replace(shlex.join(COMMAND), shlex.join(TRAIN))
     given = {"SKYPILOT_NODE_IPS": "127.0.0.1", "SKYPILOT_NUM_GPUS_PER_NODE": "0", "SKYPILOT_NUM_NODES": "1"}
     given |= {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_TASK_ID": "sky-managed-1"}
     runs = tmp_path / "sky-managed-1"

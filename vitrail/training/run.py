@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from vitrail.objective.base import Moment
 
-Track = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+Track = Literal["tensorboard", "wandb", "mlflow"]
 Tune = Literal["all", "attention", "attention+positions", "ffn", "head", "lora"]
 """The whole network; the attention layers and the classifier, also with the positions; the MLPs and the classifier; the
 classifier alone; low-rank updates of dense layers and the classifier."""

@@ -31,8 +31,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "study": Verb(
             "vitrail.verbs.study:study", "reproduce a table or a figure of the papers: train, measure, claims"
         ),
-        "launch slurm": Verb("vitrail.verbs.launch.slurm:slurm", "print a batch script that trains on a Slurm cluster"),
-        "launch sky": Verb("vitrail.verbs.launch.sky:sky", "print a SkyPilot task that trains on rented machines"),
+        "launch slurm": Verb("vitrail.verbs.launch:slurm", "print a batch script that trains on a Slurm cluster"),
     },
     "use": {
         "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
@@ -69,9 +68,6 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "vitrail.verbs.data.audit:audit", "rank labels that are probably wrong, copies with two labels, outliers"
         ),
         "data next": Verb("vitrail.verbs.data.next:next_images", "choose which unlabelled images to label next"),
-        "data split": Verb(
-            "vitrail.verbs.data.split:split", "write lists of nested random subsets, to study data size"
-        ),
     },
     "weights": {
         "weights info": Verb("vitrail.verbs.weights:info", "describe weights: architecture, card, tensors"),

@@ -17,7 +17,6 @@ from vitrail.errors import DataError, UsageError
 from vitrail.training.run import Run
 from vitrail.verbs.data.check import check, pack, stats
 from vitrail.verbs.data.dedup import dedup
-from vitrail.verbs.data.split import split
 
 pytestmark = pytest.mark.train
 
@@ -78,10 +77,8 @@ def test_the_verbs_of_data(run: Path, tmp_path: Path) -> None:
     assert stats(flat, label_from=FROM_NAMES).class_names == list(COLOURS)
     report = check(flat, label_from=FROM_NAMES, workers=1)
     assert report.stats.class_names == list(COLOURS) and not report.warnings
-    (one,) = split(flat, tmp_path / "lists", "6", label_from=FROM_NAMES)
-    assert stats(one.file).class_names == list(COLOURS)  # the list says where its labels are
     dedup(flat, label_from=FROM_NAMES, keep_list=tmp_path / "kept.csv", workers=1)
-    assert stats(tmp_path / "kept.csv").class_names == list(COLOURS)
+    assert stats(tmp_path / "kept.csv").class_names == list(COLOURS)  # the list says where its labels are
     pack(flat, tmp_path / "packed", label_from=FROM_NAMES, short_side=8, workers=1)
     assert stats(tmp_path / "packed").class_names == list(COLOURS)
 

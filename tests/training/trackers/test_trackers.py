@@ -95,23 +95,7 @@ def mlflow_run(folder: Path) -> Seen:
     )
 
 
-def trackio_run(folder: Path) -> Seen:
-    from trackio.sqlite_storage import SQLiteStorage
-
-    (name,) = SQLiteStorage.get_runs("vitrail")
-    seen = Seen({}, dict(SQLiteStorage.get_run_config("vitrail", name)), [], [])
-    for row in SQLiteStorage.get_logs("vitrail", name):
-        for key, value in row.items():
-            if isinstance(value, float):
-                seen.numbers[key, row["step"]] = value
-            elif isinstance(value, dict) and value["_type"] == "trackio.image":
-                seen.pictures.append(Image.open(folder / "trackio" / "media" / value["file_path"]))
-            elif isinstance(value, dict):
-                seen.reports.append((folder / "trackio" / "media" / value["file_path"]).read_text())
-    return seen
-
-
-READ = {"wandb": wandb_run, "mlflow": mlflow_run, "trackio": trackio_run}
+READ = {"wandb": wandb_run, "mlflow": mlflow_run}
 
 
 def picture() -> bytes:
@@ -139,10 +123,10 @@ def written(folder: RunFolder, run: Run) -> None:
 def test_a_tracker_shows_a_run_without_the_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for variable in [one for one in os.environ if one.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
+    for variable in [one for one in os.environ if one.startswith(("WANDB_", "MLFLOW_"))]:
         monkeypatch.delenv(variable)
     store = {"MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
-    for variable, value in {**SECRETS, **store, "TRACKIO_DIR": str(tmp_path / "trackio")}.items():
+    for variable, value in {**SECRETS, **store}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.chdir(tmp_path)
     connect, asked = socket.socket.connect, []
@@ -240,7 +224,7 @@ def test_a_tracker_that_is_not_installed_says_how_to_install_it(
         monkeypatch.setitem(sys.modules, name, None)
     written(RunFolder(tmp_path / "train-1"), Run(track=tuple(READ)))  # type: ignore[arg-type]
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
+    assert len(said) == len(READ)
     for line, name in zip(said, READ, strict=True):
         assert f"stopped: it is not installed: {install_extra(name)}. Training continues" in line
 
@@ -291,7 +275,7 @@ def test_credentials_of_addresses_are_left_out() -> None:
 def test_no_tracker_is_imported_before_it_is_used() -> None:
     code = """
 import sys, vitrail.training.trackers.trackers
-found = sys.modules.keys() & {"torch", "tensorboard", "wandb", "mlflow", "trackio"}
+found = sys.modules.keys() & {"torch", "tensorboard", "wandb", "mlflow"}
 sys.exit(str(found) if found else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

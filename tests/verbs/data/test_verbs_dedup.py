@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from vitrail import cli
 from vitrail.data.sources.open import find, open_data
 from vitrail.errors import DataError, UsageError
 from vitrail.verbs.data.dedup import dedup
-from vitrail.verbs.data.split import split
 
 TINY: dict[str, Any] = dict(
     recipe="scratch-small",
@@ -190,51 +188,16 @@ def test_what_cannot_be_asked(sets: Path, tmp_path: Path) -> None:
         dedup(data, distance=40)
     with pytest.raises(DataError, match="no data at"):
         dedup(data, against=(tmp_path / "nowhere",))
-    with pytest.raises(UsageError, match="no size is given"):
-        split(data, tmp_path / "lists")
-    with pytest.raises(UsageError, match="'many' is not the size of a subset"):
-        split(data, tmp_path / "lists", "many")
-    with pytest.raises(DataError, match="nothing is written"):
-        split(data, data / "lists", 3)
-    assert not (tmp_path / "lists").exists()
-
-
-def test_lists_of_nested_subsets_are_what_data_subset_takes(
-    sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = contents(sets)
-    out = tmp_path / "lists"
-    assert run("data", "split", sets / "pretrain", out, "4", "10", "90%", "--seed", 3, "--holdout", 0.25) == 0
-    assert contents(sets) == before
-    assert sorted(path.name for path in out.iterdir()) == ["10.csv", "16.csv", "4.csv"]  # 90 % of 18
-    assert "4.csv: 4 training images, 6 for validation, 0 for the test" in capsys.readouterr().out
-    ids, held = [], []
-    for count in (4, 10, 16):
-        splits = open_data(str(out / f"{count}.csv"))
-        ids.append({splits.train.id(index) for index in range(len(splits.train))})
-        assert len(ids[-1]) == len(splits.train) == count and splits.validation is not None
-        held.append([splits.validation.id(index) for index in range(len(splits.validation))])
-        asked = vitrail.Data(path=str(sets / "pretrain"), subset=count, holdout=0.25)
-        direct = open_data(asked, seed=3)
-        assert {direct.train.id(index) for index in range(count)} == ids[-1]
-    assert ids[0] < ids[1] < ids[2] and held[0] == held[1] == held[2] and len(held[0]) == 6
-    assert not ids[2] & set(held[0])
-    written = [asdict(one) for one in split(sets / "pretrain", out, 4, seed=3)]
-    assert written == [{"file": str(out / "4.csv"), "train": 4, "validation": 2, "test": 0}]
 
 
 @pytest.mark.train
 def test_training_on_a_subset_stops_early_by_the_validation_images_of_all(sets: Path, tmp_path: Path) -> None:
-    split(sets / "pretrain", tmp_path / "lists", 8, seed=1, holdout=0.25)
     common = dict(
         TINY, out=str(tmp_path / "runs"), duration="40 steps", evaluate_every="1 steps", early_stop=2, lr=1e-30, seed=1
     )
-    listed = vitrail.train(tmp_path / "lists" / "8.csv", **common)
-    drawn = vitrail.train(sets / "pretrain", data=dict(subset=8, holdout=0.25), **common)
-    for result in (listed, drawn):
-        assert result.steps == 3  # the first evaluation is the best, two more are not better
-        assert result.best["count"] == 6  # all that was held out, not a share of the subset
-        config = (result.folder / "config.yaml").read_text()
-    assert "subset: 8" in config
+    result = vitrail.train(sets / "pretrain", data=dict(subset=8, holdout=0.25), **common)
+    assert result.steps == 3  # the first evaluation is the best, two more are not better
+    assert result.best["count"] == 6  # all that was held out, not a share of the subset
+    assert "subset: 8" in (result.folder / "config.yaml").read_text()
     with pytest.raises(UsageError, match=r"valid are 1\.\.18"):
         vitrail.train(sets / "pretrain", data=dict(subset=19, holdout=0.25), **common)

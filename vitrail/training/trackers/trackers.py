@@ -11,7 +11,6 @@ from pathlib import Path
 from vitrail.training.trackers.mlflow import MLflow
 from vitrail.training.trackers.tensorboard import TensorBoard
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
-from vitrail.training.trackers.trackio import Trackio
 from vitrail.training.trackers.wandb import WandB
 from vitrail.version import extra_of, install_extra
 
@@ -19,7 +18,6 @@ TRACKERS: dict[str, tuple[str, type[Tracker]]] = {
     "tensorboard": ("TensorBoard", TensorBoard),
     "wandb": ("W&B", WandB),
     "mlflow": ("MLflow", MLflow),
-    "trackio": ("Trackio", Trackio),
 }
 """Word of `--track` -> the name of the tracker and its class."""
 

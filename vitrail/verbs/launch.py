@@ -1,25 +1,58 @@
-"""`vitrail launch slurm`: print a batch script. Torch-free.
+"""`vitrail launch slurm`: check a training command, and print a batch script that runs it on a Slurm cluster.
+
+    vitrail launch slurm --nodes 4 --gpus-per-node 8 -- train s3://bucket/packed --recipe ... > train.sbatch
+
+The command after `--` is parsed like a command line, so that mistakes are reported now and not when the job starts. The
+script starts and resumes a run with the same command: a folder that belongs to the job, and `--resume auto`.
 
 srun starts one process per GPU, without torchrun: torchrun turns every signal into exit status 1 and kills processes
 after 30 s, but the script must know whether the training has saved. Slurm signals the script (`B:`), which uses
-`scancel` to send SIGTERM to the processes: if srun itself receives SIGTERM, it kills them at once.
+`scancel` to send SIGTERM to the processes: if srun itself receives SIGTERM, it kills them at once. Torch-free.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import Devices, Nodes, Whole, checked
-from vitrail.verbs.launch.launch import WORD, Script, as_json, checked_run, script, show
-
-__all__ = ["as_json", "show", "slurm"]
+from vitrail.recipes.registry import recipe as named
+from vitrail.training.run import Run, check_batch
+from vitrail.verbs.flags.declared import GLOBAL
+from vitrail.verbs.flags.parse import parse
+from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, with_weights
+from vitrail.verbs.train.train import finetune, train
+from vitrail.words import one_line
 
 SAVED = 143
 """Exit code of a training that saved and ended after SIGTERM: 128 + 15."""
+LAUNCHED: dict[str, Callable[..., Any]] = {"train": train, "finetune": finetune}
+OURS = {
+    "out": "it is a flag of the launcher: vitrail launch slurm --out DIR -- train ...",
+    "resume": "the script resumes by itself",
+    "nproc": "the script starts the processes; set their number with --nodes and --gpus-per-node",
+    "print_config": "use it without the launcher",
+    "dry_run": "use it without the launcher",
+}
+"""Flags that a launched command cannot have, and the reason."""
+WORD = re.compile(r"[\w.,:@%+-]+")
+
+
+@one_line
+@dataclass(frozen=True)
+class Script:
+    """A script, and what it launches."""
+
+    text: str
+    run: Run
+    """The run, as far as it is known without the data."""
+    processes: int
 
 
 @checked
@@ -104,7 +137,45 @@ def slurm(
         restarts=restarts,
         saved=SAVED,
     )
-    return script(text, run, nodes * tasks)
+    _require_utf8(text)
+    return Script(text, run, nodes * tasks)
+
+
+def checked_run(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, list[str]]:
+    """Return the run that `command` describes, and its words. Raises UsageError; data are not opened."""
+    _require_utf8(" ".join(command))
+    words = list(command[1:] if command[:1] == ("vitrail",) else command)
+    if not words:
+        raise UsageError("no command is given: vitrail launch slurm --nodes 2 -- train photos/ --recipe scratch-small")
+    verb, *rest = words
+    if verb not in LAUNCHED:
+        raise UsageError(f"cannot launch {verb!r}, only: {', '.join(LAUNCHED)}.{did_you_mean(verb, LAUNCHED)}")
+    _, given = parse(LAUNCHED[verb], rest, f"vitrail {verb}")
+    for name, why in OURS.items():
+        if name in given:
+            raise UsageError(f"Remove --{name.replace('_', '-')} from the launched command: {why}")
+    own = {name: given.pop(name, None) for name in ("path", "recipe", "epochs", "lr", "weights")}
+    config = given.pop("config", ())
+    arguments = RunArguments(**own, config=config, settings={name: given[name] for name in given if name not in GLOBAL})
+    if verb == "finetune":
+        arguments = with_weights(arguments)
+    else:
+        require_images(arguments)
+    base = arguments.recipe or RECIPE_OF.get(verb)
+    run = arguments.applied_to(Run() if base is None else named(base))
+    processes = nodes * tasks
+    if run.batch_size is not None:
+        check_batch(run.batch_size, processes, f"{nodes} x {tasks}")
+    return run, words
+
+
+def _require_utf8(text: str) -> None:
+    """Raise UsageError if `text` contains a file name that is not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        name = os.fsencode(error.object[error.start : error.end])
+        raise UsageError(f"{name!r} in a name is not UTF-8, so a script cannot contain it. Rename the file.") from error
 
 
 def _inside(image: str | None, folders: Sequence[str]) -> list[str]:
@@ -117,6 +188,18 @@ def _inside(image: str | None, folders: Sequence[str]) -> list[str]:
         f'--container-mounts="$PWD:$PWD"{mounts}',
         '--container-workdir="$PWD"',
     ]
+
+
+def show(result: Script) -> str:
+    """Return the script."""
+    return result.text.rstrip("\n")
+
+
+def as_json(result: Script) -> Any:
+    """Return the script, the number of processes it starts, and the run."""
+    from vitrail.config import plain
+
+    return {"script": result.text, "processes": result.processes, "run": plain(result.run)}
 
 
 TEMPLATE = """\
