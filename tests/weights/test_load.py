@@ -29,12 +29,12 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.resize import resize_positions
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.weights import download as hub
 from vitrail.weights import load as load_module
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, ForeignModel, format_named, recognise
-from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
 from vitrail.weights.mapping import Conversion, joined, reshaped, same, turned
 from vitrail.weights.store import save_model

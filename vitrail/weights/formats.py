@@ -31,9 +31,9 @@ MODULES = {
     "bit": "flax.bit",
     "timm": "timm.format",
     "hf": "hf.format",
-    "torchvision": "other.torchvision",
-    "deit": "other.deit",
-    "open_clip": "other.open_clip",
+    "torchvision": "torchvision",
+    "deit": "deit",
+    "open_clip": "open_clip",
 }
 """Every foreign format's name, and the module below `vitrail.weights` that holds it as `FORMAT`."""
 NAMES = tuple(MODULES)

@@ -30,8 +30,8 @@ from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archi
 from vitrail.weights.assemble import HEAD, LoadReport, Overrides, admit, assemble, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
+from vitrail.weights.download import licence_beside
 from vitrail.weights.formats import NAMES, ForeignModel, Format, format_named, recognise
-from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
 from vitrail.words import shown
@@ -162,7 +162,7 @@ def local(source: Path | str) -> Path:
     if owner == "vitrail" and (SHIPPED / name / store.WEIGHTS).is_file():
         return SHIPPED / name
     if isinstance(source, str):
-        from vitrail.weights.hub.download import is_name, resolve
+        from vitrail.weights.download import is_name, resolve
 
         if is_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
             return resolve(source)

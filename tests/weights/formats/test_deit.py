@@ -19,9 +19,9 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import open_archive
 from vitrail.weights.card import Card
+from vitrail.weights.deit import BATCH_NORM, FORMAT
 from vitrail.weights.formats import recognise
 from vitrail.weights.load import load
-from vitrail.weights.other.deit import BATCH_NORM, FORMAT
 
 State = dict[str, Tensor]
 PARALLEL = {"norm1": "norm11", "attn": "attn1", "gamma_1": "gamma_1_1"}

@@ -52,7 +52,7 @@ from vitrail.weights.mapping import (
     usual_heads,
     without_stem_bias,
 )
-from vitrail.weights.other.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
+from vitrail.weights.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
 from vitrail.words import shown
 
 FILES = ("open_clip_model.safetensors", "open_clip_config.json")
