@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, conv_kernel, dense, same, scale_bias
+from vitrail.weights.mapping import Conversion, Rule, Table, conv_kernel, conversions, dense, scale_bias, within
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 """Prefixes of all names in released files and training checkpoints."""
@@ -205,41 +206,38 @@ def projector_note(prefix: str, classes: int | None) -> list[str]:
     return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
 
 
-def encoder_conversions(config: ViTConfig, layout: EncoderLayout) -> list[Conversion]:
-    """Return the conversions of all layers, of the norm after them, of the pre-logits and of the head."""
-    conversions = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
-    for layer in range(config.depth):
-        block = _block(f"blocks.{layer}", layout.block(layer), layout.naming, config.heads)
-        conversions += [_of_stack(entry, layer) for entry in block] if layout.scan else block
-    if config.pre_logits:
-        conversions += dense("pre_logits.hidden", f"{layout.prefix}pre_logits")
-    if config.classes:
-        conversions += dense("head", f"{layout.prefix}head")
-    return conversions
+def encoder_table(layout: EncoderLayout, heads: int) -> Table:
+    """Return the table of stem, class token, blocks, last norm, pre-logits and head."""
+    attention, norm, mlp = MODULES[layout.naming]
+    block: Table = {
+        **scale_bias("attentions.0.norm", "LayerNorm_0"),
+        **projections("attentions.0.attention.qkv", attention, ("query", "key", "value"), heads),
+        **out_projection("attentions.0.attention.out", f"{attention}/out", heads),
+        **scale_bias("mlps.0.norm", norm),
+        **dense("mlps.0.mlp.fc1", f"{mlp}/Dense_0"),
+        **dense("mlps.0.mlp.fc2", f"{mlp}/Dense_1"),
+    }
+    return {
+        "stem.weight": conv_kernel("{prefix}embedding/kernel"),
+        "stem.bias": "{prefix}embedding/bias",
+        "cls": "{prefix}cls",
+        **within("blocks.{layer}.", "{prefix}Transformer/encoderblock" + ("/" if layout.scan else "_{layer}/"), block),
+        **scale_bias("norm", "{prefix}Transformer/encoder_norm"),
+        **dense("pre_logits.hidden", "{prefix}pre_logits"),
+        **dense("head", "{prefix}head"),
+    }
 
 
-def linear_stem_conversions(config: ViTConfig, prefix: str) -> list[Conversion]:
-    """Return the conversions of the patch projection."""
-    return [
-        conv_kernel("stem.weight", f"{prefix}embedding/kernel"),
-        same("stem.bias", f"{prefix}embedding/bias"),
-    ]
+def encoder_conversions(names: Iterable[str], table: Table, layout: EncoderLayout) -> list[Conversion]:
+    """Return the conversions of a model's tensors by a table that has the rows of `encoder_table`."""
+    entries = conversions(names, table, first=1, prefix=layout.prefix)
+    if not layout.scan:
+        return entries
+    return [_of_stack(entry) if entry.ours.startswith("blocks.") else entry for entry in entries]
 
 
-def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Conversion]:
-    attention, norm, mlp = MODULES[naming]
-    return [
-        *scale_bias(f"{ours}.attentions.0.norm", f"{theirs}LayerNorm_0"),
-        *projections(f"{ours}.attentions.0.attention.qkv", f"{theirs}{attention}", ("query", "key", "value"), heads),
-        *out_projection(f"{ours}.attentions.0.attention.out", f"{theirs}{attention}/out", heads),
-        *scale_bias(f"{ours}.mlps.0.norm", f"{theirs}{norm}"),
-        *dense(f"{ours}.mlps.0.mlp.fc1", f"{theirs}{mlp}/Dense_0"),
-        *dense(f"{ours}.mlps.0.mlp.fc2", f"{theirs}{mlp}/Dense_1"),
-    ]
-
-
-def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Conversion]:
-    """Return the conversions of kernels (D, H, E) and biases (H, E) of `parts` to one linear layer, in this order.
+def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> Table:
+    """Return the rows of kernels (D, H, E) and biases (H, E) of `parts` for one linear layer, in this order.
 
     `read` raises ValueError for another number of heads, which would split the features differently.
     """
@@ -256,15 +254,15 @@ def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> l
     def write_biases(bias: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.unflatten(0, (heads, -1)).clone() for part in bias.chunk(len(parts)))
 
-    kernels, biases = ([f"{theirs}/{part}/{end}" for part in parts] for end in ("kernel", "bias"))
-    return [
-        Conversion(f"{ours}.weight", tuple(kernels), read_kernels, write_kernels),
-        Conversion(f"{ours}.bias", tuple(biases), read_biases, write_biases),
-    ]
+    kernels, biases = (tuple(f"{theirs}/{part}/{end}" for part in parts) for end in ("kernel", "bias"))
+    return {
+        f"{ours}.weight": Rule(kernels, read_kernels, write_kernels),
+        f"{ours}.bias": Rule(biases, read_biases, write_biases),
+    }
 
 
-def out_projection(ours: str, theirs: str, heads: int) -> list[Conversion]:
-    """Return the conversions of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
+def out_projection(ours: str, theirs: str, heads: int) -> Table:
+    """Return the rows of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
 
     def read(kernel: Tensor) -> Tensor:
         return _of_heads(kernel, 0, heads).flatten(0, 1).mT
@@ -272,7 +270,7 @@ def out_projection(ours: str, theirs: str, heads: int) -> list[Conversion]:
     def write(weight: Tensor) -> tuple[Tensor, ...]:
         return (weight.mT.unflatten(0, (heads, -1)),)
 
-    return [Conversion(f"{ours}.weight", (f"{theirs}/kernel",), read, write), same(f"{ours}.bias", f"{theirs}/bias")]
+    return {f"{ours}.weight": Rule((f"{theirs}/kernel",), read, write), f"{ours}.bias": f"{theirs}/bias"}
 
 
 def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
@@ -281,11 +279,12 @@ def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
     return tensor
 
 
-def _of_stack(entry: Conversion, layer: int) -> Conversion:
-    """Return the conversion of one layer whose arrays are row `layer` of a scanned model's arrays.
+def _of_stack(entry: Conversion) -> Conversion:
+    """Return the conversion of one layer whose arrays are a row of a scanned model's arrays.
 
     It writes stacks of one row; `vitrail.weights.formats.foreign_tensors` joins those of all layers.
     """
+    layer = int(entry.ours.split(".")[1])
 
     def read(*stacks: Tensor) -> Tensor:
         return entry.read(*(stack[layer] for stack in stacks))

@@ -16,8 +16,8 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
-from vitrail.weights.timm.eva import EvaNaming, eva_architecture, eva_arguments
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, is_aimv2, ratio_of
+from vitrail.weights.timm.eva import eva_architecture, eva_arguments
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, EvaNaming, Naming, is_aimv2, ratio_of
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),

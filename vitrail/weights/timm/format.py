@@ -10,8 +10,7 @@ computes with the erf GELU, a LayerNorm epsilon of 1e-6 (DINOv3 and PE: 1e-5), a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ from torch import nn
 
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
-from vitrail.weights.mapping import Conversion, dense_biases
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
 from vitrail.weights.timm.config_json import descriptive
-from vitrail.weights.timm.eva import conversions as eva_conversions
-from vitrail.weights.timm.eva import infer_eva, is_rotary, layout_of
+from vitrail.weights.timm.eva import infer_eva, is_rotary
 from vitrail.weights.timm.file import class_names, has_timm_config, preprocessing, read_timm_file
-from vitrail.weights.timm.names import conversions, qkv_biases
+from vitrail.weights.timm.names import EvaNaming, Naming, absent, conversions
 from vitrail.weights.timm.relpos import TABLE
 from vitrail.weights.timm.vit import infer, unused
 from vitrail.weights.timm.write import write_timm
@@ -57,25 +55,17 @@ class Timm:
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         file = read_timm_file(archive)
-        zeros: dict[str, str] = {}
-        for_config: Callable[[ViTConfig], list[Conversion]] | None = None
+        naming: Naming | EvaNaming | None = None
         config: ViTConfig | ResNetConfig
         origin: dict[str, Any] = {"format": self.name, "file": archive.path.name, "architecture": file.architecture}
         origin |= {"pretrained": descriptive(file.pretrained)}
         if is_bit(archive):
-            config = resnet = infer_bit(file)
-            entries = bit_conversions(resnet)
+            config = infer_bit(file)
         elif is_rotary(archive, file.architecture):
-            vit, layout = infer_eva(file)
-            config, entries = vit, eva_conversions(vit, layout)
-            zeros = _absent(vit, layout.bias)
-            origin["layout"] = layout_of(layout)
+            config, naming = infer_eva(file)
+            origin["layout"] = asdict(naming)
         else:
-            vit, naming = infer(file)
-            config, entries = vit, conversions(vit, naming)
-            for_config = partial(conversions, naming=naming) if naming.relpos in ("cr", "swin") else None
-            zeros = _absent(vit, naming.qkv_bias)
-            zeros |= {} if naming.dense_bias else dict.fromkeys(dense_biases(vit), "no bias in attention and MLP")
+            config, naming = infer(file)
             origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias, "dense_bias": naming.dense_bias}
             origin |= {"relpos": True} if naming.relpos else {}
         card = Card(
@@ -86,6 +76,13 @@ class Timm:
             licence=licence if isinstance(licence := file.pretrained.get("license"), str) else "",
             provenance={"origin": origin},
         )
+        expected(config, archive.path)  # an error names the file if no network can be built from its config
+        if naming is None or isinstance(config, ResNetConfig):
+            assert isinstance(config, ResNetConfig)
+            return ForeignModel(card, bit_conversions(config), unused(archive), {}, file.notes)
+        computed = isinstance(naming, Naming) and naming.relpos in ("cr", "swin")
+        for_config = partial(conversions, naming=naming) if computed else None
+        entries, zeros = conversions(config, naming), absent(config, naming)
         return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config=for_config)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
@@ -94,9 +91,3 @@ class Timm:
 
 
 FORMAT = Timm()
-
-
-def _absent(config: ViTConfig, qkv_bias: bool) -> dict[str, str]:
-    """Return the model's tensors that are zero because the file lacks them, and why."""
-    zeros = {} if qkv_bias else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
-    return zeros | ({"stem.bias": "no bias of the patch embedding"} if config.pre_norm else {})

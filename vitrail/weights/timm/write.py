@@ -26,10 +26,9 @@ from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_
 from vitrail.weights.mapping import dense_biases, first_reason, own_pool, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions
 from vitrail.weights.timm.config_json import bit_json, eva_json, vit_json
-from vitrail.weights.timm.eva import conversions as eva_conversions
 from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
 from vitrail.weights.timm.file import BARE, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, read_timm_file
-from vitrail.weights.timm.names import OVER_WIDTH, Naming, conversions, is_aimv2, qkv_biases
+from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, Naming, absent, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.vit import infer
 
 BIT_SCALE = 10.0
@@ -84,31 +83,22 @@ def vit_tensors(model: ViT, card: Card) -> Tensors:
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
     if reason := first_reason(eva_refusal(model.config)) if model.config.rotary else vit_refusal(model.config, bare):
         raise WeightsError(f"timm cannot express this ViT: {reason}")
-    if model.config.rotary:
-        return _eva(model, card, bare)
     config, state = _folded(model)
     state = without_stem_bias(state, config) if config.pre_norm else state
-    naming = _naming(config, card, state)
-    if not naming.qkv_bias:
-        state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
-    if not naming.dense_bias:
-        state = {name: tensor for name, tensor in state.items() if name not in dense_biases(config)}
+    naming = naming_of(config, card, _any(state, qkv_biases(config))) if config.rotary else _naming(config, card, state)
+    missing = absent(config, naming)
+    state = {name: tensor for name, tensor in state.items() if name not in missing}
     tensors = foreign_tensors(state, conversions(config, naming), "timm")
-    values = None if bare else vit_json(config, card, naming)
+    values = None
+    if not bare:
+        values = eva_json(config, card, naming) if isinstance(naming, EvaNaming) else vit_json(config, card, naming)
     _check_meaning(tensors, values, config)
     return tensors, values
 
 
-def _eva(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    config, state = model.config, state_of(model)
-    state = without_stem_bias(state, config) if config.pre_norm else state
-    naming = naming_of(config, card, any(bool(state[name].any()) for name in qkv_biases(config)))
-    if not naming.bias:
-        state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
-    tensors = foreign_tensors(state, eva_conversions(config, naming), "timm")
-    values = None if bare else eva_json(config, card, naming)
-    _check_meaning(tensors, values, config)
-    return tensors, values
+def _any(state: Tensors, names: list[str]) -> bool:
+    """Return whether any of these tensors has values other than zero."""
+    return any(bool(state[name].any()) for name in names)
 
 
 def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
@@ -137,15 +127,13 @@ def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
 def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     """Return the naming of the file that the model was loaded from, if it still fits."""
     origin = origin_of(card, "timm")
-    biases = any(bool(state[name].any()) for name in qkv_biases(config))
     relative = config.positions == "relative_bias"
     relpos = relative and (bool(origin.get("relpos")) or config.norm_after or not fits_beit(config))
     beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
-    dense = any(bool(state[name].any()) for name in dense_biases(config))
     return Naming(
         beit,
-        biases or bool(origin.get("qkv_bias", True)),
-        dense or bool(origin.get("dense_bias", True)),
+        _any(state, qkv_biases(config)) or bool(origin.get("qkv_bias", True)),
+        _any(state, dense_biases(config)) or bool(origin.get("dense_bias", True)),
         "table" if relpos else "",
     )
 
