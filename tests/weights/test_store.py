@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_networks import fresh, tiny
 from torch import nn
-from vitrail.weights.readers import tensor_file
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.weights import tensor_file
 from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
 from vitrail.weights.store import find_model, load_model, read_card, save_model

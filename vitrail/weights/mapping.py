@@ -60,11 +60,11 @@ class Conversion(Rule):
     """Name in the model's `state_dict()`."""
 
 
-Table = Mapping[str, str | Rule]
+NameTable = Mapping[str, str | Rule]
 """Name in the model -> name in the file, or a `Rule` if the tensor changes; with the fields of `conversions`."""
 
 
-def conversions(names: Iterable[str], table: Table, first: int = 0, **fields: str) -> list[Conversion]:
+def conversions(names: Iterable[str], table: NameTable, first: int = 0, **fields: str) -> list[Conversion]:
     """Return the conversions of a model's tensors, in the order of their names; a name without a row has none.
 
     Fields in a row: {part} is the end of a name, such as weight or bias. Any other field of the left column, such as
@@ -96,7 +96,7 @@ def _pattern(ours: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[0-9]+)", texts))
 
 
-def within(ours: str, theirs: str, table: Table) -> dict[str, str | Rule]:
+def within(ours: str, theirs: str, table: NameTable) -> dict[str, str | Rule]:
     """Return the rows of a part of a network, whose names start with `ours` in the model and `theirs` in the file."""
 
     def moved(right: str | Rule) -> str | Rule:
@@ -167,12 +167,12 @@ def unbatched(theirs: str) -> Rule:
     return Rule((theirs,), _keep, lambda tensor: (tensor[0],), reshape=True)
 
 
-def dense(ours: str, theirs: str) -> Table:
+def dense(ours: str, theirs: str) -> NameTable:
     """Return the rows of a flax `Dense` {kernel [in, out], bias [out]} for a linear layer."""
     return {f"{ours}.weight": turned(f"{theirs}/kernel"), f"{ours}.bias": f"{theirs}/bias"}
 
 
-def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> Table:
+def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> NameTable:
     """Return the rows of a norm's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
     return {f"{ours}.weight": f"{theirs}/{names[0]}", f"{ours}.bias": f"{theirs}/{names[1]}"}
 

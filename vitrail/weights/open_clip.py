@@ -30,7 +30,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.mapping import (
     CLIP,
-    Table,
+    NameTable,
     conversions,
     first_reason,
     layers_in,
@@ -65,7 +65,7 @@ _BLOCK = {
     "mlps.0.mlp.fc2.{part}": "mlp.c_proj.{part}",
     "mlps.0.residual.gamma": "ls_2.gamma",
 }
-TABLE: Table = {
+TABLE: NameTable = {
     "stem.weight": "{prefix}conv1.weight",
     "cls": reshaped("{prefix}class_embedding", (-1,)),
     "positions.embedding": unbatched("{prefix}positional_embedding"),

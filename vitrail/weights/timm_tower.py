@@ -31,7 +31,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
 from vitrail.weights.mapping import Conversion, size_in
 from vitrail.weights.timm.format import FORMAT as TIMM
-from vitrail.weights.timm.write import vit_tensors
+from vitrail.weights.timm.format import vit_tensors
 from vitrail.words import shown
 
 TRUNK, HEAD = "visual.trunk.", "visual.head."

@@ -37,7 +37,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax.write import expressible, found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Conversion, Table, dense, scale_bias, within
+from vitrail.weights.mapping import Conversion, NameTable, dense, scale_bias, within
 
 POSITIONS = "pos_embedding"
 OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -175,7 +175,7 @@ def _conversions(
 ) -> list[Conversion]:
     """Return the conversions of all tensors; `positions` is the name of the table of positions."""
     attention = "MultiHeadDotProductAttention_0"
-    head: Table = {
+    head: NameTable = {
         "probe": "probe",
         **flax.projections("query", attention, ("query",), config.heads),
         **flax.projections("key_value", attention, ("key", "value"), config.heads),

@@ -36,8 +36,8 @@ from vitrail.weights.flax.write import found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import (
     Conversion,
+    NameTable,
     Rule,
-    Table,
     conv_kernel,
     conversions,
     scale_bias,
@@ -51,7 +51,7 @@ _NUMBERED = re.compile(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/)"
 
 
 _GAMMA_BETA = ("gamma", "beta")
-_UNIT: Table = {
+_UNIT: NameTable = {
     "conv1.weight": conv_kernel("a/standardized_conv2d/kernel"),
     "conv2.weight": conv_kernel("b/standardized_conv2d/kernel"),
     "conv3.weight": conv_kernel("c/standardized_conv2d/kernel"),
@@ -60,7 +60,7 @@ _UNIT: Table = {
     **scale_bias("norm3", "c/group_norm", _GAMMA_BETA),
     "shortcut.weight": conv_kernel("a/proj/standardized_conv2d/kernel"),
 }
-TABLE: Table = {
+TABLE: NameTable = {
     "root.weight": conv_kernel(ROOT),
     **within("stages.{stage}.{unit}.", "resnet/block{stage}/unit{unit:02}/", _UNIT),
     **scale_bias("norm", "resnet/group_norm", _GAMMA_BETA),

@@ -33,7 +33,7 @@ from torch import Tensor
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, Rule, Table, conv_kernel, conversions, dense, scale_bias, within
+from vitrail.weights.mapping import Conversion, NameTable, Rule, conv_kernel, conversions, dense, scale_bias, within
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 """Prefixes of all names in released files and training checkpoints."""
@@ -206,10 +206,10 @@ def projector_note(prefix: str, classes: int | None) -> list[str]:
     return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
 
 
-def encoder_table(layout: EncoderLayout, heads: int) -> Table:
+def encoder_table(layout: EncoderLayout, heads: int) -> NameTable:
     """Return the table of stem, class token, blocks, last norm, pre-logits and head."""
     attention, norm, mlp = MODULES[layout.naming]
-    block: Table = {
+    block: NameTable = {
         **scale_bias("attentions.0.norm", "LayerNorm_0"),
         **projections("attentions.0.attention.qkv", attention, ("query", "key", "value"), heads),
         **out_projection("attentions.0.attention.out", f"{attention}/out", heads),
@@ -228,7 +228,7 @@ def encoder_table(layout: EncoderLayout, heads: int) -> Table:
     }
 
 
-def encoder_conversions(names: Iterable[str], table: Table, layout: EncoderLayout) -> list[Conversion]:
+def encoder_conversions(names: Iterable[str], table: NameTable, layout: EncoderLayout) -> list[Conversion]:
     """Return the conversions of a model's tensors by a table that has the rows of `encoder_table`."""
     entries = conversions(names, table, first=1, prefix=layout.prefix)
     if not layout.scan:
@@ -236,7 +236,7 @@ def encoder_conversions(names: Iterable[str], table: Table, layout: EncoderLayou
     return [_of_stack(entry) if entry.ours.startswith("blocks.") else entry for entry in entries]
 
 
-def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> Table:
+def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> NameTable:
     """Return the rows of kernels (D, H, E) and biases (H, E) of `parts` for one linear layer, in this order.
 
     `read` raises ValueError for another number of heads, which would split the features differently.
@@ -261,7 +261,7 @@ def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> T
     }
 
 
-def out_projection(ours: str, theirs: str, heads: int) -> Table:
+def out_projection(ours: str, theirs: str, heads: int) -> NameTable:
     """Return the rows of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
 
     def read(kernel: Tensor) -> Tensor:

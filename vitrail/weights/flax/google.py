@@ -40,7 +40,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax.write import check_grid, expressible, found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Conversion, Table, conv_kernel, scale_bias, stage_units, within
+from vitrail.weights.mapping import Conversion, NameTable, conv_kernel, scale_bias, stage_units, within
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -143,12 +143,12 @@ def _wide_norms(archive: Archive, prefix: str) -> list[str]:
     return [match[1] for match in matches if len(archive.shape(match[0])) == 4]
 
 
-def _table(config: ViTConfig, layout: flax.EncoderLayout) -> Table:
+def _table(config: ViTConfig, layout: flax.EncoderLayout) -> NameTable:
     """Return the table of a file."""
     table = {**flax.encoder_table(layout, config.heads), "positions.embedding": f"{{prefix}}{POSITIONS}"}
     if config.stem == "linear":
         return table
-    unit: Table = {
+    unit: NameTable = {
         "conv{number}.weight": conv_kernel("conv{number}/kernel"),
         **scale_bias("norm{number}", "gn{number}"),
         "shortcut.conv.weight": conv_kernel("conv_proj/kernel"),

@@ -33,8 +33,8 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import (
     Conversion,
+    NameTable,
     Rule,
-    Table,
     conversions,
     first_reason,
     joined,
@@ -76,7 +76,7 @@ def gated(gate: str, up: str, down: str) -> dict[str, str | Rule]:
     }
 
 
-OUTSIDE: Table = {
+OUTSIDE: NameTable = {
     "stem.{part}": f"{{prefix}}{STEM}.{{part}}",
     "cls": "{prefix}embeddings.cls_token",
     "positions.embedding": "{prefix}embeddings.position_embeddings",
@@ -85,7 +85,7 @@ OUTSIDE: Table = {
     "head.{part}": "classifier.{part}",
 }
 """Everything but the blocks, for the plain ViT."""
-BLOCK: Table = {
+BLOCK: NameTable = {
     "attentions.0.norm.{part}": "layernorm_before.{part}",
     **apart("attention.attention.query", "attention.attention.key", "attention.attention.value"),
     "attentions.0.attention.out.{part}": "attention.output.dense.{part}",
@@ -94,7 +94,7 @@ BLOCK: Table = {
     "mlps.0.mlp.fc2.{part}": "output.dense.{part}",
 }
 """A block of the plain ViT on disk."""
-IN_MEMORY: Table = {
+IN_MEMORY: NameTable = {
     **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
     "attentions.0.attention.out.{part}": "attention.o_proj.{part}",
     "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
@@ -133,14 +133,14 @@ class Encoder:
     """Prefix of every name in a model with a head."""
     stem: ClassVar[str] = STEM
     """Name of the patch embedding, without the prefix."""
-    outside: ClassVar[Table] = OUTSIDE
-    block: ClassVar[Table] = BLOCK
+    outside: ClassVar[NameTable] = OUTSIDE
+    block: ClassVar[NameTable] = BLOCK
     """Names in a block on disk."""
-    in_memory: ClassVar[Table] = IN_MEMORY
+    in_memory: ClassVar[NameTable] = IN_MEMORY
     """The rows of `block` that are otherwise in memory."""
-    swiglu: ClassVar[Table] = {}
+    swiglu: ClassVar[NameTable] = {}
     """The rows of a block that are otherwise if its MLP has a gate; those of `swiglu_in_memory` in memory."""
-    swiglu_in_memory: ClassVar[Table] = {}
+    swiglu_in_memory: ClassVar[NameTable] = {}
     lists: ClassVar[tuple[str, str]] = ("encoder.layer", "layers")
     """Name of the list of blocks on disk, and in memory."""
     disk_sign: ClassVar[str] = "encoder.layer.0.attention.attention.query.weight"
@@ -323,7 +323,7 @@ class Encoder:
         """Name of the list of blocks."""
         return f"{'' if self.loose else self.prefix}{self.lists[0 if self.disk else 1]}"
 
-    def table(self, config: ViTConfig | None = None) -> Table:
+    def table(self, config: ViTConfig | None = None) -> NameTable:
         """Return the table of names: of a model, or without a config the rows that all such encoders have."""
         swiglu = config is not None and config.mlp == "swiglu"
         block = {**self.block, **(self.swiglu if swiglu else {})}

@@ -20,7 +20,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import BLOCK, OUTSIDE, Encoder, apart, gated, keyless
 from vitrail.weights.mapping import (
     IMAGENET,
-    Table,
+    NameTable,
     eva_heads,
     number_in,
     rows,
@@ -49,7 +49,7 @@ class DeiT(Encoder):
     title = "DeiT"
     headed = "deit."
     with_teacher = "DeiTForImageClassificationWithTeacher"
-    outside: ClassVar[Table] = {
+    outside: ClassVar[NameTable] = {
         **OUTSIDE,
         "dist": "{prefix}embeddings.distillation_token",
         "registers": "{prefix}embeddings.distillation_token",
@@ -83,7 +83,7 @@ class DeiT(Encoder):
         encoder = super().of_model(config)
         return replace(encoder, architecture=cls.with_teacher) if config.distilled else encoder
 
-    def table(self, config: ViTConfig | None = None) -> Table:
+    def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
         distilled = config is not None and config.distilled
         return {**super().table(config), **({"head.{part}": "cls_classifier.{part}"} if distilled else {})}
@@ -163,8 +163,8 @@ class DinoV2(Encoder):
     model_type = "dinov2"
     title = "Dinov2"
     headed = "dinov2."
-    outside: ClassVar[Table] = {**OUTSIDE, "registers": "{prefix}embeddings.register_tokens"}
-    block: ClassVar[Table] = {
+    outside: ClassVar[NameTable] = {**OUTSIDE, "registers": "{prefix}embeddings.register_tokens"}
+    block: ClassVar[NameTable] = {
         **BLOCK,
         "attentions.0.norm.{part}": "norm1.{part}",
         "attentions.0.residual.gamma": "layer_scale1.lambda1",
@@ -173,11 +173,11 @@ class DinoV2(Encoder):
         "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
         "mlps.0.residual.gamma": "layer_scale2.lambda1",
     }
-    swiglu: ClassVar[Table] = {
+    swiglu: ClassVar[NameTable] = {
         "mlps.0.mlp.fc1.{part}": "mlp.weights_in.{part}",
         "mlps.0.mlp.fc2.{part}": "mlp.weights_out.{part}",
     }
-    swiglu_in_memory: ClassVar[Table] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    swiglu_in_memory: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     lists = ("encoder.layer", "encoder.layer")
     expresses = frozenset({"LayerScale", "swiglu MLP", "pooling by 'cls+gap'"})
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
@@ -270,12 +270,12 @@ class DinoV3(Encoder):
     title = "DINOv3ViT"
     headed = "dinov3_vit."
     stem = "embeddings.patch_embeddings"
-    outside: ClassVar[Table] = {
+    outside: ClassVar[NameTable] = {
         **OUTSIDE,
         "stem.{part}": f"{{prefix}}{stem}.{{part}}",
         "registers": "{prefix}embeddings.register_tokens",
     }
-    block: ClassVar[Table] = {
+    block: ClassVar[NameTable] = {
         "attentions.0.norm.{part}": "norm1.{part}",
         **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
         **keyless("attention.q_proj", "attention.v_proj"),
@@ -286,8 +286,8 @@ class DinoV3(Encoder):
         "mlps.0.mlp.fc2.{part}": "mlp.down_proj.{part}",
         "mlps.0.residual.gamma": "layer_scale2.lambda1",
     }
-    in_memory: ClassVar[Table] = {}
-    swiglu: ClassVar[Table] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    in_memory: ClassVar[NameTable] = {}
+    swiglu: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     lists = ("layer", "model.layer")
     disk_sign = "layer.0.norm1.weight"
     norm_name = "norm"
@@ -375,13 +375,13 @@ class Beit(Encoder):
     model_type = "beit"
     title = "Beit"
     headed = "beit."
-    block: ClassVar[Table] = {
+    block: ClassVar[NameTable] = {
         **BLOCK,
         **keyless("attention.attention.query", "attention.attention.value"),
         "attentions.0.residual.gamma": "lambda_1",
         "mlps.0.residual.gamma": "lambda_2",
     }
-    in_memory: ClassVar[Table] = {**Encoder.in_memory, **keyless("attention.q_proj", "attention.v_proj")}
+    in_memory: ClassVar[NameTable] = {**Encoder.in_memory, **keyless("attention.q_proj", "attention.v_proj")}
     expresses = frozenset({"LayerScale", "relative_bias positions", "none positions", "pooling by 'gap'"})
     remarks = ("keys without a bias, as in every BEiT (a bias of zero is equivalent)",)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)
@@ -472,7 +472,7 @@ class Beit(Encoder):
         within = "attention.attention.relative_position_bias" if self.disk else "relative_position_bias"
         return f"{self.layers}.{{layer}}.{within}.{_POSITION_BIAS}"
 
-    def table(self, config: ViTConfig | None = None) -> Table:
+    def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
         shared = config is not None and config.place == "shared"
         return {**super().table(config), "positions.bias": stacked(self.shared_bias if shared else self.bias)}
@@ -517,7 +517,7 @@ class InternVL(Encoder):
     model_type = "internvl_vision"
     title = "InternVLVision"
     headed = "internvl_vision."
-    block: ClassVar[Table] = {
+    block: ClassVar[NameTable] = {
         **BLOCK,
         **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
         "attentions.0.attention.qk_norm.query.{part}": "attention.q_norm.{part}",
@@ -528,7 +528,7 @@ class InternVL(Encoder):
         "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
         "mlps.0.residual.gamma": "lambda_2",
     }
-    in_memory: ClassVar[Table] = {}
+    in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layer", "encoder.layer")
     expresses = frozenset(
         {"LayerScale", "network without a last LayerNorm", "RMSNorm", "normalisation of queries and keys"}

@@ -20,8 +20,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import HALF, Encoder, Statistics, apart, gated
 from vitrail.weights.mapping import (
     CLIP,
+    NameTable,
     Rule,
-    Table,
     dense_biases,
     joined,
     number_in,
@@ -52,14 +52,14 @@ class Clip(Encoder):
     title = "CLIPVision"
     headed = "vision_model."
     stem = "embeddings.patch_embedding"
-    outside: ClassVar[Table] = {
+    outside: ClassVar[NameTable] = {
         "stem.weight": "{prefix}embeddings.patch_embedding.weight",
         "cls": reshaped("{prefix}embeddings.class_embedding", (-1,)),
         "positions.embedding": unbatched("{prefix}embeddings.position_embedding.weight"),
         "pre_norm.{part}": "{prefix}pre_layrnorm.{part}",  # spelled so
         "norm.{part}": "{norm}.{part}",
     }
-    block: ClassVar[Table] = {
+    block: ClassVar[NameTable] = {
         "attentions.0.norm.{part}": "layer_norm1.{part}",
         **apart("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "attentions.0.attention.out.{part}": "self_attn.out_proj.{part}",
@@ -67,7 +67,7 @@ class Clip(Encoder):
         "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
         "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
     }
-    in_memory: ClassVar[Table] = {}
+    in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layers", "encoder.layers")
     norm_name = "post_layernorm"
     table_axes = 2
@@ -163,7 +163,7 @@ class Clip(Encoder):
 
     # both
 
-    def table(self, config: ViTConfig | None = None) -> Table:
+    def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
         projected = config is not None and config.pool != "gap"
         head = {"head.weight": "visual_projection.weight"} if projected else {"head.{part}": "classifier.{part}"}
@@ -171,7 +171,7 @@ class Clip(Encoder):
 
 
 _IN_PROJ = "attention.in_proj_{part}"
-_POOL: Table = {
+_POOL: NameTable = {
     "probe": "probe",
     "query.{part}": Rule((_IN_PROJ,), lambda joint: joint[: len(joint) // 3], lambda query: (query,)),
     "key_value.{part}": Rule((_IN_PROJ,), lambda joint: joint[len(joint) // 3 :], lambda both: (both,)),
@@ -191,7 +191,7 @@ class Siglip(Clip):
     model_type = "siglip_vision_model"
     whole = "siglip"
     title = "SiglipVision"
-    outside: ClassVar[Table] = {
+    outside: ClassVar[NameTable] = {
         "stem.{part}": "{prefix}embeddings.patch_embedding.{part}",
         "positions.embedding": Clip.outside["positions.embedding"],
         "norm.{part}": "{norm}.{part}",
@@ -268,7 +268,7 @@ class Siglip2(Siglip):
         """See `Encoder.json`."""
         return super().json(config) | dict(num_patches=config.grid[0] * config.grid[1])
 
-    def table(self, config: ViTConfig | None = None) -> Table:
+    def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`: a row of the patch embedding is [row, column, channel]."""
         if config is None:
             return super().table()
@@ -295,7 +295,7 @@ class Aimv2(Siglip):
     title = "Aimv2Vision"
     headed = "aimv2."
     stem = "embeddings.patch_embed"
-    outside: ClassVar[Table] = {
+    outside: ClassVar[NameTable] = {
         "stem.{part}": "{prefix}embeddings.patch_embed.{part}",
         "patch_norm.{part}": "{prefix}embeddings.rms_norm.{part}",
         "positions.embedding": Clip.outside["positions.embedding"],
@@ -304,7 +304,7 @@ class Aimv2(Siglip):
         "pool.key_value.{part}": joined("{prefix}head.k_proj.{part}", "{prefix}head.v_proj.{part}"),
         "pool.out.{part}": "{prefix}head.output_proj.{part}",
     }
-    block: ClassVar[Table] = {
+    block: ClassVar[NameTable] = {
         "attentions.0.norm.{part}": "rms_norm1.{part}",
         **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
         "attentions.0.attention.out.{part}": "attention.out_proj.{part}",

@@ -11,10 +11,9 @@ from vitrail.model.resnet.units import BIT_UNITS
 from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected_of
-from vitrail.weights.mapping import Conversion, Table, conversions, reshaped, shape_of, within
-from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, statistics
+from vitrail.weights.mapping import Conversion, NameTable, conversions, reshaped, shape_of, within
+from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import BOTTLENECK
-from vitrail.weights.timm.unsupported import refuse
 from vitrail.weights.timm.vit import count
 from vitrail.words import shown
 
@@ -51,7 +50,7 @@ def infer_bit(file: TimmFile) -> ResNetConfig:
 
 def bit_conversions(config: ResNetConfig) -> list[Conversion]:
     """Return the conversions of all tensors of a ResNet in a timm file."""
-    table: Table = {
+    table: NameTable = {
         "root.weight": "stem.conv.weight",
         **within("stages.{stage}.{unit}.", "stages.{stage}.blocks.{unit}.", BOTTLENECK),
         "norm.{part}": "norm.{part}",

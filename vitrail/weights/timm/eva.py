@@ -18,9 +18,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.mapping import eva_heads, rows, shape_of, stem_sizes
-from vitrail.weights.timm.file import NORM_EPS, TimmFile, statistics
+from vitrail.weights.timm.file import NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, ratio_of
-from vitrail.weights.timm.unsupported import refuse
 from vitrail.weights.timm.vit import count, grid_of, normed_heads, pooling, token_count
 from vitrail.words import shown
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.assemble import expected_of
-from vitrail.weights.mapping import Conversion, Rule, Table, dense_biases, joined, within, without_key_bias
+from vitrail.weights.mapping import Conversion, NameTable, Rule, dense_biases, joined, within, without_key_bias
 from vitrail.weights.mapping import conversions as by_table
 from vitrail.weights.timm.relpos import RelposKind, bias_rule
 
@@ -39,7 +39,7 @@ BOTTLENECK = {
     "shortcut.norm.{part}": "downsample.norm.{part}",
 }
 """A unit of a ResNet: of BiT, or of the one in front of a hybrid, whose shortcut has a norm."""
-OUTSIDE: Table = {
+OUTSIDE: NameTable = {
     "stem.{part}": "patch_embed.proj.{part}",
     "stem.root.conv.weight": "patch_embed.backbone.{root}conv.weight",
     "stem.root.norm.{part}": "patch_embed.backbone.{root}norm.{part}",
@@ -65,7 +65,7 @@ OUTSIDE: Table = {
 }
 """Everything but the blocks. {root} is "stem.", or nothing if it is all there is; {norm} is "norm" or "fc_norm"."""
 
-ATTENTION: Table = {
+ATTENTION: NameTable = {
     "norm.{part}": "norm1.{part}",
     "attention.qkv.weight": "attn.qkv.weight",
     "attention.qkv.bias": "attn.qkv.bias",
@@ -74,17 +74,17 @@ ATTENTION: Table = {
     "attention.out.{part}": "attn.proj.{part}",
     "residual.gamma": "ls1.gamma",
 }
-MLP: Table = {
+MLP: NameTable = {
     "norm.{part}": "norm2.{part}",
     "mlp.fc1.{part}": "mlp.fc1.{part}",
     "mlp.fc2.{part}": "mlp.fc2.{part}",
     "residual.gamma": "ls2.gamma",
 }
-INSIDE: Table = {"attention.norm.{part}": "attn.norm.{part}", "mlp.norm.{part}": "mlp.norm.{part}"}
+INSIDE: NameTable = {"attention.norm.{part}": "attn.norm.{part}", "mlp.norm.{part}": "mlp.norm.{part}"}
 """Norms inside attention and MLP (EVA-02); the plain ViT of timm has none."""
-PARALLEL: Table = {"norm.{part}": "norm.{part}", "residual.gamma": "ls.gamma"}
+PARALLEL: NameTable = {"norm.{part}": "norm.{part}", "residual.gamma": "ls.gamma"}
 """The rows that are otherwise in parallel blocks, in `attns.0` and `ffns.0`."""
-APART: Table = {
+APART: NameTable = {
     "attention.qkv.weight": joined("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight"),
     "attention.qkv.bias": joined("attn.q_proj.bias", "attn.k_proj.bias", "attn.v_proj.bias"),
 }
@@ -128,7 +128,7 @@ def conversions(config: ViTConfig, naming: Naming | EvaNaming) -> list[Conversio
     return by_table(names, _table(config, naming), root=root, norm=norm)
 
 
-def _table(config: ViTConfig, naming: Naming | EvaNaming) -> Table:
+def _table(config: ViTConfig, naming: Naming | EvaNaming) -> NameTable:
     """Return the table of a file."""
     if isinstance(naming, EvaNaming):
         gammas, keyless, apart, gates = True, not config.key_bias, naming.apart, naming.gate_apart
