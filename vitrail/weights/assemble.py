@@ -230,7 +230,8 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
     if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.patch != new.patch and name == "stem.weight":
         tensor = resize_kernel(tensor, new.patch).contiguous()
         report.resampled[name] = f"{old.patch} -> {new.patch} px patches, pseudo-inverse of a bilinear resize"
-    if old.channels != new.channels and _is_image_kernel(tensor, old.channels, new.channels, shape):
+    kernel = tensor.dim() == 4 and tensor.shape[1] == old.channels  # that reads images
+    if old.channels != new.channels and kernel and shape == (len(tensor), new.channels, *tensor.shape[2:]):
         tensor = _adapt_channels(tensor, new.channels)
         report.resampled[name] = f"{old.channels} -> {new.channels} channels"
     if tuple(tensor.shape) != shape and old.channels != new.channels:
@@ -251,11 +252,6 @@ def _is_raster(tensor: Tensor, config: ViTConfig) -> bool:
     return tensor.dim() == 3 and tensor.shape[1] in {count + math.prod(config.grid) for count in (0, config.front)}
 
 
-def _is_image_kernel(kernel: Tensor, old: int, new: int, shape: tuple[int, ...]) -> bool:
-    """Return whether a kernel reads images of `old` channels, and `shape` is that of such a kernel for `new` ones."""
-    return kernel.dim() == 4 and kernel.shape[1] == old and shape == (kernel.shape[0], new, *kernel.shape[2:])
-
-
 def _adapt_channels(kernel: Tensor, channels: int) -> Tensor:
     """Return a kernel [out, old channels, height, width] as [out, channels, height, width].
 
@@ -266,7 +262,8 @@ def _adapt_channels(kernel: Tensor, channels: int) -> Tensor:
     old = kernel.shape[1]
     if channels == 1:
         return kernel.sum(1, keepdim=True)
-    return _in_turn(kernel, channels) * (old / channels)
+    in_turn = kernel.repeat(1, -(-channels // old), 1, 1)[:, :channels].contiguous()
+    return in_turn * (old / channels)
 
 
 def _with_channels(config: Config, channels: int) -> dict[str, Any]:
@@ -284,11 +281,6 @@ def _with_channels(config: Config, channels: int) -> dict[str, Any]:
         else:
             changed[name] = (sum(old) / len(old),)
     return changed
-
-
-def _in_turn(kernel: Tensor, channels: int) -> Tensor:
-    times = -(-channels // kernel.shape[1])
-    return kernel.repeat(1, times, 1, 1)[:, :channels].contiguous()
 
 
 @dataclass

@@ -254,7 +254,7 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
     """Return the arguments of timm's class that only these networks have, for config.json."""
     rotary = config.rotary or Rotary()
     kind = {"centred": "dinov3", "index": "cat"}[rotary.coordinates]
-    return dict(
+    values: dict[str, Any] = dict(
         attn_type="rope" if config.key_bias else "eva",
         qkv_bias=naming.bias,
         qkv_fused=not naming.apart,
@@ -277,14 +277,8 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
         use_fc_norm=config.final_norm == "pooled",
         use_post_transformer_norm=config.final_norm == "tokens",
         use_pre_transformer_norm=config.pre_norm,
-        **_pool_arguments(config),
     )
-
-
-def _pool_arguments(config: ViTConfig) -> dict[str, Any]:
-    if config.pool != "map":
-        return {}
-    hidden = config.pool_mlp_dim or config.mlp_dim
-    return dict(
-        attn_pool_num_heads=config.pool_heads or config.heads, attn_pool_mlp_ratio=ratio_of(hidden, config.width)
-    )
+    if config.pool == "map":
+        values["attn_pool_num_heads"] = config.pool_heads or config.heads
+        values["attn_pool_mlp_ratio"] = ratio_of(config.pool_mlp_dim or config.mlp_dim, config.width)
+    return values
