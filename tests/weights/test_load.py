@@ -36,7 +36,7 @@ from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, ForeignModel, format_named, recognise
 from vitrail.weights.load import load
-from vitrail.weights.mapping import Conversion, Rule, conversions, joined, reshaped, turned
+from vitrail.weights.mapping import Conversion, Rule, apply_table, joined, reshaped, turned
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ CLASSES = ["cat", "dog", "owl"]
 
 def row(ours: str, theirs: str | Rule) -> Conversion:
     """The conversion of a table of one row."""
-    (entry,) = conversions([ours], {ours: theirs})
+    (entry,) = apply_table([ours], {ours: theirs})
     return entry
 
 

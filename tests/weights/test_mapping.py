@@ -11,8 +11,8 @@ from torch import Tensor
 from vitrail.weights.mapping import (
     Conversion,
     Rule,
+    apply_table,
     conv_kernel,
-    conversions,
     dense,
     joined,
     reshaped,
@@ -29,7 +29,7 @@ def _values(*shape: int) -> Tensor:
 
 def row(right: str | Rule) -> Conversion:
     """The conversion of a table of one row."""
-    (entry,) = conversions(["a"], {"a": right})
+    (entry,) = apply_table(["a"], {"a": right})
     return entry
 
 
@@ -56,7 +56,7 @@ def test_writing_undoes_reading(entry: Conversion, shapes: list[tuple[int, ...]]
 
 def test_a_flax_dense_layer_computes_the_same_as_ours() -> None:
     kernel, bias, x = _values(3, 5), _values(5), _values(7, 3)
-    weight, offset = conversions(["layer.weight", "layer.bias"], dense("layer", "Dense_0"))
+    weight, offset = apply_table(["layer.weight", "layer.bias"], dense("layer", "Dense_0"))
     assert (weight.ours, weight.theirs) == ("layer.weight", ("Dense_0/kernel",))
     assert (offset.ours, offset.theirs) == ("layer.bias", ("Dense_0/bias",))
     expected = x.numpy() @ kernel.numpy() + bias.numpy()
@@ -88,7 +88,7 @@ def test_joined_parts_keep_their_order() -> None:
     ],
 )
 def test_pairs_are_named_as_their_libraries_name_them(table: Any, names: dict[str, str]) -> None:
-    assert {entry.ours: entry.theirs[0] for entry in conversions(names, table)} == names
+    assert {entry.ours: entry.theirs[0] for entry in apply_table(names, table)} == names
 
 
 def test_a_table_is_applied_to_the_tensors_that_a_model_has() -> None:
@@ -99,14 +99,14 @@ def test_a_table_is_applied_to_the_tensors_that_a_model_has() -> None:
         "head.{part}": "classifier.{part}",
     }
     names = ["bias", "blocks.0.norm.weight", "blocks.1.norm.weight", "blocks.1.qkv", "blocks.1.other", "cls"]
-    assert {entry.ours: entry.theirs for entry in conversions(names, table, prefix="vit.")} == {
+    assert {entry.ours: entry.theirs for entry in apply_table(names, table, prefix="vit.")} == {
         "bias": ("vit.layers.0.table", "vit.layers.1.table"),
         "blocks.0.norm.weight": ("vit.layers.0.ln.weight",),
         "blocks.1.norm.weight": ("vit.layers.1.ln.weight",),
         "blocks.1.qkv": ("vit.layers.1.q", "vit.layers.1.k"),
         "cls": ("vit.token",),
     }
-    counted = conversions(
+    counted = apply_table(
         ["stages.0.1.conv2"], {"stages.{stage}.{unit}.conv{number}": "b{stage}/u{unit:02}/{number}"}, 1
     )
     assert counted[0].theirs == ("b1/u02/2",)

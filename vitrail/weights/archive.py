@@ -13,7 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -95,17 +95,7 @@ class Archive:
     def without(self, prefix: str) -> Archive:
         """Return a view of the tensors whose names start with `prefix`, under names without it."""
         shapes = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
-        read = self.read
-        return Archive(
-            self.path,
-            self.kind,
-            shapes,
-            lambda name: read(prefix + name),
-            self.metadata,
-            self.config,
-            self.processor,
-            self.notes,
-        )
+        return replace(self, shapes=shapes, read=lambda name: self.read(prefix + name))
 
     def _check(self, name: str) -> None:
         if name not in self.shapes:

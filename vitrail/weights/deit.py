@@ -24,7 +24,7 @@ from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
-    conversions,
+    apply_table,
     first_reason,
     imagenet_statistics,
     rows,
@@ -98,7 +98,7 @@ class DeiT:
         assumptions.append(f"preprocessing of the DeiT repository: ImageNet's mean and std, bicubic, crop {crop}")
         origin = {"format": self.name, "file": str(archive.path)}
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        return ForeignModel(card, conversions(expected(config, archive.path), TABLE), assumptions=assumptions)
+        return ForeignModel(card, apply_table(expected(config, archive.path), TABLE), assumptions=assumptions)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write `{"model": state_dict}`, or a safetensors file if `path` ends in .safetensors. Raises WeightsError."""
@@ -108,7 +108,7 @@ class DeiT:
         assert isinstance(config, ViTConfig)
         refuse_folder(path, "deit.pth")
         state = state_of(model)
-        write_tensors(path, foreign_tensors(state, conversions(state, TABLE), self.name), under="model")
+        write_tensors(path, foreign_tensors(state, apply_table(state, TABLE), self.name), under="model")
 
 
 FORMAT = DeiT()

@@ -1,7 +1,7 @@
 """Tables of names: the tensors of a model, and those of another library's file that they are made of.
 
 A format is a table of two columns: the name in the model, and the name in the file, or a `Rule` if the tensor changes.
-`conversions` applies a table to the tensors that a model has, so rows of parts that it lacks are of no effect. Loading
+`apply_table` applies a table to the tensors that a model has, so rows of parts that it lacks are of no effect. Loading
 applies `read`, saving applies `write`. A name is written only once, and a file that was read can be written back. Below
 are the sizes of a model that shapes in a file reveal, and what formats share when they assume or refuse something.
 
@@ -61,10 +61,10 @@ class Conversion(Rule):
 
 
 NameTable = Mapping[str, str | Rule]
-"""Name in the model -> name in the file, or a `Rule` if the tensor changes; with the fields of `conversions`."""
+"""Name in the model -> name in the file, or a `Rule` if the tensor changes; with the fields of `apply_table`."""
 
 
-def conversions(names: Iterable[str], table: NameTable, first: int = 0, **fields: str) -> list[Conversion]:
+def apply_table(names: Iterable[str], table: NameTable, first: int = 0, **fields: str) -> list[Conversion]:
     """Return the conversions of a model's tensors, in the order of their names; a name without a row has none.
 
     Fields in a row: {part} is the end of a name, such as weight or bias. Any other field of the left column, such as

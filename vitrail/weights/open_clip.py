@@ -31,7 +31,7 @@ from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors,
 from vitrail.weights.mapping import (
     CLIP,
     NameTable,
-    conversions,
+    apply_table,
     first_reason,
     layers_in,
     number_in,
@@ -107,7 +107,7 @@ class OpenClip:
         config, notes = _config(archive, prefix)
         preprocess = _preprocess(archive, config.image_size, notes)
         zeros = {"stem.bias": "no bias of the patch embedding", "head.bias": "no bias of the projection"}
-        entries = conversions(expected(config, archive.path), TABLE, prefix=prefix)
+        entries = apply_table(expected(config, archive.path), TABLE, prefix=prefix)
         origin = dict(format=self.name, file=archive.path.name, prefix=prefix, config=dict(archive.config))
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
         unused = _texts(archive) if prefix else {}
@@ -155,7 +155,7 @@ class OpenClip:
             raise WeightsError(
                 f"format {self.name!r} has no place for this model: its last layer has a bias, and a projection none"
             )
-        entries = conversions(state, TABLE, prefix=origin.get("prefix", PREFIXES[0]))
+        entries = apply_table(state, TABLE, prefix=origin.get("prefix", PREFIXES[0]))
         _write(path, foreign_tensors(state, entries, self.name), _json(config, card, origin.get("config", {})))
 
 
@@ -195,6 +195,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         heads, sentence = usual_heads(archive, width)
         notes.append(f"{sentence}, because there is no {FILES[1]}")
     mean, std = _statistics(archive, channels, where, notes)
+    gamma = {"ls_init_value": vision.get("ls_init_value") or 1e-5}
     config = ViTConfig(
         width=width,
         depth=layers_in(archive, f"{layers}.{{layer}}.ln_1.weight"),
@@ -205,7 +206,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         channels=channels,
         classes=shape_of(archive, f"{prefix}proj", 2)[1],
         pre_norm=f"{prefix}ln_pre.weight" in archive,
-        layer_scale=_scale(vision, where) if f"{layers}.0.ls_1.gamma" in archive else None,
+        layer_scale=number_in(gamma, "ls_init_value", where) if f"{layers}.0.ls_1.gamma" in archive else None,
         norm_eps=number_in({"eps": NORM_EPS} | _mapping(vision, "norm_kwargs", where), "eps", where),
         gelu=_gelu(archive, model, vision, where),
         resize_mode="timm",  # bicubic, antialiased
@@ -213,10 +214,6 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         std=std,
     )
     return config, notes
-
-
-def _scale(vision: Mapping[str, Any], where: str) -> float:
-    return number_in({"ls_init_value": vision.get("ls_init_value") or 1e-5}, "ls_init_value", where)
 
 
 def _gelu(archive: Archive, model: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> Gelu:
@@ -312,7 +309,8 @@ def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str,
 
 
 def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
-    fill = round(sum(_fill(card.preprocess)) / 3)  # one number for all colours
+    padded = card.preprocess.resize == "pad"  # otherwise the picture fills the whole image
+    fill = round(sum(card.preprocess.fill or GREY) / 3) if padded else 0  # one number for all colours
     return dict(
         mean=list(config.mean),
         std=list(config.std),
@@ -321,8 +319,3 @@ def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
         # OpenCLIP's own files name it nowhere, and 0 is what it takes then
         **({"fill_color": fill} if fill else {}),
     )
-
-
-def _fill(preprocess: Preprocess) -> tuple[int, int, int]:
-    """Return the colour beside a picture; black where a picture fills the whole image."""
-    return (preprocess.fill or GREY) if preprocess.resize == "pad" else (0, 0, 0)

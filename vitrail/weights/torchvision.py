@@ -19,7 +19,7 @@ from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
-    conversions,
+    apply_table,
     first_reason,
     imagenet_statistics,
     layers_in,
@@ -81,7 +81,7 @@ class Torchvision:
         preprocess, note = _preprocess(config)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), mlp=list(mlp))
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        entries = conversions(expected(config, archive.path), TABLE, fc1=mlp[0], fc2=mlp[1])
+        entries = apply_table(expected(config, archive.path), TABLE, fc1=mlp[0], fc2=mlp[1])
         return ForeignModel(card, entries, assumptions=[*notes, note])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
@@ -96,7 +96,7 @@ class Torchvision:
         refuse_folder(path, "vit.pth")
         fc1, fc2 = OLD if origin_of(card, self.name).get("mlp") == list(OLD) else NEW
         state = state_of(model)
-        write_tensors(path, foreign_tensors(state, conversions(state, TABLE, fc1=fc1, fc2=fc2), self.name))
+        write_tensors(path, foreign_tensors(state, apply_table(state, TABLE, fc1=fc1, fc2=fc2), self.name))
 
 
 FORMAT = Torchvision()

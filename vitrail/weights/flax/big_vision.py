@@ -105,7 +105,7 @@ def _config(archive: Archive, layout: flax.EncoderLayout, positions: str) -> tup
     sizes["patch"] = patch = flax.patch_size(archive, prefix)
     sizes["pool"] = pool = _pool(archive, prefix, sizes["heads"])
     if f"{prefix}{positions}" in archive:
-        rows = flax.shape_of(archive, f"{prefix}{positions}", "1", "positions", "width")[1]
+        rows = flax.named_axes(archive, f"{prefix}{positions}", "1", "positions", "width")[1]
         grid, sizes["cls_position"] = _read_positions(rows)
         if sizes["cls_position"] and pool != "cls":
             raise WeightsError(
@@ -131,7 +131,7 @@ def _pool(archive: Archive, prefix: str, heads: int) -> str:
             f"{archive.path} has both '{prefix}cls' and a MAP head; big_vision's models have only one of them"
         )
     name = f"{prefix}MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"
-    shape = flax.shape_of(archive, name, "width", "heads", "features of a head")
+    shape = flax.named_axes(archive, name, "width", "heads", "features of a head")
     if shape[1] != heads:
         raise WeightsError(
             f"{archive.path}: {name!r} has {shape[1]} heads and the encoder has {heads}; they must be equal"
@@ -186,10 +186,10 @@ def _conversions(
     }
     table = {
         **flax.encoder_table(layout, config.heads),
-        "positions.embedding": f"{{prefix}}{positions}",
+        "positions.embedding": "{prefix}{positions}",
         **within("pool.", "{prefix}MAPHead_0/", head),
     }
-    return flax.encoder_conversions(names, table, layout)
+    return flax.encoder_conversions(names, table, layout, positions=positions)
 
 
 FORMAT = BigVision()

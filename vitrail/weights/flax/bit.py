@@ -31,15 +31,15 @@ from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.flax.encoder import shape_of
+from vitrail.weights.flax.encoder import named_axes
 from vitrail.weights.flax.write import found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import (
     Conversion,
     NameTable,
     Rule,
+    apply_table,
     conv_kernel,
-    conversions,
     scale_bias,
     stage_units,
     within,
@@ -85,9 +85,9 @@ class BiT:
         names = _names(archive)
         if not (units := stage_units(archive, names, "resnet/", digits=2)):
             raise WeightsError(f"{archive.path} has a ResNet without units: there is no resnet/block1/unit01")
-        root = shape_of(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
+        root = named_axes(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
         head = f"{HEAD}/kernel"
-        classes = shape_of(archive, names[head], "1", "1", "features", "classes")[3] if head in names else 0
+        classes = named_axes(archive, names[head], "1", "1", "features", "classes")[3] if head in names else 0
         preprocess, said = _evaluation(classes)
         config = ResNetConfig(
             units=units, width=root[3], channels=root[2], classes=classes, image_size=preprocess.image_size,
@@ -145,7 +145,7 @@ def _evaluation(classes: int) -> tuple[Preprocess, list[str]]:
 
 def _conversions(names: Iterable[str], numbered: Mapping[str, str]) -> list[Conversion]:
     """Return the conversions of all tensors. `numbered` maps names without numbers to those in the file."""
-    entries = conversions(names, TABLE, first=1)
+    entries = apply_table(names, TABLE, first=1)
     return [replace(entry, theirs=tuple(numbered.get(name, name) for name in entry.theirs)) for entry in entries]
 
 

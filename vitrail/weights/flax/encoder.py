@@ -33,7 +33,7 @@ from torch import Tensor
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, NameTable, Rule, conv_kernel, conversions, dense, scale_bias, within
+from vitrail.weights.mapping import Conversion, NameTable, Rule, apply_table, conv_kernel, dense, scale_bias, within
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 """Prefixes of all names in released files and training checkpoints."""
@@ -94,7 +94,7 @@ def find_layout(archive: Archive, prefix: str) -> EncoderLayout:
     raise WeightsError(f"{archive.path} has no attention in its first layer: there is no {expected}")
 
 
-def shape_of(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
+def named_axes(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
     """Return the shape of a required tensor with these axes. Raises WeightsError if it does not fit."""
     if name not in archive:
         raise WeightsError(f"{archive.path} lacks the tensor {name!r} ({', '.join(axes)})")
@@ -109,8 +109,8 @@ def encoder_sizes(archive: Archive, layout: EncoderLayout) -> dict[str, int]:
     attention, _, mlp = MODULES[layout.naming]
     stacked = ("layers",) * layout.scan
     name = f"{layout.block(0)}{attention}/query/kernel"
-    query = shape_of(archive, name, *stacked, "width", "heads", "features of a head")
-    hidden = shape_of(archive, f"{layout.block(0)}{mlp}/Dense_0/kernel", *stacked, "width", "mlp_dim")
+    query = named_axes(archive, name, *stacked, "width", "heads", "features of a head")
+    hidden = named_axes(archive, f"{layout.block(0)}{mlp}/Dense_0/kernel", *stacked, "width", "mlp_dim")
     width, heads, features = query[-3:]
     if heads * features != width:
         raise WeightsError(
@@ -144,17 +144,17 @@ def _count_layers(archive: Archive, prefix: str) -> int:
 
 def top_sizes(archive: Archive, prefix: str) -> dict[str, int | None]:
     """Return channels, classes (0 without a head) and pre_logits (None without). Raises WeightsError."""
-    kernel = shape_of(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
+    kernel = named_axes(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
     sizes: dict[str, int | None] = dict(channels=kernel[2], classes=0, pre_logits=None)
     for layer, field in (("head", "classes"), ("pre_logits", "pre_logits")):
         if f"{prefix}{layer}/kernel" in archive or f"{prefix}{layer}/bias" in archive:
-            sizes[field] = shape_of(archive, f"{prefix}{layer}/kernel", "features", field)[1]
+            sizes[field] = named_axes(archive, f"{prefix}{layer}/kernel", "features", field)[1]
     return sizes
 
 
 def patch_size(archive: Archive, prefix: str) -> int:
     """Return the side of a patch, in cells of the map that is cut into patches. Raises WeightsError."""
-    kernel = shape_of(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
+    kernel = named_axes(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
     if kernel[0] != kernel[1]:
         raise WeightsError(f"{archive.path} has patches of {kernel[0]} x {kernel[1]}; they must be square here")
     return kernel[0]
@@ -228,9 +228,11 @@ def encoder_table(layout: EncoderLayout, heads: int) -> NameTable:
     }
 
 
-def encoder_conversions(names: Iterable[str], table: NameTable, layout: EncoderLayout) -> list[Conversion]:
-    """Return the conversions of a model's tensors by a table that has the rows of `encoder_table`."""
-    entries = conversions(names, table, first=1, prefix=layout.prefix)
+def encoder_conversions(
+    names: Iterable[str], table: NameTable, layout: EncoderLayout, **fields: str
+) -> list[Conversion]:
+    """Return the conversions of a model's tensors by a table that has the rows of `encoder_table`, and its fields."""
+    entries = apply_table(names, table, first=1, prefix=layout.prefix, **fields)
     if not layout.scan:
         return entries
     return [_of_stack(entry) if entry.ours.startswith("blocks.") else entry for entry in entries]

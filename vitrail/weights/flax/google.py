@@ -107,7 +107,7 @@ def _config(archive: Archive, layout: flax.EncoderLayout) -> ViTConfig:
     if _is_hybrid(archive, prefix):
         sizes |= _hybrid_sizes(archive, prefix)
     pool = "cls" if f"{prefix}cls" in archive else "gap"
-    positions = flax.shape_of(archive, f"{prefix}{POSITIONS}", "1", "positions", "width")
+    positions = flax.named_axes(archive, f"{prefix}{POSITIONS}", "1", "positions", "width")
     cells = positions[1] - (pool == "cls")
     if cells < 1:
         raise WeightsError(f"{archive.path} has only the class token's position in '{prefix}{POSITIONS}'")
@@ -124,7 +124,7 @@ def _is_hybrid(archive: Archive, prefix: str) -> bool:
 def _hybrid_sizes(archive: Archive, prefix: str) -> dict[str, Any]:
     """Return stem, stem_units, stem_width, patch and channels. Raises WeightsError for a ResNet of another kind."""
     name = f"{prefix}conv_root/kernel"
-    height, width, channels, features = flax.shape_of(archive, name, "7", "7", "channels", "features")
+    height, width, channels, features = flax.named_axes(archive, name, "7", "7", "channels", "features")
     if (height, width) != (7, 7):
         raise WeightsError(
             f"{archive.path} has {name!r} in shape {(height, width, channels, features)}. Only hybrids that start with "

@@ -35,7 +35,7 @@ from vitrail.weights.mapping import (
     Conversion,
     NameTable,
     Rule,
-    conversions,
+    apply_table,
     first_reason,
     joined,
     own_pool,
@@ -333,7 +333,7 @@ class Encoder:
 
     def conversions(self, names: Iterable[str], config: ViTConfig | None = None) -> list[Conversion]:
         """Return the conversions of a model's tensors."""
-        return conversions(names, self.table(config), prefix=self.prefix, blocks=self.layers, norm=self.norm)
+        return apply_table(names, self.table(config), prefix=self.prefix, blocks=self.layers, norm=self.norm)
 
     def theirs(self, ours: str) -> str:
         """Return the name in the file of a tensor of the model, of the first if there are several."""

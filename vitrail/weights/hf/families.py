@@ -31,7 +31,6 @@ from vitrail.weights.mapping import (
     usual_heads,
 )
 
-_POSITION_BIAS = "relative_position_bias_table"
 QK_EPS = 1e-6
 """Epsilon of InternViT's norms of queries and keys, which no config.json sets."""
 WIDTH_6B = 3200
@@ -364,6 +363,16 @@ class DinoV3(Encoder):
         return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, 1, config.width)}
 
 
+_BIAS = "relative_position_bias_table"
+SHARED_BIAS = f"{{prefix}}encoder.relative_position_bias.{_BIAS}", f"{{prefix}}shared_position_bias.{_BIAS}"
+"""Name of the position bias that all layers of a BEiT share: on disk, and in memory."""
+LAYER_BIAS = (
+    f"{{blocks}}.{{layer}}.attention.attention.relative_position_bias.{_BIAS}",
+    f"{{blocks}}.{{layer}}.relative_position_bias.{_BIAS}",
+)
+"""Name of the position bias of a layer of its own."""
+
+
 class Beit(Encoder):
     """BEiT: relative position biases, LayerScale, keys without a bias, mean pooling.
 
@@ -403,7 +412,7 @@ class Beit(Encoder):
         places = {
             "input": f"{self.prefix}embeddings.position_embeddings",
             "shared": self.shared_bias,
-            "every": self.bias.format(layer=0),
+            "every": self.first_bias,
         }
         found = {place: name for place, name in places.items() if name in archive}
         if len(found) > 1:
@@ -427,7 +436,7 @@ class Beit(Encoder):
 
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: a table for g x g patches has (2g - 1)^2 offsets, and 3 rows for the class token."""
-        for name in (self.shared_bias, self.bias.format(layer=0)):
+        for name in (self.shared_bias, self.first_bias):
             if offsets := rows(archive, name):
                 return (square_side(archive, name, offsets - 3) + 1) // 2
         return super().side(archive)
@@ -464,18 +473,17 @@ class Beit(Encoder):
     @property
     def shared_bias(self) -> str:
         """Name of the position bias that all layers share."""
-        return f"{self.prefix}{'encoder.relative' if self.disk else 'shared'}_position_bias.{_POSITION_BIAS}"
+        return SHARED_BIAS[0 if self.disk else 1].format(prefix=self.prefix)
 
     @property
-    def bias(self) -> str:
-        """Name of the position bias of a layer of its own, with a field {layer}."""
-        within = "attention.attention.relative_position_bias" if self.disk else "relative_position_bias"
-        return f"{self.layers}.{{layer}}.{within}.{_POSITION_BIAS}"
+    def first_bias(self) -> str:
+        """Name of the position bias of the first layer, if it is one of its own."""
+        return LAYER_BIAS[0 if self.disk else 1].format(blocks=self.layers, layer=0)
 
     def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
-        shared = config is not None and config.place == "shared"
-        return {**super().table(config), "positions.bias": stacked(self.shared_bias if shared else self.bias)}
+        names = SHARED_BIAS if config is not None and config.place == "shared" else LAYER_BIAS
+        return {**super().table(config), "positions.bias": stacked(names[0 if self.disk else 1])}
 
 
 class Data2Vec(Beit):

@@ -11,7 +11,7 @@ from vitrail.model.resnet.units import BIT_UNITS
 from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected_of
-from vitrail.weights.mapping import Conversion, NameTable, conversions, reshaped, shape_of, within
+from vitrail.weights.mapping import Conversion, NameTable, apply_table, reshaped, shape_of, within
 from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import BOTTLENECK
 from vitrail.weights.timm.vit import count
@@ -57,7 +57,7 @@ def bit_conversions(config: ResNetConfig) -> list[Conversion]:
         "head.weight": reshaped("head.fc.weight", (config.classes, config.features, 1, 1)),
         "head.bias": "head.fc.bias",
     }
-    return conversions(expected_of(config), table)
+    return apply_table(expected_of(config), table)
 
 
 def bit_architecture(config: ResNetConfig) -> str:

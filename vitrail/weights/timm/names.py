@@ -13,8 +13,16 @@ from torch import Tensor
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.assemble import expected_of
-from vitrail.weights.mapping import Conversion, NameTable, Rule, dense_biases, joined, within, without_key_bias
-from vitrail.weights.mapping import conversions as by_table
+from vitrail.weights.mapping import (
+    Conversion,
+    NameTable,
+    Rule,
+    apply_table,
+    dense_biases,
+    joined,
+    within,
+    without_key_bias,
+)
 from vitrail.weights.timm.relpos import RelposKind, bias_rule
 
 POOLS = {"cls": "token", "gap": "avg", "map": "map"}
@@ -125,7 +133,7 @@ def conversions(config: ViTConfig, naming: Naming | EvaNaming) -> list[Conversio
     missing = absent(config, naming)
     names = [name for name in expected_of(config) if name not in missing]
     root, norm = "stem." if config.stem_units else "", "fc_norm" if config.final_norm == "pooled" else "norm"
-    return by_table(names, _table(config, naming), root=root, norm=norm)
+    return apply_table(names, _table(config, naming), root=root, norm=norm)
 
 
 def _table(config: ViTConfig, naming: Naming | EvaNaming) -> NameTable:

@@ -29,6 +29,9 @@ _HEADS = (
 )
 """(pattern of the architecture, heads) for architectures whose number of heads does not follow from their width."""
 
+_GAMMAS = ("blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma")
+"""Names of the first LayerScale, of which a file with LayerScale has one."""
+
 _TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)")
 """Pattern of the architectures that timm builds with the tanh GELU."""
 
@@ -68,7 +71,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         classes=rows(archive, "head.weight"),
         distilled=bool(tokens["dist_token"]),
         registers=tokens["reg_token"],
-        layer_scale=float(gamma) if _scaled(archive) else None,
+        layer_scale=None if archive.names.isdisjoint(_GAMMAS) else float(gamma),
         pre_logits=rows(archive, "pre_logits.fc.weight") or None,
         gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
@@ -194,11 +197,6 @@ def _stem(archive: Archive) -> dict[str, Any]:
 def token_count(archive: Archive, name: str) -> int:
     """Return the number of tokens in the tensor `name`, 0 if the archive lacks it."""
     return shape_of(archive, name, 3)[1] if name in archive else 0
-
-
-def _scaled(archive: Archive) -> bool:
-    """Return whether the blocks have LayerScale."""
-    return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
 def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:
