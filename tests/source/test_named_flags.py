@@ -57,7 +57,7 @@ UNREACHED = {
 PART = {
     ("vitrail.data.imbalance:FAIR", "--metric.name"): "of a command of `vitrail train`",
     ("vitrail.data.imbalance:ADJUSTED", "--objective.logit-adjustment"): "of a command of `vitrail train`",
-    ("vitrail.weights.hub.download:_cached", "--revision"): "of a command of hf",
+    ("vitrail.weights.download:_cached", "--revision"): "of a command of hf",
     ("vitrail.weights.save:_check_place", "--overwrite"): "push and verify write into a new folder",
     ("vitrail.verbs.network.features:open_images", "--split"): "search gives no split",
 }

@@ -170,7 +170,7 @@ def test_verify_of_weights_that_cannot_be_compared(google: Path, capsys: pytest.
 
 
 def test_push_can_be_tried(ours: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.weights.hub import publish
+    from vitrail.weights import publish
 
     monkeypatch.setattr(publish, "push", lambda *_, **__: pytest.fail("uploaded something"))
     assert run("weights", "push", ours, "owner/name", "--dry-run", "--licence", "apache-2.0") == 0
@@ -184,7 +184,7 @@ def test_push_can_be_tried(ours: Path, capsys: pytest.CaptureFixture[str], monke
 
 
 def test_push_uploads(ours: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.weights.hub import publish
+    from vitrail.weights import publish
 
     asked: list[tuple[Any, ...]] = []
 

@@ -26,8 +26,8 @@ from vitrail.data import npz
 from vitrail.errors import WeightsError
 from vitrail.weights import archive as archive_module
 from vitrail.weights.archive import open_archive
-from vitrail.weights.readers.tensor_file import DTYPES
-from vitrail.weights.readers.torchfile import MOST_PICKLED
+from vitrail.weights.tensor_file import DTYPES
+from vitrail.weights.torchfile import MOST_PICKLED
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),

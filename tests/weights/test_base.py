@@ -20,9 +20,9 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.optim.tune import tune
 from vitrail.training.run import Run, Tune
+from vitrail.weights import download as hub
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.weights.store import load_model, read_card, save_model

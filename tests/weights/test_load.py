@@ -29,18 +29,24 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.resize import resize_positions
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.weights import download as hub
 from vitrail.weights import load as load_module
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, ForeignModel, format_named, recognise
-from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
-from vitrail.weights.mapping import Conversion, joined, reshaped, same, turned
+from vitrail.weights.mapping import Conversion, Rule, apply_table, joined, reshaped, turned
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ["cat", "dog", "owl"]
+
+
+def row(ours: str, theirs: str | Rule) -> Conversion:
+    """The conversion of a table of one row."""
+    (entry,) = apply_table([ours], {ours: theirs})
+    return entry
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Toy:
         if self.error:
             raise self.error
         special = {entry.ours for entry in self.special} | self.zeros.keys()
-        rest = [same(name, f"toy/{name}") for name in self.ours if name not in special]
+        rest = [row(name, f"toy/{name}") for name in self.ours if name not in special]
         card = Card(
             self.config,
             CLASSES if self.config.classes else [],
@@ -153,9 +159,9 @@ def test_tensors_are_turned_joined_and_reshaped_into_the_models(tmp_path: Path, 
     toy(
         tiny(),
         special=[
-            joined(qkv, ("q", "k", "v")),
-            turned("head.weight", "classifier"),
-            reshaped("positions.embedding", "table", (17, 16)),
+            row(qkv, joined("q", "k", "v")),
+            row("head.weight", turned("classifier")),
+            row("positions.embedding", reshaped("table", (17, 16))),
         ],
     )
     model = fresh(tiny())
@@ -172,7 +178,7 @@ def test_an_array_of_all_layers_is_read_once(
     tmp_path: Path, toy: Callable[..., Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def layer(name: str, index: int) -> Conversion:
-        return Conversion(f"blocks.{index}.{name}", (name,), lambda stack: stack[index], lambda tensor: (tensor,))
+        return row(f"blocks.{index}.{name}", Rule((name,), lambda stack: stack[index], lambda tensor: (tensor,)))
 
     names = ["mlps.0.mlp.fc1.weight", "mlps.0.norm.bias"]
     toy(tiny(), special=[layer(name, index) for index in (0, 1) for name in names])
@@ -273,7 +279,7 @@ def test_biases_resampled_at_load_equal_those_resampled_as_the_model_runs(
     assert loaded.load_report.resampled == {"positions.bias": f"16 x 16 -> 24 x 20 px, {mode}"}
 
 
-def test_a_larger_patch_on_enlarged_patches_computes_the_same(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+def test_a_larger_patch_on_enlarged_patches_computes_the_row(tmp_path: Path, toy: Callable[..., Toy]) -> None:
     toy(tiny())
     model = fresh(tiny())
     loaded = load(toy_file(tmp_path / "w", model), image_size=32, patch=8)
@@ -373,11 +379,14 @@ def test_large_finite_values_are_values(tmp_path: Path, toy: Callable[..., Toy])
 @pytest.mark.parametrize(
     ("special", "message"),
     [
-        ([joined("head.weight", ("toy/head.weight", "toy/norm.weight"))], "'toy/norm.weight' of shape .* does not fit"),
-        ([turned("norm.weight", "toy/norm.weight")], "'toy/norm.weight' of shape"),
-        ([reshaped("cls", "toy/norm.weight", (16,)), same("norm.weight", "toy/norm.weight")], "holds the tensor"),
-        ([same("norm.weight", "toy/norm.weight")] * 2, "2 sources for 'norm.weight'"),
-        ([same("norm.wight", "toy/norm.weight")], "sources for 'norm.w"),
+        (
+            [row("head.weight", joined("toy/head.weight", "toy/norm.weight"))],
+            "'toy/norm.weight' of shape .* does not fit",
+        ),
+        ([row("norm.weight", turned("toy/norm.weight"))], "'toy/norm.weight' of shape"),
+        ([row("cls", reshaped("toy/norm.weight", (16,))), row("norm.weight", "toy/norm.weight")], "holds the tensor"),
+        ([row("norm.weight", "toy/norm.weight")] * 2, "2 sources for 'norm.weight'"),
+        ([row("norm.wight", "toy/norm.weight")], "sources for 'norm.w"),
     ],
 )
 def test_a_format_that_does_not_fit_is_noticed(

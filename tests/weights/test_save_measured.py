@@ -18,7 +18,7 @@ from vitrail.data.labels.scale import TargetScale
 from vitrail.exports.write import export_model
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
-from vitrail.weights.hub.publish import prepare
+from vitrail.weights.publish import prepare
 from vitrail.weights.save import save
 
 RUN = {"run": "train-1", "step": 40, "data": "photos", "from": "google/vit-tiny"}

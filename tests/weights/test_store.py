@@ -18,9 +18,9 @@ from torch import nn
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.weights import tensor_file
 from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
-from vitrail.weights.readers import tensor_file
 from vitrail.weights.store import find_model, load_model, read_card, save_model
 
 NAMES = ["cat", "dog", "<b>"]

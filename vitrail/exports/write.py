@@ -25,8 +25,7 @@ from vitrail.files import beside, check_writable, json_text, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
-from vitrail.weights.present import present_card
-from vitrail.weights.rebuild import card_of
+from vitrail.weights.rebuild import card_of, present_card
 from vitrail.weights.store import WEIGHTS, checksum
 from vitrail.words import one_line, shown
 

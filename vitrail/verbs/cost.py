@@ -150,7 +150,7 @@ def _config(model: str | Path, image_size: InputSize | None, classes: int | None
 
 def _on_a_hub(model: str) -> bool:
     """Return whether this is a model on a hub; a variant ends in its patch size (B/16)."""
-    from vitrail.weights.hub.download import is_name
+    from vitrail.weights.download import is_name
 
     return is_name(model) and not model.rpartition("/")[2].isdigit()
 

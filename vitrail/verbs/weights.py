@@ -156,9 +156,9 @@ def push(
     """
     from tempfile import TemporaryDirectory
 
-    from vitrail.weights.hub.publish import README, prepare
-    from vitrail.weights.hub.publish import push as upload
     from vitrail.weights.load import load
+    from vitrail.weights.publish import README, prepare
+    from vitrail.weights.publish import push as upload
 
     folder_here = repository.startswith((".", "/", "~"))
     if not folder_here and repository.count("/") != 1:
@@ -178,7 +178,7 @@ def push(
 
 def _written(model: Any, folder: Path, licence: str | None, format: Literal["vitrail", "hf", "timm"]) -> Pushed:
     """Write into a folder what would be uploaded. Raises WeightsError if it is not empty."""
-    from vitrail.weights.hub.publish import README, prepare
+    from vitrail.weights.publish import README, prepare
 
     files = prepare(model, folder, folder.resolve().name, licence, format)
     text = (folder / README).read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """`open_archive`: the tensors of any weight file or folder by name, read only on request.
 
 The kind of a file is recognised by its first bytes, not by its name. Nothing in a file is executed, and sizes that it
-claims are compared with the file before anything is allocated: see `vitrail.data.npz.Npz` and `readers`.
+claims are compared with the file before anything is allocated: see `vitrail.data.npz.Npz`, `tensor_file.py` and
+`torchfile.py`.
 
 Tensors have memory of their own: training never writes to the file, and a file that is changed or removed later does
 not change them. Only while a .pth file is open is it memory-mapped; if it is cut then, the process ends (SIGBUS).
@@ -12,7 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -23,8 +24,8 @@ from torch import Tensor
 from vitrail.data.npz import Npz
 from vitrail.errors import LONGEST_NAME, WeightsError, did_you_mean
 from vitrail.files import open_regular, read_json_object
-from vitrail.weights.readers.tensor_file import TensorFile
-from vitrail.weights.readers.torchfile import read_torch
+from vitrail.weights.tensor_file import TensorFile
+from vitrail.weights.torchfile import read_torch
 from vitrail.words import shown
 
 ArchiveKind = Literal["npz", "safetensors", "torch"]
@@ -94,17 +95,7 @@ class Archive:
     def without(self, prefix: str) -> Archive:
         """Return a view of the tensors whose names start with `prefix`, under names without it."""
         shapes = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
-        read = self.read
-        return Archive(
-            self.path,
-            self.kind,
-            shapes,
-            lambda name: read(prefix + name),
-            self.metadata,
-            self.config,
-            self.processor,
-            self.notes,
-        )
+        return replace(self, shapes=shapes, read=lambda name: self.read(prefix + name))
 
     def _check(self, name: str) -> None:
         if name not in self.shapes:

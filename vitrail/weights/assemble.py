@@ -25,7 +25,6 @@ from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import Config, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
-from vitrail.weights.channels import adapt_channels, is_image_kernel, with_channels
 
 TensorSource = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
 """Wanted names -> (name, tensor) for each of them, in any order, in the shape of the card's config."""
@@ -83,7 +82,7 @@ class Overrides:
                 raise UsageError("drop_path drops layers of a ViT, and this model is a ResNet: leave it out")
             changed["drop_path"] = self.drop_path
         if self.channels is not None:
-            changed |= with_channels(config, self.channels)
+            changed |= _with_channels(config, self.channels)
         return replace(config, **changed)
 
     def outputs_of(self, config: Config) -> Config:
@@ -231,8 +230,9 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
     if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.patch != new.patch and name == "stem.weight":
         tensor = resize_kernel(tensor, new.patch).contiguous()
         report.resampled[name] = f"{old.patch} -> {new.patch} px patches, pseudo-inverse of a bilinear resize"
-    if old.channels != new.channels and is_image_kernel(tensor, old.channels, new.channels, shape):
-        tensor = adapt_channels(tensor, new.channels)
+    kernel = tensor.dim() == 4 and tensor.shape[1] == old.channels  # that reads images
+    if old.channels != new.channels and kernel and shape == (len(tensor), new.channels, *tensor.shape[2:]):
+        tensor = _adapt_channels(tensor, new.channels)
         report.resampled[name] = f"{old.channels} -> {new.channels} channels"
     if tuple(tensor.shape) != shape and old.channels != new.channels:
         raise WeightsError(
@@ -250,6 +250,37 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
 def _is_raster(tensor: Tensor, config: ViTConfig) -> bool:
     """Return whether a tensor of the user's own positions has a row for each patch, as the built-in table has."""
     return tensor.dim() == 3 and tensor.shape[1] in {count + math.prod(config.grid) for count in (0, config.front)}
+
+
+def _adapt_channels(kernel: Tensor, channels: int) -> Tensor:
+    """Return a kernel [out, old channels, height, width] as [out, channels, height, width].
+
+    The rule is that of timm's `create_model(in_chans=...)`: one channel gets the sum of the kernels, so that a gray
+    image gives what its three equal channels gave. More or fewer channels get the kernels in turn, scaled by old / new,
+    so that the outputs keep their size.
+    """
+    old = kernel.shape[1]
+    if channels == 1:
+        return kernel.sum(1, keepdim=True)
+    in_turn = kernel.repeat(1, -(-channels // old), 1, 1)[:, :channels].contiguous()
+    return in_turn * (old / channels)
+
+
+def _with_channels(config: Config, channels: int) -> dict[str, Any]:
+    """Return `channels`, and the mean and std of the pixels for them, as values of a config.
+
+    The values of the old channels are used in turn; one channel gets their averages.
+    """
+    changed: dict[str, Any] = {"channels": channels}
+    for name in ("mean", "std"):
+        old = getattr(config, name)
+        if channels == config.channels:
+            changed[name] = old
+        elif len(set(old)) == 1 or channels != 1:
+            changed[name] = tuple(old[channel % len(old)] for channel in range(channels))
+        else:
+            changed[name] = (sum(old) / len(old),)
+    return changed
 
 
 @dataclass

@@ -31,9 +31,9 @@ MODULES = {
     "bit": "flax.bit",
     "timm": "timm.format",
     "hf": "hf.format",
-    "torchvision": "other.torchvision",
-    "deit": "other.deit",
-    "open_clip": "other.open_clip",
+    "torchvision": "torchvision",
+    "deit": "deit",
+    "open_clip": "open_clip",
 }
 """Every foreign format's name, and the module below `vitrail.weights` that holds it as `FORMAT`."""
 NAMES = tuple(MODULES)
@@ -166,10 +166,6 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_name, value))
 
@@ -179,16 +175,12 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_name, value.values()))
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 _ORIGIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("architecture", "prefix", "naming", "positions", "dtype"), _is_name),
-    **dict.fromkeys(("scan", "beit", "relpos", "qkv_bias", "dense_bias"), _is_flag),
+    **dict.fromkeys(("scan", "beit", "relpos", "qkv_bias", "dense_bias"), lambda value: isinstance(value, bool)),
     **dict.fromkeys(("wide_norms", "mlp"), _are_names),
     **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
-    **dict.fromkeys(("layout", "config", "processor", "pretrained", "trunk"), _is_object),
+    **dict.fromkeys(("layout", "config", "processor", "pretrained", "trunk"), lambda value: isinstance(value, Mapping)),
 }
 """Entry of `provenance["origin"]` on a card -> whether a value is valid. The formats write them, and read them here."""
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archi
 from vitrail.weights.assemble import HEAD, LoadReport, Overrides, admit, assemble, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
+from vitrail.weights.download import licence_beside
 from vitrail.weights.formats import NAMES, ForeignModel, Format, format_named, recognise
-from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
 from vitrail.words import shown
@@ -42,41 +42,22 @@ MOST_BASES = 32
 """Maximum number of models that hold only a tuned part and follow each other."""
 
 
+class Changes(TypedDict, total=False):
+    """What `load` changes while it loads: the fields of `Overrides`."""
+
+    classes: int | None
+    image_size: int | tuple[int, int] | None
+    resize_mode: ResizeMode | None
+    patch: int | None
+    channels: int | None
+    drop_path: float | None
+
+
 @overload
-def load(
-    source: Path | str,
-    *,
-    kind: type[Network],
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    resize_mode: ResizeMode | None = None,
-    patch: int | None = None,
-    channels: int | None = None,
-    drop_path: float | None = None,
-) -> Network: ...
+def load(source: Path | str, *, kind: type[Network], **changes: Unpack[Changes]) -> Network: ...
 @overload
-def load(
-    source: Path | str,
-    *,
-    kind: None = None,
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    resize_mode: ResizeMode | None = None,
-    patch: int | None = None,
-    channels: int | None = None,
-    drop_path: float | None = None,
-) -> ViT | ResNet: ...
-def load(
-    source: Path | str,
-    *,
-    kind: type[Any] | None = None,
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    resize_mode: ResizeMode | None = None,
-    patch: int | None = None,
-    channels: int | None = None,
-    drop_path: float | None = None,
-) -> ViT | ResNet:
+def load(source: Path | str, *, kind: None = None, **changes: Unpack[Changes]) -> ViT | ResNet: ...
+def load(source: Path | str, *, kind: type[Any] | None = None, **changes: Unpack[Changes]) -> ViT | ResNet:
     """Return the model at `source`, in eval mode, with `model.card` and `model.load_report`.
 
     This is `vitrail.load` (`vitrail.exports.load`) without exported programs; see there. A run that tuned only a part
@@ -88,7 +69,7 @@ def load(
     """
     if kind not in (None, ViT, ResNet):
         raise UsageError(f"kind is {shown(kind)}; valid: vitrail.ViT, vitrail.ResNet, or None for both")
-    model = _model(local(source), Overrides(classes, image_size, resize_mode, patch, channels, drop_path), ())
+    model = _model(local(source), Overrides(**changes), ())
     if kind is not None and not isinstance(model, kind):
         raise WeightsError(
             f"{source} holds a {type(model).__name__}, and kind is {kind.__name__}. Give other weights, or call load "
@@ -162,7 +143,7 @@ def local(source: Path | str) -> Path:
     if owner == "vitrail" and (SHIPPED / name / store.WEIGHTS).is_file():
         return SHIPPED / name
     if isinstance(source, str):
-        from vitrail.weights.hub.download import is_name, resolve
+        from vitrail.weights.download import is_name, resolve
 
         if is_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
             return resolve(source)

@@ -1,8 +1,9 @@
-"""`Conversion`: how one tensor of a model is made from tensors of another library's file, and converted back.
+"""Tables of names: the tensors of a model, and those of another library's file that they are made of.
 
-A format is a list of conversions. Loading applies `read`, saving applies `write`. A name is written only once, and a
-file that was read can be written back. Below are the sizes of a model that shapes in a file reveal, and what formats
-share when they assume or refuse something.
+A format is a table of two columns: the name in the model, and the name in the file, or a `Rule` if the tensor changes.
+`apply_table` applies a table to the tensors that a model has, so rows of parts that it lacks are of no effect. Loading
+applies `read`, saving applies `write`. A name is written only once, and a file that was read can be written back. Below
+are the sizes of a model that shapes in a file reveal, and what formats share when they assume or refuse something.
 
 | theirs | ours |
 |---|---|
@@ -17,7 +18,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,13 +39,11 @@ LARGEST_NUMBER = 1e30
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """The conversion of one tensor of a model from another library's file, and back."""
+class Rule:
+    """How one tensor of a model is made of the tensors of a file, and back: the right column of a table."""
 
-    ours: str
-    """Name in the model's `state_dict()`."""
     theirs: tuple[str, ...]
-    """Names in the foreign file, in the order in which `read` takes the tensors."""
+    """Names in the file, in the order in which `read` takes the tensors."""
     read: Callable[..., Tensor]
     """Foreign tensors -> the model's tensor, as a view if possible; the loader copies it if necessary."""
     write: Callable[[Tensor], tuple[Tensor, ...]]
@@ -52,56 +52,63 @@ class Conversion:
     """Whether `read` may return the values in another shape; the loader then reshapes them to the model's."""
 
 
-def same(ours: str, theirs: str) -> Conversion:
-    """Return the conversion of a tensor that only has another name in the file."""
-    return Conversion(ours, (theirs,), _keep, _alone)
+@dataclass(frozen=True)
+class Conversion(Rule):
+    """The conversion of one tensor of a model from another library's file, and back."""
+
+    ours: str = ""
+    """Name in the model's `state_dict()`."""
 
 
-def same_pair(ours: str, theirs: str) -> list[Conversion]:
-    """Return the conversions of `.weight` and `.bias` of a layer that only has another name in the file."""
-    return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+NameTable = Mapping[str, str | Rule]
+"""Name in the model -> name in the file, or a `Rule` if the tensor changes; with the fields of `apply_table`."""
 
 
-def norm_pair(config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
-    """Return the conversions of a norm that only has another name in the file; RMSNorm has no bias."""
-    return same_pair(ours, theirs) if config.norm == "layer" else [same(f"{ours}.weight", f"{theirs}.weight")]
+def apply_table(names: Iterable[str], table: NameTable, first: int = 0, **fields: str) -> list[Conversion]:
+    """Return the conversions of a model's tensors, in the order of their names; a name without a row has none.
+
+    Fields in a row: {part} is the end of a name, such as weight or bias. Any other field of the left column, such as
+    {layer} or {unit}, is a number; a file counts {stage} and {unit} from `first`. A {layer} that only the right column
+    has stands for all layers. `fields` are the other fields of the right column, such as the prefix of a file.
+    """
+    names = list(names)
+    depth = len({name.split(".")[1] for name in names if name.startswith("blocks.")})
+    found = []
+    for name in names:
+        matches = ((_pattern(ours).fullmatch(name), right) for ours, right in table.items())
+        match, right = next(((match, right) for match, right in matches if match), (None, ""))
+        if match is None:
+            continue
+        rule = right if isinstance(right, Rule) else Rule((right,), _keep, _alone)
+        own: dict[str, Any] = match.groupdict()
+        own |= {field: int(text) for field, text in own.items() if field != "part"}
+        own |= {field: own[field] + first for field in ("stage", "unit") if field in own}
+        layers = [own.pop("layer")] if "layer" in own else range(max(depth, 1))
+        theirs = [one.format(layer=layer, **own, **fields) for layer in layers for one in rule.theirs]
+        found.append(Conversion(tuple(dict.fromkeys(theirs)), rule.read, rule.write, rule.reshape, name))
+    return found
 
 
-def qk_norms(config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
-    """Return the conversions of the norms of queries and keys of the attention `ours`, if it has them."""
-    if config.qk_norm == "none":
-        return []
-    query, key = f"{ours}.qk_norm.query", f"{ours}.qk_norm.key"
-    return [*norm_pair(config, query, f"{theirs}.q_norm"), *norm_pair(config, key, f"{theirs}.k_norm")]
+@cache
+def _pattern(ours: str) -> re.Pattern[str]:
+    """Return the pattern of the names that a left column stands for."""
+    texts = re.escape(ours).replace(r"\{part\}", r"(?P<part>\w+)")
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[0-9]+)", texts))
 
 
-def turned(ours: str, theirs: str) -> Conversion:
-    """Return the conversion of a transposed matrix: [in, out] in the file, [out, in] in the model."""
-    return Conversion(ours, (theirs,), _turn, lambda tensor: (_turn(tensor),))
+def within(ours: str, theirs: str, table: NameTable) -> dict[str, str | Rule]:
+    """Return the rows of a part of a network, whose names start with `ours` in the model and `theirs` in the file."""
+
+    def moved(right: str | Rule) -> str | Rule:
+        if isinstance(right, str):
+            return theirs + right
+        return replace(right, theirs=tuple(theirs + one for one in right.theirs))
+
+    return {ours + name: moved(right) for name, right in table.items()}
 
 
-def dense(ours: str, theirs: str) -> list[Conversion]:
-    """Return the conversions of a flax `Dense` {kernel [in, out], bias [out]} to a linear layer."""
-    return [turned(f"{ours}.weight", f"{theirs}/kernel"), same(f"{ours}.bias", f"{theirs}/bias")]
-
-
-def conv_kernel(ours: str, theirs: str) -> Conversion:
-    """Return the conversion of a kernel [height, width, in, out] in the file to [out, in, height, width]."""
-    return Conversion(ours, (theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
-
-
-def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> list[Conversion]:
-    """Return the conversions of a norm's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
-    return [same(f"{ours}.{part}", f"{theirs}/{name}") for part, name in zip(("weight", "bias"), names, strict=True)]
-
-
-def reshaped(ours: str, theirs: str, shape_theirs: tuple[int, ...]) -> Conversion:
-    """Return the conversion of a tensor that has the shape `shape_theirs` in the file and equal values, in order."""
-    return Conversion(ours, (theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
-
-
-def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Conversion:
-    """Return the conversion of tensors that are separate in the file and concatenated along `dim` in the model."""
+def joined(*theirs: str, dim: int = 0) -> Rule:
+    """Return the rule of tensors that are separate in the file and concatenated along `dim` in the model."""
 
     def read(*parts: Tensor) -> Tensor:
         return torch.cat(parts, dim)
@@ -109,11 +116,11 @@ def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Conversion:
     def write(tensor: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.clone() for part in tensor.chunk(len(theirs), dim))
 
-    return Conversion(ours, theirs, read, write)
+    return Rule(theirs, read, write)
 
 
-def stacked(ours: str, theirs: tuple[str, ...]) -> Conversion:
-    """Return the conversion of tensors that are separate in the file and stacked along a new first axis here."""
+def stacked(theirs: str) -> Rule:
+    """Return the rule of tensors that are separate in the file and stacked along a new first axis here."""
 
     def read(*tables: Tensor) -> Tensor:
         return torch.stack(tables)
@@ -121,11 +128,11 @@ def stacked(ours: str, theirs: tuple[str, ...]) -> Conversion:
     def write(stack: Tensor) -> tuple[Tensor, ...]:
         return tuple(table.clone() for table in stack)
 
-    return Conversion(ours, theirs, read, write)
+    return Rule((theirs,), read, write)
 
 
-def without_key_bias(ours: str, query: str, value: str) -> Conversion:
-    """Return the conversion of a bias of queries, keys and values that lacks the keys' part in the file (BEiT).
+def without_key_bias(query: str, value: str) -> Rule:
+    """Return the rule of a bias of queries, keys and values that lacks the keys' part in the file (BEiT).
 
     A bias of the keys adds the same number to all logits of a query, which the softmax removes.
     """
@@ -137,7 +144,37 @@ def without_key_bias(ours: str, query: str, value: str) -> Conversion:
         query, _, value = bias.chunk(3)
         return query.clone(), value.clone()
 
-    return Conversion(ours, (query, value), read, write)
+    return Rule((query, value), read, write)
+
+
+def turned(theirs: str) -> Rule:
+    """Return the rule of a transposed matrix: [in, out] in the file, [out, in] in the model."""
+    return Rule((theirs,), _turn, lambda tensor: (_turn(tensor),))
+
+
+def conv_kernel(theirs: str) -> Rule:
+    """Return the rule of a kernel [height, width, in, out] in the file, [out, in, height, width] in the model."""
+    return Rule((theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
+
+
+def reshaped(theirs: str, shape_theirs: tuple[int, ...]) -> Rule:
+    """Return the rule of a tensor that has the shape `shape_theirs` in the file and equal values, in order."""
+    return Rule((theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
+
+
+def unbatched(theirs: str) -> Rule:
+    """Return the rule of a tensor without the first axis of one entry that the model's has."""
+    return Rule((theirs,), _keep, lambda tensor: (tensor[0],), reshape=True)
+
+
+def dense(ours: str, theirs: str) -> NameTable:
+    """Return the rows of a flax `Dense` {kernel [in, out], bias [out]} for a linear layer."""
+    return {f"{ours}.weight": turned(f"{theirs}/kernel"), f"{ours}.bias": f"{theirs}/bias"}
+
+
+def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> NameTable:
+    """Return the rows of a norm's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
+    return {f"{ours}.weight": f"{theirs}/{names[0]}", f"{ours}.bias": f"{theirs}/{names[1]}"}
 
 
 def _keep(tensor: Tensor) -> Tensor:
@@ -221,6 +258,14 @@ def square_side(archive: Archive, name: str, cells: int) -> int:
             "which grid it is"
         )
     return side
+
+
+def layers_in(archive: Archive, name: str) -> int:
+    """Return the number of layers that have a tensor; its `name` has a field {layer}."""
+    depth = 0
+    while name.format(layer=depth) in archive:
+        depth += 1
+    return depth
 
 
 def stage_units(archive: Archive, names: Iterable[str], prefix: str, digits: int = 1) -> tuple[int, ...]:

@@ -25,8 +25,7 @@ from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named
 from vitrail.weights.load import load
-from vitrail.weights.present import present_card, removed_by_config
-from vitrail.weights.rebuild import card_of, rebuilt, replaced_layers
+from vitrail.weights.rebuild import card_of, present_card, rebuilt, removed_by_config, replaced_layers
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
 from vitrail.weights.store import save_model
 from vitrail.words import without_folders

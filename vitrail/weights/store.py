@@ -32,8 +32,8 @@ from vitrail.model.vit import ViT
 from vitrail.weights.assemble import LoadReport, Overrides, admit, assemble, check_finite, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.readers.tensor_file import TensorFile
 from vitrail.weights.rebuild import check_described
+from vitrail.weights.tensor_file import TensorFile
 from vitrail.words import shown
 
 log = logging.getLogger("vitrail")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,7 +87,7 @@ def verify(source: Path | str) -> Verification:
         theirs = their_layers(path, origin, model, images)
         ours = our_layers(model, images)
         layers = {name: relative_error(ours[name], tensor) for name, tensor in theirs.items() if name in ours}
-        library = _versioned(PACKAGES[origin])
+        library = f"{PACKAGES[origin]} {version(PACKAGES[origin])}"
     except WeightsError as error:
         notes.append(f"not compared with another library: {error}")
     return Verification(path, format, kept, library, layers, notes)
@@ -103,12 +104,6 @@ def _origin(recorded: object, source: str) -> str:
     """Return the format that the weights were first in."""
     name = recorded.get("format") if isinstance(recorded, Mapping) else None
     return str(name or source)
-
-
-def _versioned(package: str) -> str:
-    from importlib.metadata import version
-
-    return f"{package} {version(package)}"
 
 
 PACKAGES = {"timm": "timm", "hf": "transformers", "torchvision": "torchvision"}

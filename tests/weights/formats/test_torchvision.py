@@ -18,7 +18,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.load import load
-from vitrail.weights.other.torchvision import FORMAT
+from vitrail.weights.torchvision import FORMAT
 
 TINY = dict(image_size=32, patch_size=8, num_layers=3, num_heads=2, hidden_dim=128, mlp_dim=48, num_classes=5)
 

@@ -24,9 +24,9 @@ from vitrail.cli import main
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
+from vitrail.weights import download as hub_module
 from vitrail.weights.card import Card
-from vitrail.weights.hub import download as hub_module
-from vitrail.weights.hub.download import is_name, resolve, weight_files
+from vitrail.weights.download import is_name, resolve, weight_files
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -336,7 +336,8 @@ def test_the_environment_says_where_the_cache_is_and_keeps_from_the_network(tmp_
 
 
 def test_huggingface_hub_still_has_the_names_it_does_not_document(tmp_path: Path) -> None:
-    from vitrail.weights.hub.internals import WeakFileLock, http_get, repo_folder_name
+    from huggingface_hub.file_download import http_get, repo_folder_name
+    from huggingface_hub.utils import WeakFileLock
 
     assert repo_folder_name(repo_id="owner/name", repo_type="model") == "models--owner--name"
     assert {"resume_size", "headers", "expected_size", "displayed_filename"} <= inspect.signature(

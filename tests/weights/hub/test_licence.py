@@ -5,7 +5,7 @@ from pathlib import Path
 import hf_peers
 import pytest
 
-from vitrail.weights.hub.download import licence_beside
+from vitrail.weights.download import licence_beside
 from vitrail.weights.load import load, read_card
 
 

@@ -18,8 +18,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card, architecture
-from vitrail.weights.hub.publish import HubFormat, prepare, push, readme
 from vitrail.weights.load import load
+from vitrail.weights.publish import HubFormat, prepare, push, readme
 
 CLASSES = ["tabby *cat*", "<script>alert(1)</script>", "a|b"]
 CONFIG = ViTConfig(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail import world
-from vitrail.weights.readers.tensor_file import DTYPES
+from vitrail.weights.tensor_file import DTYPES
 
 _RESERVED = "__metadata__"  # the name of safetensors' own header entry
 

@@ -39,7 +39,7 @@ def split_networks_and_images(words: Sequence[str | Path]) -> tuple[list[str | P
 def _is_network(word: str | Path) -> bool:
     from vitrail.data.image_names import is_image_name
     from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
-    from vitrail.weights.hub.download import is_name
+    from vitrail.weights.download import is_name
     from vitrail.weights.store import is_ours
 
     path = Path(word).expanduser()

@@ -21,6 +21,7 @@ with neither class token nor MAP head has average pooling. Evaluation resizes th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax.write import expressible, found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Conversion, dense, same, scale_bias
+from vitrail.weights.mapping import Conversion, NameTable, dense, scale_bias, within
 
 POSITIONS = "pos_embedding"
 OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -73,7 +75,8 @@ class BigVision:
             provenance={"origin": {**origin, **found_dtypes(archive, archive.names - unused.keys())}},
         )
         said += flax.projector_note(prefix, config.classes)
-        return ForeignModel(card, _conversions(config, layout, positions), unused, assumptions=said)
+        entries = _conversions(expected(config, archive.path), config, layout, positions)
+        return ForeignModel(card, entries, unused, assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the model under its original names; a model of another format gets `params/` and separate layers.
@@ -90,8 +93,9 @@ class BigVision:
         _check_positions(config)
         origin = origin_of(card, self.name)
         layout = flax.EncoderLayout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
-        conversions = _conversions(config, layout, origin.get("positions", POSITIONS))
-        write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
+        state = state_of(model)
+        entries = _conversions(state, config, layout, origin.get("positions", POSITIONS))
+        write_npz(path, foreign_tensors(state, entries, self.name), origin)
 
 
 def _config(archive: Archive, layout: flax.EncoderLayout, positions: str) -> tuple[ViTConfig, list[str]]:
@@ -101,7 +105,7 @@ def _config(archive: Archive, layout: flax.EncoderLayout, positions: str) -> tup
     sizes["patch"] = patch = flax.patch_size(archive, prefix)
     sizes["pool"] = pool = _pool(archive, prefix, sizes["heads"])
     if f"{prefix}{positions}" in archive:
-        rows = flax.shape_of(archive, f"{prefix}{positions}", "1", "positions", "width")[1]
+        rows = flax.named_axes(archive, f"{prefix}{positions}", "1", "positions", "width")[1]
         grid, sizes["cls_position"] = _read_positions(rows)
         if sizes["cls_position"] and pool != "cls":
             raise WeightsError(
@@ -127,7 +131,7 @@ def _pool(archive: Archive, prefix: str, heads: int) -> str:
             f"{archive.path} has both '{prefix}cls' and a MAP head; big_vision's models have only one of them"
         )
     name = f"{prefix}MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"
-    shape = flax.shape_of(archive, name, "width", "heads", "features of a head")
+    shape = flax.named_axes(archive, name, "width", "heads", "features of a head")
     if shape[1] != heads:
         raise WeightsError(
             f"{archive.path}: {name!r} has {shape[1]} heads and the encoder has {heads}; they must be equal"
@@ -166,26 +170,26 @@ def _computed(archive: Archive, layout: flax.EncoderLayout, patch: int) -> tuple
     return side, side
 
 
-def _conversions(config: ViTConfig, layout: flax.EncoderLayout, positions: str) -> list[Conversion]:
-    prefix = layout.prefix
-    conversions = flax.linear_stem_conversions(config, prefix)
-    if config.pool == "cls":
-        conversions.append(same("cls", f"{prefix}cls"))
-    if config.positions == "1d":
-        conversions.append(same("positions.embedding", f"{prefix}{positions}"))
-    if config.pool == "map":
-        head = f"{prefix}MAPHead_0/"
-        attention = f"{head}MultiHeadDotProductAttention_0"
-        conversions += [
-            same("pool.probe", f"{head}probe"),
-            *flax.projections("pool.query", attention, ("query",), config.heads),
-            *flax.projections("pool.key_value", attention, ("key", "value"), config.heads),
-            *flax.out_projection("pool.out", f"{attention}/out", config.heads),
-            *scale_bias("pool.norm", f"{head}LayerNorm_0"),
-            *dense("pool.mlp.fc1", f"{head}MlpBlock_0/Dense_0"),
-            *dense("pool.mlp.fc2", f"{head}MlpBlock_0/Dense_1"),
-        ]
-    return conversions + flax.encoder_conversions(config, layout)
+def _conversions(
+    names: Iterable[str], config: ViTConfig, layout: flax.EncoderLayout, positions: str
+) -> list[Conversion]:
+    """Return the conversions of all tensors; `positions` is the name of the table of positions."""
+    attention = "MultiHeadDotProductAttention_0"
+    head: NameTable = {
+        "probe": "probe",
+        **flax.projections("query", attention, ("query",), config.heads),
+        **flax.projections("key_value", attention, ("key", "value"), config.heads),
+        **flax.out_projection("out", f"{attention}/out", config.heads),
+        **scale_bias("norm", "LayerNorm_0"),
+        **dense("mlp.fc1", "MlpBlock_0/Dense_0"),
+        **dense("mlp.fc2", "MlpBlock_0/Dense_1"),
+    }
+    table = {
+        **flax.encoder_table(layout, config.heads),
+        "positions.embedding": "{prefix}{positions}",
+        **within("pool.", "{prefix}MAPHead_0/", head),
+    }
+    return flax.encoder_conversions(names, table, layout, positions=positions)
 
 
 FORMAT = BigVision()

@@ -18,26 +18,56 @@ GroupNorm has an epsilon of 1e-5, pixels are in [-1, 1].
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.flax.encoder import shape_of
+from vitrail.weights.flax.encoder import named_axes
 from vitrail.weights.flax.write import found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Conversion, conv_kernel, same, scale_bias, stage_units
+from vitrail.weights.mapping import (
+    Conversion,
+    NameTable,
+    Rule,
+    apply_table,
+    conv_kernel,
+    scale_bias,
+    stage_units,
+    within,
+)
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
 HEAD = "resnet/head/conv2d"
 _NUMBERED = re.compile(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/)")
+
+
+_GAMMA_BETA = ("gamma", "beta")
+_UNIT: NameTable = {
+    "conv1.weight": conv_kernel("a/standardized_conv2d/kernel"),
+    "conv2.weight": conv_kernel("b/standardized_conv2d/kernel"),
+    "conv3.weight": conv_kernel("c/standardized_conv2d/kernel"),
+    **scale_bias("norm1", "a/group_norm", _GAMMA_BETA),
+    **scale_bias("norm2", "b/group_norm", _GAMMA_BETA),
+    **scale_bias("norm3", "c/group_norm", _GAMMA_BETA),
+    "shortcut.weight": conv_kernel("a/proj/standardized_conv2d/kernel"),
+}
+TABLE: NameTable = {
+    "root.weight": conv_kernel(ROOT),
+    **within("stages.{stage}.{unit}.", "resnet/block{stage}/unit{unit:02}/", _UNIT),
+    **scale_bias("norm", "resnet/group_norm", _GAMMA_BETA),
+    "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: (weight.mT[None, None],)),
+    "head.bias": f"{HEAD}/bias",
+}
+"""Name in the model -> name in the file without numbers of layers; stages and units count from 1."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +85,9 @@ class BiT:
         names = _names(archive)
         if not (units := stage_units(archive, names, "resnet/", digits=2)):
             raise WeightsError(f"{archive.path} has a ResNet without units: there is no resnet/block1/unit01")
-        root = shape_of(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
+        root = named_axes(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
         head = f"{HEAD}/kernel"
-        classes = shape_of(archive, names[head], "1", "1", "features", "classes")[3] if head in names else 0
+        classes = named_axes(archive, names[head], "1", "1", "features", "classes")[3] if head in names else 0
         preprocess, said = _evaluation(classes)
         config = ResNetConfig(
             units=units, width=root[3], channels=root[2], classes=classes, image_size=preprocess.image_size,
@@ -67,17 +97,19 @@ class BiT:
         origin = {"format": self.name, "file": archive.path.name, "numbered": numbered}
         provenance = {"origin": {**origin, **found_dtypes(archive, archive.names)}}
         card = Card(config, preprocess=preprocess, source=self.name, provenance=provenance)
-        return ForeignModel(card, _conversions(config, numbered), assumptions=said)
+        entries = _conversions(expected(config, archive.path), numbered)
+        return ForeignModel(card, entries, assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the model under its original names; a model of another format gets names without numbers.
 
         Raises WeightsError if the format cannot hold the model, or if its readers would compute something else.
         """
-        config = _expressible(model)
+        _check_expressible(model)
         origin = origin_of(card, self.name)
-        conversions = _conversions(config, origin.get("numbered", {}))
-        write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
+        state = state_of(model)
+        entries = _conversions(state, origin.get("numbered", {}))
+        write_npz(path, foreign_tensors(state, entries, self.name), origin)
 
 
 def _plain(name: str) -> str:
@@ -111,43 +143,14 @@ def _evaluation(classes: int) -> tuple[Preprocess, list[str]]:
     return preprocess, [f"image size {size} px, because the file does not contain it ({why})"]
 
 
-def _conversions(config: ResNetConfig, numbered: Mapping[str, str]) -> list[Conversion]:
+def _conversions(names: Iterable[str], numbered: Mapping[str, str]) -> list[Conversion]:
     """Return the conversions of all tensors. `numbered` maps names without numbers to those in the file."""
-    conversions = [conv_kernel("root.weight", ROOT), *_norm("norm", "resnet")]
-    for stage, units in enumerate(config.units):
-        for unit in range(units):
-            ours, theirs = f"stages.{stage}.{unit}", f"resnet/block{stage + 1}/unit{unit + 1:02d}"
-            for layer, letter in enumerate("abc", 1):
-                conversions.append(
-                    conv_kernel(f"{ours}.conv{layer}.weight", f"{theirs}/{letter}/standardized_conv2d/kernel")
-                )
-                conversions += _norm(f"{ours}.norm{layer}", f"{theirs}/{letter}")
-            if unit == 0:  # its output has more features than its input
-                conversions.append(
-                    conv_kernel(f"{ours}.shortcut.weight", f"{theirs}/a/proj/standardized_conv2d/kernel")
-                )
-    if config.classes:
-        conversions += [
-            Conversion("head.weight", (f"{HEAD}/kernel",), _from_1x1, _to_1x1),
-            same("head.bias", f"{HEAD}/bias"),
-        ]
-    return [replace(entry, theirs=tuple(numbered.get(name, name) for name in entry.theirs)) for entry in conversions]
+    entries = apply_table(names, TABLE, first=1)
+    return [replace(entry, theirs=tuple(numbered.get(name, name) for name in entry.theirs)) for entry in entries]
 
 
-def _norm(ours: str, theirs: str) -> list[Conversion]:
-    return scale_bias(ours, f"{theirs}/group_norm", ("gamma", "beta"))
-
-
-def _from_1x1(kernel: Tensor) -> Tensor:
-    return kernel[0, 0].mT
-
-
-def _to_1x1(weight: Tensor) -> tuple[Tensor, ...]:
-    return (weight.mT[None, None],)
-
-
-def _expressible(model: nn.Module) -> ResNetConfig:
-    """Return the config of a model that BiT's readers compute unchanged. Raises WeightsError with the reason."""
+def _check_expressible(model: nn.Module) -> None:
+    """Raise WeightsError with the reason if BiT's readers would not compute what a model computes."""
     if not isinstance(model, ResNet):
         raise WeightsError(f"format 'bit' holds ResNetV2s, not a {type(model).__name__}. Save a ViT as 'google'.")
     config = model.config
@@ -159,7 +162,6 @@ def _expressible(model: nn.Module) -> ResNetConfig:
             f"1e-10) and a GroupNorm epsilon of 1e-5. This model has the form {config.std_conv!r} and "
             f"{config.group_norm_eps}."
         )
-    return config
 
 
 FORMAT = BiT()

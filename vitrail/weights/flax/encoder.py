@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, conv_kernel, dense, same, scale_bias
+from vitrail.weights.mapping import Conversion, NameTable, Rule, apply_table, conv_kernel, dense, scale_bias, within
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 """Prefixes of all names in released files and training checkpoints."""
@@ -93,7 +94,7 @@ def find_layout(archive: Archive, prefix: str) -> EncoderLayout:
     raise WeightsError(f"{archive.path} has no attention in its first layer: there is no {expected}")
 
 
-def shape_of(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
+def named_axes(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
     """Return the shape of a required tensor with these axes. Raises WeightsError if it does not fit."""
     if name not in archive:
         raise WeightsError(f"{archive.path} lacks the tensor {name!r} ({', '.join(axes)})")
@@ -108,8 +109,8 @@ def encoder_sizes(archive: Archive, layout: EncoderLayout) -> dict[str, int]:
     attention, _, mlp = MODULES[layout.naming]
     stacked = ("layers",) * layout.scan
     name = f"{layout.block(0)}{attention}/query/kernel"
-    query = shape_of(archive, name, *stacked, "width", "heads", "features of a head")
-    hidden = shape_of(archive, f"{layout.block(0)}{mlp}/Dense_0/kernel", *stacked, "width", "mlp_dim")
+    query = named_axes(archive, name, *stacked, "width", "heads", "features of a head")
+    hidden = named_axes(archive, f"{layout.block(0)}{mlp}/Dense_0/kernel", *stacked, "width", "mlp_dim")
     width, heads, features = query[-3:]
     if heads * features != width:
         raise WeightsError(
@@ -143,17 +144,17 @@ def _count_layers(archive: Archive, prefix: str) -> int:
 
 def top_sizes(archive: Archive, prefix: str) -> dict[str, int | None]:
     """Return channels, classes (0 without a head) and pre_logits (None without). Raises WeightsError."""
-    kernel = shape_of(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
+    kernel = named_axes(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
     sizes: dict[str, int | None] = dict(channels=kernel[2], classes=0, pre_logits=None)
     for layer, field in (("head", "classes"), ("pre_logits", "pre_logits")):
         if f"{prefix}{layer}/kernel" in archive or f"{prefix}{layer}/bias" in archive:
-            sizes[field] = shape_of(archive, f"{prefix}{layer}/kernel", "features", field)[1]
+            sizes[field] = named_axes(archive, f"{prefix}{layer}/kernel", "features", field)[1]
     return sizes
 
 
 def patch_size(archive: Archive, prefix: str) -> int:
     """Return the side of a patch, in cells of the map that is cut into patches. Raises WeightsError."""
-    kernel = shape_of(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
+    kernel = named_axes(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
     if kernel[0] != kernel[1]:
         raise WeightsError(f"{archive.path} has patches of {kernel[0]} x {kernel[1]}; they must be square here")
     return kernel[0]
@@ -205,41 +206,40 @@ def projector_note(prefix: str, classes: int | None) -> list[str]:
     return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
 
 
-def encoder_conversions(config: ViTConfig, layout: EncoderLayout) -> list[Conversion]:
-    """Return the conversions of all layers, of the norm after them, of the pre-logits and of the head."""
-    conversions = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
-    for layer in range(config.depth):
-        block = _block(f"blocks.{layer}", layout.block(layer), layout.naming, config.heads)
-        conversions += [_of_stack(entry, layer) for entry in block] if layout.scan else block
-    if config.pre_logits:
-        conversions += dense("pre_logits.hidden", f"{layout.prefix}pre_logits")
-    if config.classes:
-        conversions += dense("head", f"{layout.prefix}head")
-    return conversions
+def encoder_table(layout: EncoderLayout, heads: int) -> NameTable:
+    """Return the table of stem, class token, blocks, last norm, pre-logits and head."""
+    attention, norm, mlp = MODULES[layout.naming]
+    block: NameTable = {
+        **scale_bias("attentions.0.norm", "LayerNorm_0"),
+        **projections("attentions.0.attention.qkv", attention, ("query", "key", "value"), heads),
+        **out_projection("attentions.0.attention.out", f"{attention}/out", heads),
+        **scale_bias("mlps.0.norm", norm),
+        **dense("mlps.0.mlp.fc1", f"{mlp}/Dense_0"),
+        **dense("mlps.0.mlp.fc2", f"{mlp}/Dense_1"),
+    }
+    return {
+        "stem.weight": conv_kernel("{prefix}embedding/kernel"),
+        "stem.bias": "{prefix}embedding/bias",
+        "cls": "{prefix}cls",
+        **within("blocks.{layer}.", "{prefix}Transformer/encoderblock" + ("/" if layout.scan else "_{layer}/"), block),
+        **scale_bias("norm", "{prefix}Transformer/encoder_norm"),
+        **dense("pre_logits.hidden", "{prefix}pre_logits"),
+        **dense("head", "{prefix}head"),
+    }
 
 
-def linear_stem_conversions(config: ViTConfig, prefix: str) -> list[Conversion]:
-    """Return the conversions of the patch projection."""
-    return [
-        conv_kernel("stem.weight", f"{prefix}embedding/kernel"),
-        same("stem.bias", f"{prefix}embedding/bias"),
-    ]
+def encoder_conversions(
+    names: Iterable[str], table: NameTable, layout: EncoderLayout, **fields: str
+) -> list[Conversion]:
+    """Return the conversions of a model's tensors by a table that has the rows of `encoder_table`, and its fields."""
+    entries = apply_table(names, table, first=1, prefix=layout.prefix, **fields)
+    if not layout.scan:
+        return entries
+    return [_of_stack(entry) if entry.ours.startswith("blocks.") else entry for entry in entries]
 
 
-def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Conversion]:
-    attention, norm, mlp = MODULES[naming]
-    return [
-        *scale_bias(f"{ours}.attentions.0.norm", f"{theirs}LayerNorm_0"),
-        *projections(f"{ours}.attentions.0.attention.qkv", f"{theirs}{attention}", ("query", "key", "value"), heads),
-        *out_projection(f"{ours}.attentions.0.attention.out", f"{theirs}{attention}/out", heads),
-        *scale_bias(f"{ours}.mlps.0.norm", f"{theirs}{norm}"),
-        *dense(f"{ours}.mlps.0.mlp.fc1", f"{theirs}{mlp}/Dense_0"),
-        *dense(f"{ours}.mlps.0.mlp.fc2", f"{theirs}{mlp}/Dense_1"),
-    ]
-
-
-def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Conversion]:
-    """Return the conversions of kernels (D, H, E) and biases (H, E) of `parts` to one linear layer, in this order.
+def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> NameTable:
+    """Return the rows of kernels (D, H, E) and biases (H, E) of `parts` for one linear layer, in this order.
 
     `read` raises ValueError for another number of heads, which would split the features differently.
     """
@@ -256,15 +256,15 @@ def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> l
     def write_biases(bias: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.unflatten(0, (heads, -1)).clone() for part in bias.chunk(len(parts)))
 
-    kernels, biases = ([f"{theirs}/{part}/{end}" for part in parts] for end in ("kernel", "bias"))
-    return [
-        Conversion(f"{ours}.weight", tuple(kernels), read_kernels, write_kernels),
-        Conversion(f"{ours}.bias", tuple(biases), read_biases, write_biases),
-    ]
+    kernels, biases = (tuple(f"{theirs}/{part}/{end}" for part in parts) for end in ("kernel", "bias"))
+    return {
+        f"{ours}.weight": Rule(kernels, read_kernels, write_kernels),
+        f"{ours}.bias": Rule(biases, read_biases, write_biases),
+    }
 
 
-def out_projection(ours: str, theirs: str, heads: int) -> list[Conversion]:
-    """Return the conversions of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
+def out_projection(ours: str, theirs: str, heads: int) -> NameTable:
+    """Return the rows of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
 
     def read(kernel: Tensor) -> Tensor:
         return _of_heads(kernel, 0, heads).flatten(0, 1).mT
@@ -272,7 +272,7 @@ def out_projection(ours: str, theirs: str, heads: int) -> list[Conversion]:
     def write(weight: Tensor) -> tuple[Tensor, ...]:
         return (weight.mT.unflatten(0, (heads, -1)),)
 
-    return [Conversion(f"{ours}.weight", (f"{theirs}/kernel",), read, write), same(f"{ours}.bias", f"{theirs}/bias")]
+    return {f"{ours}.weight": Rule((f"{theirs}/kernel",), read, write), f"{ours}.bias": f"{theirs}/bias"}
 
 
 def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
@@ -281,11 +281,12 @@ def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
     return tensor
 
 
-def _of_stack(entry: Conversion, layer: int) -> Conversion:
-    """Return the conversion of one layer whose arrays are row `layer` of a scanned model's arrays.
+def _of_stack(entry: Conversion) -> Conversion:
+    """Return the conversion of one layer whose arrays are a row of a scanned model's arrays.
 
     It writes stacks of one row; `vitrail.weights.formats.foreign_tensors` joins those of all layers.
     """
+    layer = int(entry.ours.split(".")[1])
 
     def read(*stacks: Tensor) -> Tensor:
         return entry.read(*(stack[layer] for stack in stacks))

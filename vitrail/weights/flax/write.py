@@ -33,17 +33,14 @@ DTYPES["bfloat16"] = torch.bfloat16
 
 def found_dtypes(archive: Archive, names: Iterable[str]) -> dict[str, Any]:
     """Return the dtypes of a file's arrays for a card: the most common one, and the arrays that differ."""
-    kinds = _dtypes(archive, sorted(names))
+    if archive.kind == "npz":
+        npz = Npz(archive.path, WeightsError)  # reads only the headers
+        npz.close()
+        kinds = {name: "bfloat16" if npz.is_bfloat16(name) else npz.headers[name].dtype.name for name in sorted(names)}
+    else:
+        kinds = {name: str(archive[name].dtype).removeprefix("torch.") for name in sorted(names)}
     common = Counter(kinds.values()).most_common(1)[0][0]
     return {"dtype": common, "other_dtypes": {name: kind for name, kind in kinds.items() if kind != common}}
-
-
-def _dtypes(archive: Archive, names: Iterable[str]) -> dict[str, str]:
-    if archive.kind != "npz":
-        return {name: str(archive[name].dtype).removeprefix("torch.") for name in names}
-    npz = Npz(archive.path, WeightsError)  # reads only the headers
-    npz.close()
-    return {name: "bfloat16" if npz.is_bfloat16(name) else npz.headers[name].dtype.name for name in names}
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> None:

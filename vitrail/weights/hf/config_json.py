@@ -96,10 +96,10 @@ def _check_labels(archive: Archive, classes: int) -> None:
 
 def _depth(archive: Archive, encoder: Encoder) -> int:
     depth = 0
-    while f"{encoder.layers}.{depth}.{encoder.norms[0]}.weight" in archive:
+    while encoder.theirs(f"blocks.{depth}.attentions.0.norm.weight") in archive:
         depth += 1
     if not depth:
-        raise WeightsError(f"{archive.path} lacks the tensor '{encoder.layers}.0.{encoder.norms[0]}.weight'")
+        raise WeightsError(f"{archive.path} lacks the tensor '{encoder.theirs('blocks.0.attentions.0.norm.weight')}'")
     return depth
 
 

@@ -2,8 +2,8 @@
 
 The class itself is the plain ViT; its subclasses are the other encoders.
 
-Reading infers a model from the tensors (`own`, `mlp_dim`, `side`). Writing states how transformers would describe a
-model (`refusal`, `of_model`, `json`). `conversions` serves both, so a file that was read can be written back.
+Reading infers a model from the tensors (`own`, `side`). Writing states how transformers would describe a model
+(`reasons`, `of_model`, `json`). The tables of names serve both, so a file that was read can be written back.
 
 transformers 5 renamed most modules, but still reads and writes the names of version 4 (`Encoder.disk`):
 
@@ -20,7 +20,7 @@ tensors with the encoder's name (`vit.embeddings...`); a bare encoder does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,17 +33,19 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import (
     Conversion,
+    NameTable,
+    Rule,
+    apply_table,
     first_reason,
     joined,
-    norm_pair,
     own_pool,
     rows,
-    same,
-    same_pair,
     shape_of,
     square_side,
     stem_sizes,
     usual_heads,
+    within,
+    without_key_bias,
 )
 from vitrail.words import shown
 
@@ -52,6 +54,53 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 STEM = "embeddings.patch_embeddings.projection"
+QKV = "attentions.0.attention.qkv"
+
+
+def apart(query: str, key: str, value: str) -> dict[str, str | Rule]:
+    """Return the rows of queries, keys and values in layers of their own."""
+    names = (query, key, value)
+    return {f"{QKV}.{kind}": joined(*(f"{name}.{kind}" for name in names)) for kind in ("weight", "bias")}
+
+
+def keyless(query: str, value: str) -> dict[str, str | Rule]:
+    """Return the row of the bias of queries, keys and values in encoders whose keys have none."""
+    return {f"{QKV}.bias": without_key_bias(f"{query}.bias", f"{value}.bias")}
+
+
+def gated(gate: str, up: str, down: str) -> dict[str, str | Rule]:
+    """Return the rows of an MLP with a gate."""
+    return {
+        "mlps.0.mlp.fc1.{part}": joined(f"{gate}.{{part}}", f"{up}.{{part}}"),
+        "mlps.0.mlp.fc2.{part}": f"{down}.{{part}}",
+    }
+
+
+OUTSIDE: NameTable = {
+    "stem.{part}": f"{{prefix}}{STEM}.{{part}}",
+    "cls": "{prefix}embeddings.cls_token",
+    "positions.embedding": "{prefix}embeddings.position_embeddings",
+    "norm.{part}": "{norm}.{part}",
+    "pre_logits.hidden.{part}": "{prefix}pooler.dense.{part}",
+    "head.{part}": "classifier.{part}",
+}
+"""Everything but the blocks, for the plain ViT."""
+BLOCK: NameTable = {
+    "attentions.0.norm.{part}": "layernorm_before.{part}",
+    **apart("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+    "attentions.0.attention.out.{part}": "attention.output.dense.{part}",
+    "mlps.0.norm.{part}": "layernorm_after.{part}",
+    "mlps.0.mlp.fc1.{part}": "intermediate.dense.{part}",
+    "mlps.0.mlp.fc2.{part}": "output.dense.{part}",
+}
+"""A block of the plain ViT on disk."""
+IN_MEMORY: NameTable = {
+    **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    "attentions.0.attention.out.{part}": "attention.o_proj.{part}",
+    "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
+    "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
+}
+"""The rows of a block that are otherwise in memory."""
 
 
 @dataclass(frozen=True)
@@ -78,34 +127,44 @@ class Encoder:
 
     model_type: ClassVar[str] = "vit"
     """`model_type` in config.json."""
-    stem: ClassVar[str] = STEM
-    """Name of the patch embedding, without the prefix."""
     title: ClassVar[str] = "ViT"
     """Start of the names of its classes in transformers."""
-    eps_name: ClassVar[str] = "layer_norm_eps"
-    """Name of the epsilon of the norms in config.json."""
-    norms: ClassVar[tuple[str, str]] = ("layernorm_before", "layernorm_after")
-    gammas: ClassVar[tuple[str, str]] = ("", "")
-    """Names of the LayerScale of attention and MLP, in encoders that have it."""
-    part_names: ClassVar[dict[str, tuple[str, str]]] = {
-        "query": ("attention.attention.query", "attention.q_proj"),
-        "key": ("attention.attention.key", "attention.k_proj"),
-        "value": ("attention.attention.value", "attention.v_proj"),
-        "out": ("attention.output.dense", "attention.o_proj"),
-        "fc1": ("intermediate.dense", "mlp.fc1"),
-        "fc2": ("output.dense", "mlp.fc2"),
-    }
-    """Part of a block -> its name on disk and its name in memory."""
+    headed: ClassVar[str] = "vit."
+    """Prefix of every name in a model with a head."""
+    stem: ClassVar[str] = STEM
+    """Name of the patch embedding, without the prefix."""
+    outside: ClassVar[NameTable] = OUTSIDE
+    block: ClassVar[NameTable] = BLOCK
+    """Names in a block on disk."""
+    in_memory: ClassVar[NameTable] = IN_MEMORY
+    """The rows of `block` that are otherwise in memory."""
+    swiglu: ClassVar[NameTable] = {}
+    """The rows of a block that are otherwise if its MLP has a gate; those of `swiglu_in_memory` in memory."""
+    swiglu_in_memory: ClassVar[NameTable] = {}
+    lists: ClassVar[tuple[str, str]] = ("encoder.layer", "layers")
+    """Name of the list of blocks on disk, and in memory."""
+    disk_sign: ClassVar[str] = "encoder.layer.0.attention.attention.query.weight"
+    """A tensor that only a file with the names of files has."""
+    norm_name: ClassVar[str] = "layernorm"
+    """Name of the LayerNorm after the last block, without the prefix."""
     front: ClassVar[int] = 1
     """Number of rows of the position table before the grid's."""
+    table_axes: ClassVar[int] = 3
+    """Number of axes of the position table."""
     expresses: ClassVar[frozenset[str]] = frozenset()
     """The parts in `refusal` that it has and the plain ViT lacks."""
+    eps_name: ClassVar[str] = "layer_norm_eps"
+    """Name of the epsilon of the norms in config.json."""
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
     """transformers' defaults for missing entries of config.json that differ between encoders."""
     fields: ClassVar[Mapping[str, str]] = {"intermediate_size": "mlp_dim"}
     """Entry of config.json -> field of ViTConfig with the same value, for entries that not all encoders have."""
     constants: ClassVar[Mapping[str, Any]] = {}
     """Entries of config.json that are the same for every model."""
+    processing: ClassVar[Mapping[str, Any]] = dict(resize="squash")
+    """Fields of `Preprocess` for the published models."""
+    statistics: ClassVar[Statistics] = HALF
+    """Mean and std of the published models."""
     resize_mode: ClassVar[ResizeMode] = "hf"
     remarks: ClassVar[tuple[str, ...]] = ()
     """Notes for the load report of every such model."""
@@ -115,11 +174,6 @@ class Encoder:
         (r"decoder\..*", "decoder of masked pre-training"),
     )
     """(pattern of names that the model does not use, reason)."""
-
-    @classmethod
-    def headed_prefix(cls) -> str:
-        """Return the prefix of every name in a model with a head."""
-        return f"{cls.model_type}."
 
     @classmethod
     def bare(cls) -> str:
@@ -152,7 +206,7 @@ class Encoder:
 
     def mlp_dim(self, archive: Archive) -> int:
         """Return the hidden width of the MLPs."""
-        return rows(archive, f"{self.layers}.0.{self.parts['fc1']}.weight")
+        return rows(archive, self.theirs("blocks.0.mlps.0.mlp.fc1.weight"))
 
     def stem_sizes(self, archive: Archive, settings: Mapping[str, Any]) -> tuple[int, int, int]:
         """Return width, channels and patch."""
@@ -174,27 +228,22 @@ class Encoder:
         return usual_heads(archive, width)
 
     @classmethod
-    def on_disk(cls, archive: Archive, prefix: str) -> bool:
-        """Return whether the names are those of files (see `disk`)."""
-        return f"{prefix}encoder.layer.0.attention.attention.query.weight" in archive
-
-    @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
         """Return the full name of the LayerNorm after the last block."""
-        return f"{prefix}layernorm"
+        return f"{prefix}{cls.norm_name}"
 
     def side(self, archive: Archive) -> int:
         """Return the side of the square grid that the positions are for."""
-        name = f"{self.prefix}embeddings.position_embeddings"
-        return square_side(archive, name, shape_of(archive, name, 3)[1] - self.front)
+        name = self.theirs("positions.embedding")
+        return square_side(archive, name, shape_of(archive, name, self.table_axes)[-2] - self.front)
 
     @classmethod
-    def preprocess(cls, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
-        """Return preprocessing, mean and std of the published models."""
-        return Preprocess(image_size, "squash"), HALF
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:
+        """Return the preprocessing of the published models."""
+        return Preprocess(image_size, **cls.processing)
 
     def absent(self, config: ViTConfig) -> dict[str, str]:
-        """Return the model's tensors that are zero because files lack them, and why; `qkv_bias` aside."""
+        """Return the model's tensors that are zero because files lack them, and why; `biases` aside."""
         return {}
 
     # writing
@@ -208,8 +257,15 @@ class Encoder:
         return values
 
     @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """Return reason -> whether it is true, for reasons of its own why this encoder cannot express a config."""
+        return {}
+
+    @classmethod
     def refusal(cls, config: ViTConfig) -> str:
         """Return why this encoder cannot express a config, "" if it can; call `refusal_of_all` first."""
+        if reason := first_reason(cls.reasons(config)):
+            return reason
         parts = {
             "distillation token": config.distilled,
             "registers": bool(config.registers),
@@ -236,7 +292,7 @@ class Encoder:
     def of_model(cls, config: ViTConfig) -> Encoder:
         """Return the encoder under the names with which transformers would save such a model."""
         headed = cls.has_head(config)
-        prefix = cls.headed_prefix() if headed else ""
+        prefix = cls.headed if headed else ""
         return cls(cls.classifier() if headed else cls.bare(), prefix, norm=f"{prefix}{cls.norm_within(config)}")
 
     @classmethod
@@ -247,7 +303,7 @@ class Encoder:
     @classmethod
     def norm_within(cls, config: ViTConfig) -> str:
         """Return the name of the last LayerNorm without the prefix."""
-        return "layernorm"
+        return cls.norm_name
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """Return the entries of config.json that are specific to this encoder, besides `fields` and `constants`."""
@@ -265,74 +321,27 @@ class Encoder:
     @property
     def layers(self) -> str:
         """Name of the list of blocks."""
-        return f"{'' if self.loose else self.prefix}encoder.layer" if self.disk else f"{self.prefix}layers"
+        return f"{'' if self.loose else self.prefix}{self.lists[0 if self.disk else 1]}"
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """Names of query, key, value, out, fc1 and fc2 within a block."""
-        return {part: disk if self.disk else memory for part, (disk, memory) in self.part_names.items()}
+    def table(self, config: ViTConfig | None = None) -> NameTable:
+        """Return the table of names: of a model, or without a config the rows that all such encoders have."""
+        swiglu = config is not None and config.mlp == "swiglu"
+        block = {**self.block, **(self.swiglu if swiglu else {})}
+        if not self.disk:
+            block |= {**self.in_memory, **(self.swiglu_in_memory if swiglu else {})}
+        return {**self.outside, **within("blocks.{layer}.", "{blocks}.{layer}.", block)}
 
-    def conversions(self, config: ViTConfig) -> list[Conversion]:
-        """Return the conversions of all tensors."""
-        embeddings = f"{self.prefix}embeddings"
-        conversions = [*same_pair("stem", f"{self.prefix}{self.stem}"), *self.tokens(config, embeddings)]
-        conversions += self.positions(config)
-        for layer in range(config.depth):
-            conversions += self.block(config, layer)
-        conversions += same_pair("norm", self.norm) if config.final_norm != "none" else []
-        if config.pre_logits:
-            conversions += same_pair("pre_logits.hidden", f"{self.prefix}pooler.dense")
-        return conversions + (self.heads(config) if config.classes else [])
+    def conversions(self, names: Iterable[str], config: ViTConfig | None = None) -> list[Conversion]:
+        """Return the conversions of a model's tensors."""
+        return apply_table(names, self.table(config), prefix=self.prefix, blocks=self.layers, norm=self.norm)
 
-    def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
-        """Return the conversions of the tokens in front of the grid."""
-        return [same("cls", f"{embeddings}.cls_token")] if config.has_class_token else []
-
-    def positions(self, config: ViTConfig) -> list[Conversion]:
-        """Return the conversions of the position tables."""
-        return [same("positions.embedding", f"{self.prefix}embeddings.position_embeddings")]
-
-    def heads(self, config: ViTConfig) -> list[Conversion]:
-        """Return the conversions of the classifiers."""
-        return same_pair("head", "classifier")
-
-    def block(self, config: ViTConfig, layer: int) -> list[Conversion]:
-        """Return the conversions of one encoder layer."""
-        theirs, attention, mlp = f"{self.layers}.{layer}", f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
-        conversions = [
-            *norm_pair(config, f"{attention}.norm", f"{theirs}.{self.norms[0]}"),
-            *self.qkv(f"{attention}.attention.qkv", theirs),
-            *same_pair(f"{attention}.attention.out", f"{theirs}.{self.parts['out']}"),
-            *norm_pair(config, f"{mlp}.norm", f"{theirs}.{self.norms[1]}"),
-            *self.mlp(config, f"{mlp}.mlp", theirs),
-        ]
-        if config.layer_scale is not None:
-            conversions.append(same(f"{attention}.residual.gamma", f"{theirs}.{self.gammas[0]}"))
-            conversions.append(same(f"{mlp}.residual.gamma", f"{theirs}.{self.gammas[1]}"))
-        return conversions
+    def theirs(self, ours: str) -> str:
+        """Return the name in the file of a tensor of the model, of the first if there are several."""
+        return self.conversions([ours])[0].theirs[0]
 
     def biases(self, config: ViTConfig) -> dict[str, list[str]]:
         """Return field of the encoder -> names of the model's biases that a file has only if the field is true."""
-        return dict(qkv_bias=[f"blocks.{layer}.attentions.0.attention.qkv.bias" for layer in range(config.depth)])
-
-    def qkv(self, ours: str, theirs: str) -> list[Conversion]:
-        """Return the conversions of queries, keys and values."""
-        names = [f"{theirs}.{self.parts[part]}" for part in ("query", "key", "value")]
-        kinds = ("weight", "bias") if self.qkv_bias else ("weight",)
-        return [joined(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in names)) for kind in kinds]
-
-    def mlp(self, config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
-        """Return the conversions of the two dense layers of an MLP."""
-        return [
-            *same_pair(f"{ours}.fc1", f"{theirs}.{self.parts['fc1']}"),
-            *same_pair(f"{ours}.fc2", f"{theirs}.{self.parts['fc2']}"),
-        ]
-
-    def gated(self, ours: str, theirs: str) -> list[Conversion]:
-        """Return the conversions of an MLP with a gate, where `theirs` has the layers gate_proj, up_proj, down_proj."""
-        gate, up = f"{theirs}.gate_proj", f"{theirs}.up_proj"
-        both = [joined(f"{ours}.fc1.{kind}", (f"{gate}.{kind}", f"{up}.{kind}")) for kind in ("weight", "bias")]
-        return [*both, *same_pair(f"{ours}.fc2", f"{theirs}.down_proj")]
+        return dict(qkv_bias=[f"blocks.{layer}.{QKV}.bias" for layer in range(config.depth)])
 
 
 def refusal_of_all(config: ViTConfig) -> str:

@@ -21,19 +21,25 @@ from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import replacing_text
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.hf.aimv2 import Aimv2
-from vitrail.weights.hf.beit import Beit, Data2Vec
-from vitrail.weights.hf.clip import Clip, tower
 from vitrail.weights.hf.config_json import class_names, infer, meaning, to_json
-from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
-from vitrail.weights.hf.dinov3 import DinoV3
-from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
-from vitrail.weights.hf.internvl import InternVL
+from vitrail.weights.hf.encoder import QKV, STEM, Encoder, refusal_of_all
+from vitrail.weights.hf.families import (
+    MAE,
+    MSN,
+    Beit,
+    Data2Vec,
+    DeiT,
+    DinoV2,
+    DinoV2WithRegisters,
+    DinoV3,
+    IJepa,
+    InternVL,
+)
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
-from vitrail.weights.hf.siglip import Siglip, Siglip2
-from vitrail.weights.hf.vit import MAE, MSN, DeiT, IJepa
+from vitrail.weights.hf.towers import Aimv2, Clip, Siglip, Siglip2, tower
 from vitrail.weights.mapping import text_in
 from vitrail.words import shown
 
@@ -45,7 +51,7 @@ ENCODERS: dict[str, type[Encoder]] = {
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
-PREFIXES = ("", *sorted({encoder.headed_prefix() for encoder in ENCODERS.values()}))
+PREFIXES = ("", *sorted({encoder.headed for encoder in ENCODERS.values()}))
 STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem, DinoV3.stem, Aimv2.stem)]
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
 """`model_type` of a model of images and texts -> that of its image tower."""
@@ -100,7 +106,8 @@ class HuggingFace:
             provenance={"origin": origin},
         )
         absent = _absent(encoder, config)
-        conversions = [entry for entry in encoder.conversions(config) if entry.ours not in absent]
+        names = [name for name in expected(config, archive.path) if name not in absent]
+        conversions = encoder.conversions(names, config)
         others = sorted(archive.names - {name for entry in conversions for name in entry.theirs})
         unused = {name: why for pattern, why in encoder.unused for name in others if re.fullmatch(pattern, name)}
         zeros = dict.fromkeys(absent, "a bias that the file has not") | encoder.absent(config)
@@ -116,9 +123,7 @@ class HuggingFace:
         absent = _absent(encoder, config)
         state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
         state = encoder.written(config, state)
-        tensors = encoder.required(config) | foreign_tensors(
-            state, [entry for entry in encoder.conversions(config) if entry.ours not in absent], "hf"
-        )
+        tensors = encoder.required(config) | foreign_tensors(state, encoder.conversions(state, config), "hf")
         kinds = {tensor.dtype for tensor in tensors.values()}
         dtype = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
         if path.exists() and not path.is_dir():
@@ -152,7 +157,7 @@ def _encoder(archive: Archive) -> Encoder:
     found = next((name for name in STEMS if name in archive), None)
     prefix = (found or STEM).partition("embeddings.")[0]
     sign = next((kind for name, kind in SIGNS.items() if not archive.names.isdisjoint({name, prefix + name})), None)
-    headed = (kind for kind, encoder in ENCODERS.items() if encoder.headed_prefix() == prefix)
+    headed = (kind for kind, encoder in ENCODERS.items() if encoder.headed == prefix)
     where = f"{archive.path}, config.json"
     kind = text_in(archive.config.get("model_type") or sign or next(headed, "vit"), "model_type", where)
     if kind not in ENCODERS:
@@ -162,7 +167,7 @@ def _encoder(archive: Archive) -> Encoder:
         )
     family = ENCODERS[kind]
     if found is None or f"{prefix}{family.stem}.weight" not in archive:
-        expected = f"{family.headed_prefix() if found is None else prefix}{family.stem}.weight"
+        expected = f"{family.headed if found is None else prefix}{family.stem}.weight"
         raise WeightsError(f"{archive.path} lacks the tensor {expected!r}.{did_you_mean(expected, archive.names)}")
     usual = family.classifier() if "classifier.weight" in archive else family.bare()
     architectures = archive.config.get("architectures") or [usual]
@@ -170,10 +175,10 @@ def _encoder(archive: Archive) -> Encoder:
     architecture = text_in(first, "architectures", where)
     query = "encoder.layer.0.attention.attention.query.weight"
     loose = bool(prefix) and query in archive
-    disk = loose or family.on_disk(archive, prefix)
+    disk = loose or f"{prefix}{family.disk_sign}" in archive
     encoder = family(architecture, prefix, disk, family.final_norm(archive, prefix), loose=loose)
-    biased = {part: f"{encoder.layers}.0.{encoder.parts[part]}.bias" in archive for part in ("query", "fc2")}
-    return replace(encoder, qkv_bias=biased["query"], mlp_bias=biased["fc2"])
+    qkv, mlp = (encoder.theirs(f"blocks.0.{name}.bias") in archive for name in (QKV, "mlps.0.mlp.fc2"))
+    return replace(encoder, qkv_bias=qkv, mlp_bias=mlp)
 
 
 def _processing(archive: Archive, encoder: Encoder, values: dict[str, Any]) -> Processing:
@@ -182,7 +187,7 @@ def _processing(archive: Archive, encoder: Encoder, values: dict[str, Any]) -> P
     if archive.processor:
         processing = read_processor(archive.processor, image_size, str(archive.path))
     else:
-        preprocess, (mean, std) = encoder.preprocess(image_size, values["patch"])
+        preprocess, (mean, std) = encoder.preprocess(image_size, values["patch"]), encoder.statistics
         note = (
             f"the preprocessing of published models of type {encoder.model_type}, because there is no "
             "preprocessor_config.json"
@@ -212,7 +217,7 @@ def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
     if origin is None or family is not type(origin):  # the model may have changed since it was loaded
         return encoder
     if encoder.architecture == family.bare():  # it may have been saved with a head that vitrail does not read
-        prefix = origin.prefix if origin.prefix in ("", family.headed_prefix()) else ""
+        prefix = origin.prefix if origin.prefix in ("", family.headed) else ""
         same_place = origin.norm.endswith("pooler.layernorm") == encoder.norm.endswith("pooler.layernorm")
         encoder = replace(encoder, prefix=prefix, norm=origin.norm if same_place else f"{prefix}{encoder.norm}")
     there: dict[str, Any] = {

@@ -10,10 +10,10 @@ from vitrail.errors import WeightsError
 from vitrail.model.resnet.units import BIT_UNITS
 from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, reshaped, same, same_pair, shape_of
-from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, statistics
-from vitrail.weights.timm.names import bottleneck
-from vitrail.weights.timm.unsupported import refuse
+from vitrail.weights.assemble import expected_of
+from vitrail.weights.mapping import Conversion, NameTable, apply_table, reshaped, shape_of, within
+from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, refuse, statistics
+from vitrail.weights.timm.names import BOTTLENECK
 from vitrail.weights.timm.vit import count
 from vitrail.words import shown
 
@@ -50,20 +50,14 @@ def infer_bit(file: TimmFile) -> ResNetConfig:
 
 def bit_conversions(config: ResNetConfig) -> list[Conversion]:
     """Return the conversions of all tensors of a ResNet in a timm file."""
-    entries = [same("root.weight", "stem.conv.weight")]
-    for stage, units in enumerate(config.units):
-        for unit in range(units):
-            ours, theirs = f"stages.{stage}.{unit}", f"stages.{stage}.blocks.{unit}"
-            entries += bottleneck(ours, theirs)
-            if unit == 0:
-                entries.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
-    entries += same_pair("norm", "norm")
-    if config.classes:
-        entries += [
-            reshaped("head.weight", "head.fc.weight", (config.classes, config.features, 1, 1)),
-            same("head.bias", "head.fc.bias"),
-        ]
-    return entries
+    table: NameTable = {
+        "root.weight": "stem.conv.weight",
+        **within("stages.{stage}.{unit}.", "stages.{stage}.blocks.{unit}.", BOTTLENECK),
+        "norm.{part}": "norm.{part}",
+        "head.weight": reshaped("head.fc.weight", (config.classes, config.features, 1, 1)),
+        "head.bias": "head.fc.bias",
+    }
+    return apply_table(expected_of(config), table)
 
 
 def bit_architecture(config: ResNetConfig) -> str:

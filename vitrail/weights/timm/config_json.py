@@ -16,8 +16,8 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
-from vitrail.weights.timm.eva import EvaNaming, eva_architecture, eva_arguments
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, is_aimv2, ratio_of
+from vitrail.weights.timm.eva import eva_architecture, eva_arguments
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, EvaNaming, Naming, is_aimv2, ratio_of
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),
@@ -60,7 +60,8 @@ def vit_json(config: ViTConfig, card: Card, naming: Naming) -> dict[str, Any]:
         fixed_input_size=True, first_conv=conv, classifier=["head", "head_dist"] if config.distilled else "head"
     )
     values["architecture"] = _architecture(config, card, naming)
-    values["model_args"] = _arguments_of_class(config, naming)
+    of_class = _beit_arguments if naming.beit else _relpos_arguments if naming.relpos else _vit_arguments
+    values["model_args"] = of_class(config, naming)
     return values
 
 
@@ -135,13 +136,6 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
     return loaded if next(kinds, "") == kind else KINDS[kind][0]
 
 
-def _arguments_of_class(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    """Return the arguments of the class of timm that a file is for."""
-    if naming.beit:
-        return _post_norm_arguments(config, naming) if config.norm_after else _beit_arguments(config, naming)
-    return _relpos_arguments(config, naming) if naming.relpos else _vit_arguments(config, naming)
-
-
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0) if config.stem == "resnet" else 1
     gated = config.mlp == "swiglu"
@@ -162,21 +156,14 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 
 def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    relative = config.positions == "relative_bias"
-    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
-        use_abs_pos_emb=config.positions == "1d",
-        use_rel_pos_bias=relative and config.place != "shared",
-        use_shared_rel_pos_bias=relative and config.place == "shared",
-        use_fc_norm=config.final_norm == "pooled",
-    )
-
-
-def _post_norm_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
-        use_abs_pos_emb=config.positions == "1d",
-        use_post_norm=True,
-        use_fc_norm=config.final_norm == "pooled",
-    )
+    values = _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim)
+    values |= dict(use_abs_pos_emb=config.positions == "1d")
+    if config.norm_after:  # EVA-02-CLIP E, without relative positions
+        values |= dict(use_post_norm=True)
+    else:
+        relative, shared = config.positions == "relative_bias", config.place == "shared"
+        values |= dict(use_rel_pos_bias=relative and not shared, use_shared_rel_pos_bias=relative and shared)
+    return values | dict(use_fc_norm=config.final_norm == "pooled")
 
 
 def _relpos_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:

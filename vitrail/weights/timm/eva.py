@@ -1,27 +1,14 @@
 """timm's networks with rotary positions (class `Eva`): EVA-02, DINOv3, RoPE-ViT, PE and timm's own.
 
-| ours | timm |
-|---|---|
-| `attention.qkv` | `attn.qkv`, or `attn.{q_proj,k_proj,v_proj}` (EVA-02 B and L) |
-| `attention.qkv.bias` | `attn.qkv.bias`, or without the keys' `attn.{q_bias,v_bias}`, `attn.{q_proj,v_proj}.bias` |
-| `mlp.fc1` of SwiGLU | `mlp.fc1`, or gate and value apart as `mlp.fc1_g`, `mlp.fc1_x` |
-| `attention.norm`, `mlp.norm` | `attn.norm`, `mlp.norm` |
-| `attention.qk_norm.{query,key}` | `attn.{q_norm,k_norm}` |
-| `residual.gamma` | `gamma_1`, `gamma_2` |
-| `positions.rotary.frequencies` [layer, axis, head, pair] | `rope.freqs` [axis, layer, head, pair] |
-
-Tensors do not show how positions rotate. The architecture says it, and its arguments in config.json. Of bare files,
-only those of DINOv3 are known by their tensors.
+Their names are those of `names.py`. Tensors do not show how positions rotate. The architecture says it, and its
+arguments in config.json. Of bare files, only those of DINOv3 are known by their tensors.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
-
-from torch import Tensor
 
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError
@@ -30,21 +17,9 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
-from vitrail.weights.mapping import (
-    Conversion,
-    eva_heads,
-    joined,
-    qk_norms,
-    rows,
-    same,
-    same_pair,
-    shape_of,
-    stem_sizes,
-    without_key_bias,
-)
-from vitrail.weights.timm.file import NORM_EPS, TimmFile, statistics
-from vitrail.weights.timm.names import OVER_WIDTH, attention_pool, patches, ratio_of
-from vitrail.weights.timm.unsupported import refuse
+from vitrail.weights.mapping import eva_heads, rows, shape_of, stem_sizes
+from vitrail.weights.timm.file import NORM_EPS, TimmFile, refuse, statistics
+from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, ratio_of
 from vitrail.weights.timm.vit import count, grid_of, normed_heads, pooling, token_count
 from vitrail.words import shown
 
@@ -80,18 +55,6 @@ PARTS = (
     "an MLP whose gate is a layer of its own",
 )
 """Parts that the plain ViT of timm lacks, and these have."""
-
-
-@dataclass(frozen=True)
-class EvaNaming:
-    """The properties of the names in a file that the model's config does not determine."""
-
-    apart: bool = False
-    """Whether queries, keys and values are separate layers."""
-    bias: bool = True
-    """Whether queries and values have a bias in the file; otherwise the model's are zero."""
-    gate_apart: bool = False
-    """Whether gate and value of SwiGLU are separate layers."""
 
 
 def is_rotary(archive: Archive, architecture: str) -> bool:
@@ -218,73 +181,6 @@ def _rotary(file: TimmFile) -> Rotary:
         raise file.error(str(error)) from error
 
 
-def conversions(config: ViTConfig, naming: EvaNaming) -> list[Conversion]:
-    """Return the conversions of all tensors of a model in a file of these networks."""
-    entries = patches(config)
-    entries += [same("cls", "cls_token")] if config.has_class_token else []
-    entries += [same("registers", "reg_token")] if config.registers else []
-    entries += [same("positions.embedding", "pos_embed")] if config.positions == "1d" else []
-    entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
-    if config.rotary and config.rotary.frequencies == "mixed":
-        entries += [Conversion("positions.rotary.frequencies", ("rope.freqs",), _exchanged, lambda t: (_exchanged(t),))]
-    for layer in range(config.depth):
-        entries += _block(config, naming, layer)
-    if config.final_norm != "none":
-        entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
-    entries += attention_pool() if config.pool == "map" else []
-    return entries + (same_pair("head", "head") if config.classes else [])
-
-
-def _exchanged(table: Tensor) -> Tensor:
-    return table.transpose(0, 1)
-
-
-def _block(config: ViTConfig, naming: EvaNaming, layer: int) -> list[Conversion]:
-    theirs, attention, mlp = f"blocks.{layer}", f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
-    entries = [
-        *same_pair(f"{attention}.norm", f"{theirs}.norm1"),
-        *_qkv(config, naming, f"{attention}.attention.qkv", f"{theirs}.attn"),
-        *qk_norms(config, f"{attention}.attention", f"{theirs}.attn"),
-        *same_pair(f"{attention}.attention.out", f"{theirs}.attn.proj"),
-        *same_pair(f"{mlp}.norm", f"{theirs}.norm2"),
-        *same_pair(f"{mlp}.mlp.fc2", f"{theirs}.mlp.fc2"),
-    ]
-    if naming.gate_apart:
-        gate, value = f"{theirs}.mlp.fc1_g", f"{theirs}.mlp.fc1_x"
-        entries += [
-            joined(f"{mlp}.mlp.fc1.{kind}", (f"{gate}.{kind}", f"{value}.{kind}")) for kind in ("weight", "bias")
-        ]
-    else:
-        entries += same_pair(f"{mlp}.mlp.fc1", f"{theirs}.mlp.fc1")
-    entries += same_pair(f"{mlp}.mlp.norm", f"{theirs}.mlp.norm") if config.mlp_norm else []
-    entries += same_pair(f"{attention}.attention.norm", f"{theirs}.attn.norm") if config.attention_norm else []
-    if config.layer_scale is not None:
-        gammas = zip((attention, mlp), ("gamma_1", "gamma_2"), strict=True)
-        entries += [same(f"{ours}.residual.gamma", f"{theirs}.{gamma}") for ours, gamma in gammas]
-    return entries
-
-
-def _qkv(config: ViTConfig, naming: EvaNaming, ours: str, theirs: str) -> list[Conversion]:
-    """Return the conversions of weight and bias of queries, keys and values."""
-    parts = [f"{theirs}.{part}_proj" for part in "qkv"]
-    weight = f"{ours}.weight"
-    entries = [
-        joined(weight, tuple(f"{part}.weight" for part in parts))
-        if naming.apart
-        else same(weight, f"{theirs}.qkv.weight")
-    ]
-    if not naming.bias:
-        return entries
-    bias = f"{ours}.bias"
-    if not config.key_bias:
-        names = (f"{parts[0]}.bias", f"{parts[2]}.bias") if naming.apart else (f"{theirs}.q_bias", f"{theirs}.v_bias")
-        return [*entries, without_key_bias(bias, *names)]
-    return [
-        *entries,
-        joined(bias, tuple(f"{part}.bias" for part in parts)) if naming.apart else same(bias, f"{theirs}.qkv.bias"),
-    ]
-
-
 # writing
 
 
@@ -298,11 +194,6 @@ def naming_of(config: ViTConfig, card: Card, biases: bool) -> EvaNaming:
     gated = config.mlp == "swiglu" and (found.gate_apart or config.mlp_norm)
     # without a bias, timm's file does not show whether keys would have one
     return EvaNaming(found.apart, found.bias or biases or config.key_bias, gated)
-
-
-def layout_of(naming: EvaNaming) -> dict[str, Any]:
-    """Return the naming as JSON values for the card."""
-    return asdict(naming)
 
 
 def eva_refusal(config: ViTConfig) -> dict[str, bool]:
@@ -363,7 +254,7 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
     """Return the arguments of timm's class that only these networks have, for config.json."""
     rotary = config.rotary or Rotary()
     kind = {"centred": "dinov3", "index": "cat"}[rotary.coordinates]
-    return dict(
+    values: dict[str, Any] = dict(
         attn_type="rope" if config.key_bias else "eva",
         qkv_bias=naming.bias,
         qkv_fused=not naming.apart,
@@ -386,14 +277,8 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
         use_fc_norm=config.final_norm == "pooled",
         use_post_transformer_norm=config.final_norm == "tokens",
         use_pre_transformer_norm=config.pre_norm,
-        **_pool_arguments(config),
     )
-
-
-def _pool_arguments(config: ViTConfig) -> dict[str, Any]:
-    if config.pool != "map":
-        return {}
-    hidden = config.pool_mlp_dim or config.mlp_dim
-    return dict(
-        attn_pool_num_heads=config.pool_heads or config.heads, attn_pool_mlp_ratio=ratio_of(hidden, config.width)
-    )
+    if config.pool == "map":
+        values["attn_pool_num_heads"] = config.pool_heads or config.heads
+        values["attn_pool_mlp_ratio"] = ratio_of(config.pool_mlp_dim or config.mlp_dim, config.width)
+    return values

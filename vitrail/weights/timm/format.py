@@ -6,32 +6,55 @@ EVA-02, RoPE-ViT, PE), and BiT. It recognises them by the names and shapes of th
 `eva.py`, `bit.py`). Whatever these do not show is read from config.json (`file.py`), or assumed and reported. timm
 computes with the erf GELU, a LayerNorm epsilon of 1e-6 (DINOv3 and PE: 1e-5), and kernels standardised by sqrt(var +
 1e-8). It resamples positions with an antialiased bicubic kernel.
+
+It writes a folder, or a bare state dict for a path that ends in .safetensors, .pth, .pt or .bin. A bare file describes
+a model less completely than a folder. Before either is written, its names and shapes are read, and rejected if they
+describe another model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from vitrail.errors import WeightsError
+from vitrail.files import replacing_text
+from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import check_finite, expected
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel
-from vitrail.weights.mapping import Conversion, dense_biases
+from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.mapping import dense_biases, first_reason, own_pool, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
-from vitrail.weights.timm.config_json import descriptive
-from vitrail.weights.timm.eva import conversions as eva_conversions
-from vitrail.weights.timm.eva import infer_eva, is_rotary, layout_of
-from vitrail.weights.timm.file import class_names, has_timm_config, preprocessing, read_timm_file
-from vitrail.weights.timm.names import conversions, qkv_biases
+from vitrail.weights.timm.config_json import bit_json, descriptive, eva_json, vit_json
+from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
+from vitrail.weights.timm.file import (
+    BARE,
+    CLIP_EPS,
+    GROUP_NORM_EPS,
+    NORM_EPS,
+    class_names,
+    has_timm_config,
+    preprocessing,
+    read_timm_file,
+)
+from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, Naming, absent, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.relpos import TABLE
 from vitrail.weights.timm.vit import infer, unused
-from vitrail.weights.timm.write import write_timm
+
+BIT_SCALE = 10.0
+"""sqrt(1e-8 / 1e-10): kernels times this factor are standardised in timm as the official code does (`bit.py`)."""
+
+Tensors = dict[str, Tensor]
+
 
 _DEIT = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
 """Tensors in the DeiT repository's later files. Of timm's models, only BEiT and similar ones have such names."""
@@ -57,25 +80,17 @@ class Timm:
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         file = read_timm_file(archive)
-        zeros: dict[str, str] = {}
-        for_config: Callable[[ViTConfig], list[Conversion]] | None = None
+        naming: Naming | EvaNaming | None = None
         config: ViTConfig | ResNetConfig
         origin: dict[str, Any] = {"format": self.name, "file": archive.path.name, "architecture": file.architecture}
         origin |= {"pretrained": descriptive(file.pretrained)}
         if is_bit(archive):
-            config = resnet = infer_bit(file)
-            entries = bit_conversions(resnet)
+            config = infer_bit(file)
         elif is_rotary(archive, file.architecture):
-            vit, layout = infer_eva(file)
-            config, entries = vit, eva_conversions(vit, layout)
-            zeros = _absent(vit, layout.bias)
-            origin["layout"] = layout_of(layout)
+            config, naming = infer_eva(file)
+            origin["layout"] = asdict(naming)
         else:
-            vit, naming = infer(file)
-            config, entries = vit, conversions(vit, naming)
-            for_config = partial(conversions, naming=naming) if naming.relpos in ("cr", "swin") else None
-            zeros = _absent(vit, naming.qkv_bias)
-            zeros |= {} if naming.dense_bias else dict.fromkeys(dense_biases(vit), "no bias in attention and MLP")
+            config, naming = infer(file)
             origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias, "dense_bias": naming.dense_bias}
             origin |= {"relpos": True} if naming.relpos else {}
         card = Card(
@@ -86,17 +101,233 @@ class Timm:
             licence=licence if isinstance(licence := file.pretrained.get("license"), str) else "",
             provenance={"origin": origin},
         )
+        expected(config, archive.path)  # an error names the file if no network can be built from its config
+        if naming is None or isinstance(config, ResNetConfig):
+            assert isinstance(config, ResNetConfig)
+            return ForeignModel(card, bit_conversions(config), unused(archive), {}, file.notes)
+        computed = isinstance(naming, Naming) and naming.relpos in ("cr", "swin")
+        for_config = partial(conversions, naming=naming) if computed else None
+        entries, zeros = conversions(config, naming), absent(config, naming)
         return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config=for_config)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """See `write_timm`."""
-        write_timm(model, card, path)
+        """Write a folder with config.json and model.safetensors, or a bare state dict if `path` has such an ending.
+
+        Raises WeightsError with the reason if timm has no such model, or a bare file would describe another one.
+        """
+        bare = path.suffix in BARE
+        if path.is_dir() if bare else path.is_file():
+            raise WeightsError(
+                f"{path} is a {'folder' if bare else 'file'}; give the name of a {'file' if bare else 'folder'}"
+            )
+        if isinstance(model, ResNet):
+            tensors, values = _resnet(model, card, bare)
+        elif isinstance(model, ViT):
+            tensors, values = _vit(model, card, bare)
+        else:
+            raise WeightsError(f"timm's format is for a ViT or a ResNet, not a {type(model).__name__}")
+        for name, tensor in tensors.items():
+            check_finite(name, tensor, f"the model is not saved to {path}")
+        if values is None:
+            write_tensors(path, tensors)
+            return
+        write_tensors(path / "model.safetensors", tensors)
+        text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
+        with replacing_text(path / "config.json") as file:
+            file.write(text)
 
 
 FORMAT = Timm()
 
 
-def _absent(config: ViTConfig, qkv_bias: bool) -> dict[str, str]:
-    """Return the model's tensors that are zero because the file lacks them, and why."""
-    zeros = {} if qkv_bias else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
-    return zeros | ({"stem.bias": "no bias of the patch embedding"} if config.pre_norm else {})
+def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    config = model.config
+    if reason := bit_refusal(config):
+        raise WeightsError(f"timm cannot express this ResNet: {reason}")
+    state = state_of(model)
+    if config.std_conv == "bit":
+        kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
+        state |= {name: state[name] * BIT_SCALE for name in kernels}
+    return foreign_tensors(state, bit_conversions(config), "timm"), None if bare else bit_json(config, card)
+
+
+def vit_tensors(model: ViT, card: Card) -> Tensors:
+    """Return a ViT's tensors under timm's names. Raises WeightsError with the reason if timm cannot express it."""
+    return _vit(model, card, bare=False)[0]
+
+
+def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    if reason := first_reason(eva_refusal(model.config)) if model.config.rotary else vit_refusal(model.config, bare):
+        raise WeightsError(f"timm cannot express this ViT: {reason}")
+    config, state = _folded(model)
+    state = without_stem_bias(state, config) if config.pre_norm else state
+    naming = naming_of(config, card, _any(state, qkv_biases(config))) if config.rotary else _naming(config, card, state)
+    missing = absent(config, naming)
+    state = {name: tensor for name, tensor in state.items() if name not in missing}
+    tensors = foreign_tensors(state, conversions(config, naming), "timm")
+    values = None
+    if not bare:
+        values = eva_json(config, card, naming) if isinstance(naming, EvaNaming) else vit_json(config, card, naming)
+    _check_meaning(tensors, values, config)
+    return tensors, values
+
+
+def _any(state: Tensors, names: list[str]) -> bool:
+    """Return whether any of these tensors has values other than zero."""
+    return any(bool(state[name].any()) for name in names)
+
+
+def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
+    """Return config and tensors of an equivalent model that timm can express.
+
+    In timm, either all tokens in front of the grid have positions or none has. If only some have one, it is added to
+    the token, as the model would do. A fixed table of sines becomes a learned one.
+    """
+    config, state = model.config, state_of(model)
+    if config.positions == "sincos":
+        table = model.positions.table(0, config.grid)
+        assert table is not None
+        state["positions.embedding"] = table.detach().cpu().clone()
+        return replace(config, positions="1d", cls_position=False), state
+    if config.positions != "1d" or config.front in (0, config.prefix):
+        return config, state
+    first = (config.has_class_token + config.distilled) * config.cls_position
+    table = state["positions.embedding"]
+    for name, own in (("cls", table[:, :first]), ("registers", table[:, first : config.front])):
+        if own.shape[1]:
+            state[name] = state[name] + own
+    state["positions.embedding"] = table[:, config.front :].clone()
+    return replace(config, cls_position=False, register_positions=False), state
+
+
+def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
+    """Return the naming of the file that the model was loaded from, if it still fits."""
+    origin = origin_of(card, "timm")
+    relative = config.positions == "relative_bias"
+    relpos = relative and (bool(origin.get("relpos")) or config.norm_after or not fits_beit(config))
+    beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
+    return Naming(
+        beit,
+        _any(state, qkv_biases(config)) or bool(origin.get("qkv_bias", True)),
+        _any(state, dense_biases(config)) or bool(origin.get("dense_bias", True)),
+        "table" if relpos else "",
+    )
+
+
+def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
+    """Raise WeightsError if vitrail would read another model from these tensors and this config.json."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config_json = json.loads(json.dumps(values or {}))
+    archive = Archive(Path("this model"), "safetensors", shapes, tensors.__getitem__, config=config_json)
+    folder = ". Save to a folder, which has a config.json" if values is None else ""
+    try:
+        file = read_timm_file(archive)
+        read = _meaning((infer_eva if is_rotary(archive, file.architecture) else infer)(file)[0])
+    except WeightsError as error:
+        raise WeightsError(f"the file would not describe its model: {str(error).rstrip('.')}{folder}") from error
+    meant = _meaning(config)
+    wrong = [f"{name} {read[name]!r}, not {value!r}" for name, value in meant.items() if read[name] != value]
+    if wrong:
+        raise WeightsError(f"timm's names and shapes would describe a model with {', '.join(wrong)}{folder}")
+
+
+def _meaning(config: ViTConfig) -> dict[str, Any]:
+    """Return the values of a config that affect the logits of a preprocessed image."""
+    plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
+    tokens = ("has_class_token", "distilled", "registers")
+    rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
+    inner = ("mlp_norm", "attention_norm", "qk_norm", "rotary", "norm", "patch_norm")
+    pool = dict(own_pool=own_pool(config), pool_prefix=config.pool_prefix and config.prefix > 0)
+    return (
+        {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)}
+        | pool
+        | dict(
+            norm_eps=config.norm_eps if config.rotary else None,
+            layer_scale=config.layer_scale is not None,
+            gelu=config.gelu if config.mlp == "gelu" else None,
+            front=config.front if config.positions == "1d" else None,
+            shared=config.positions == "relative_bias" and config.place == "shared",
+        )
+    )
+
+
+def fits_beit(config: ViTConfig) -> bool:
+    """Return whether timm's BEiT can express this model, apart from its positions."""
+    plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
+    plain = plain and config.qk_norm == "none"
+    return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
+
+
+def fits_relpos(config: ViTConfig) -> bool:
+    """Return whether timm's relpos networks can express this model, apart from its positions."""
+    plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
+    plain = plain and not config.pre_norm and config.final_norm != "none"
+    return plain and config.prefix == config.has_class_token and config.pool in ("cls", "gap")
+
+
+def _read_as_square(config: ViTConfig) -> bool:
+    """Return whether timm takes the tables of relative positions of a grid for those of a square one."""
+    (rows, columns), offsets = config.grid, math.prod(2 * side - 1 for side in config.grid)
+    return rows != columns and math.isqrt(offsets) ** 2 == offsets
+
+
+def vit_refusal(config: ViTConfig, bare: bool) -> str:
+    """Return why timm cannot express this ViT, "" if it can. `bare`: there is no config.json."""
+    positions, hybrid = config.positions, config.stem == "resnet"
+    special = {
+        "a ResNet stem": hybrid,
+        "a distillation token": config.distilled,
+        "parallel blocks": config.block == "parallel",
+        "gated MLPs": config.mlp == "swiglu" and not is_aimv2(config),
+        "RMSNorm and a norm of the patches": is_aimv2(config),
+        "BEiT's positions": positions == "relative_bias" and not fits_relpos(config),
+        "a norm before the first block": config.pre_norm,
+        "norms behind attention and MLP": config.norm_after,
+    }
+    together = " together with ".join(name for name, there in special.items() if there)
+    kernels, eps = config.std_conv, config.group_norm_eps
+    norm_eps = CLIP_EPS if config.pre_norm or is_aimv2(config) else NORM_EPS
+    like_deit = (config.registers, config.cls_position, positions, config.final_norm) == (0, True, "1d", "tokens")
+    checks = {
+        f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
+        "its blocks are axial": config.block == "axial",
+        f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
+        f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
+        f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
+        OVER_WIDTH: config.qk_norm == "width",
+        "it has RMSNorm or a norm of the patches, but not both with gated MLPs, as AIMv2": (
+            config.norm == "rms" or config.patch_norm
+        )
+        and not is_aimv2(config),
+        f"its LayerNorm has the epsilon {config.norm_eps}, timm's {norm_eps}": config.norm_eps != norm_eps,
+        "it has LayerScale and norms behind attention and MLP": config.norm_after and config.layer_scale is not None,
+        f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
+        f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
+        f"its ResNet starts with {config.stem_width} features, timm's with 64": hybrid and config.stem_width != 64,
+        "its attention pooling has its own number of heads or hidden width": own_pool(config) != (None, None),
+        f"it has {together}": sum(special.values()) > 1,
+        "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
+        "its distillation token has no learned position, registers beside it, or no norm": config.distilled
+        and not like_deit,
+        "its positions are those of BEiT and of timm's relpos networks, but neither has all of its other parts": (
+            positions == "relative_bias" and not (fits_beit(config) or fits_relpos(config))
+        ),
+        f"timm would take its positions for a grid of {config.grid[0]} x {config.grid[1]} for those of a square grid, "
+        "because a square grid has as many offsets": positions == "relative_bias" and _read_as_square(config),
+        f"it has {config.branches} branches in a block; timm's architectures have 2 (to save the tensors alone, give a "
+        "path that ends in .safetensors)": config.branches > 2 and not bare,
+        "it has a pre-logits layer, which current versions of timm lack (to save the tensors under the names of older "
+        "versions, give a path that ends in .safetensors)": config.pre_logits is not None and not bare,
+    }
+    return first_reason(checks)
+
+
+def bit_refusal(config: ResNetConfig) -> str:
+    """Return why timm cannot express this ResNet, "" if it can."""
+    eps = config.group_norm_eps
+    checks = {
+        "its 3 x 3 convolutions are axial attention": config.axial,
+        f"its kernels are standardised as {config.std_conv!r}": config.std_conv == "hybrid",
+        f"its GroupNorm has the epsilon {eps}, timm's {GROUP_NORM_EPS}": eps != GROUP_NORM_EPS,
+    }
+    return first_reason(checks)

@@ -1,17 +1,5 @@
-"""timm's names for the tensors of a ViT, plain or BEiT's, and for a hybrid's stem.
+"""timm's names for the tensors of its Vision Transformers: one table, and what is otherwise in BEiT, EVA and others.
 
-| ours | timm |
-|---|---|
-| `blocks.0.attentions.0`, `blocks.0.mlps.0` | `blocks.0.{norm1,attn,ls1}`, `blocks.0.{norm2,mlp,ls2}` |
-| the same in parallel blocks, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
-| `pre_norm` | `norm_pre`; the patch embedding then has no bias |
-| `patch_norm`, `mlp.fc1` of AIMv2 | `patch_embed.norm`, `mlp.fc1_g` and `mlp.fc1_x` |
-| `attention.qk_norm.{query,key}` | `attn.{q_norm,k_norm}` |
-| `norm` | `norm`, or `fc_norm` if it is applied to the pooled features |
-| `stem.root`, `stem.stages.0.1` | `patch_embed.backbone.stem`, `patch_embed.backbone.stages.0.blocks.1` |
-| `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
-
-BEiT has other names for its biases (`q_bias` and `v_bias`; keys have none) and its LayerScale (`gamma_1`, `gamma_2`).
 Relative positions are those of `relpos.py`.
 """
 
@@ -20,10 +8,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.mapping import Conversion, joined, norm_pair, qk_norms, same, same_pair, without_key_bias
-from vitrail.weights.timm.relpos import RelposKind, bias_conversion
+from vitrail.weights.assemble import expected_of
+from vitrail.weights.mapping import (
+    Conversion,
+    NameTable,
+    Rule,
+    apply_table,
+    dense_biases,
+    joined,
+    within,
+    without_key_bias,
+)
+from vitrail.weights.timm.relpos import RelposKind, bias_rule
 
 POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 """vitrail's name of a pooling -> timm's."""
@@ -33,6 +33,75 @@ ACTIVATIONS: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "qu
 
 OVER_WIDTH = "it normalises queries and keys over all heads together; timm does so for each head"
 """Why timm cannot express a model whose `qk_norm` is "width"."""
+
+
+def _exchanged(table: Tensor) -> Tensor:
+    return table.transpose(0, 1)
+
+
+BOTTLENECK = {
+    "conv{number}.weight": "conv{number}.weight",
+    "norm{number}.{part}": "norm{number}.{part}",
+    "shortcut.weight": "downsample.conv.weight",
+    "shortcut.conv.weight": "downsample.conv.weight",
+    "shortcut.norm.{part}": "downsample.norm.{part}",
+}
+"""A unit of a ResNet: of BiT, or of the one in front of a hybrid, whose shortcut has a norm."""
+OUTSIDE: NameTable = {
+    "stem.{part}": "patch_embed.proj.{part}",
+    "stem.root.conv.weight": "patch_embed.backbone.{root}conv.weight",
+    "stem.root.norm.{part}": "patch_embed.backbone.{root}norm.{part}",
+    **within("stem.stages.{stage}.{unit}.", "patch_embed.backbone.stages.{stage}.blocks.{unit}.", BOTTLENECK),
+    "stem.proj.{part}": "patch_embed.proj.{part}",
+    "patch_norm.{part}": "patch_embed.norm.{part}",
+    "cls": "cls_token",
+    "dist": "dist_token",
+    "registers": "reg_token",
+    "positions.embedding": "pos_embed",
+    "positions.rotary.frequencies": Rule(("rope.freqs",), _exchanged, lambda table: (_exchanged(table),)),
+    "pre_norm.{part}": "norm_pre.{part}",
+    "norm.{part}": "{norm}.{part}",
+    "pool.probe": "attn_pool.latent",
+    "pool.query.{part}": "attn_pool.q.{part}",
+    "pool.key_value.{part}": "attn_pool.kv.{part}",
+    "pool.out.{part}": "attn_pool.proj.{part}",
+    "pool.norm.{part}": "attn_pool.norm.{part}",
+    "pool.mlp.fc{number}.{part}": "attn_pool.mlp.fc{number}.{part}",
+    "pre_logits.hidden.{part}": "pre_logits.fc.{part}",
+    "head.{part}": "head.{part}",
+    "head_dist.{part}": "head_dist.{part}",
+}
+"""Everything but the blocks. {root} is "stem.", or nothing if it is all there is; {norm} is "norm" or "fc_norm"."""
+
+ATTENTION: NameTable = {
+    "norm.{part}": "norm1.{part}",
+    "attention.qkv.weight": "attn.qkv.weight",
+    "attention.qkv.bias": "attn.qkv.bias",
+    "attention.qk_norm.query.{part}": "attn.q_norm.{part}",
+    "attention.qk_norm.key.{part}": "attn.k_norm.{part}",
+    "attention.out.{part}": "attn.proj.{part}",
+    "residual.gamma": "ls1.gamma",
+}
+MLP: NameTable = {
+    "norm.{part}": "norm2.{part}",
+    "mlp.fc1.{part}": "mlp.fc1.{part}",
+    "mlp.fc2.{part}": "mlp.fc2.{part}",
+    "residual.gamma": "ls2.gamma",
+}
+INSIDE: NameTable = {"attention.norm.{part}": "attn.norm.{part}", "mlp.norm.{part}": "mlp.norm.{part}"}
+"""Norms inside attention and MLP (EVA-02); the plain ViT of timm has none."""
+PARALLEL: NameTable = {"norm.{part}": "norm.{part}", "residual.gamma": "ls.gamma"}
+"""The rows that are otherwise in parallel blocks, in `attns.0` and `ffns.0`."""
+APART: NameTable = {
+    "attention.qkv.weight": joined("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight"),
+    "attention.qkv.bias": joined("attn.q_proj.bias", "attn.k_proj.bias", "attn.v_proj.bias"),
+}
+"""Queries, keys and values in layers of their own (EVA-02 B and L)."""
+KEYLESS = without_key_bias("attn.q_bias", "attn.v_bias")
+KEYLESS_APART = without_key_bias("attn.q_proj.bias", "attn.v_proj.bias")
+"""The bias of queries, keys and values if keys have none (BEiT and the networks with rotary positions)."""
+GATES = {"mlp.fc1.{part}": joined("mlp.fc1_g.{part}", "mlp.fc1_x.{part}")}
+"""Gate and value of SwiGLU in layers of their own (AIMv2, EVA-02 B and L)."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +116,64 @@ class Naming:
     relpos: RelposKind = ""
 
 
-def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
+@dataclass(frozen=True)
+class EvaNaming:
+    """The same for the networks with rotary positions (`eva.py`)."""
+
+    apart: bool = False
+    """Whether queries, keys and values are separate layers."""
+    bias: bool = True
+    """Whether queries and values have a bias in the file; otherwise the model's are zero."""
+    gate_apart: bool = False
+    """Whether gate and value of SwiGLU are separate layers."""
+
+
+def conversions(config: ViTConfig, naming: Naming | EvaNaming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a timm file."""
-    entries = [*_stem(config), *_tokens(config), *_positions(config, naming)]
-    entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
-    entries += norm_pair(config, "patch_norm", "patch_embed.norm") if config.patch_norm else []
-    for layer in range(config.depth):
-        for branch in range(config.branches):
-            entries += _branch(config, naming, layer, branch)
-    if config.final_norm != "none":
-        entries += norm_pair(config, "norm", "fc_norm" if config.final_norm == "pooled" else "norm")
-    if config.pool == "map":
-        entries += attention_pool()
-    if config.pre_logits:
-        entries += same_pair("pre_logits.hidden", "pre_logits.fc")
-    if config.classes:
-        entries += same_pair("head", "head")
-        entries += same_pair("head_dist", "head_dist") if config.distilled else []
-    return entries
+    missing = absent(config, naming)
+    names = [name for name in expected_of(config) if name not in missing]
+    root, norm = "stem." if config.stem_units else "", "fc_norm" if config.final_norm == "pooled" else "norm"
+    return apply_table(names, _table(config, naming), root=root, norm=norm)
+
+
+def _table(config: ViTConfig, naming: Naming | EvaNaming) -> NameTable:
+    """Return the table of a file."""
+    if isinstance(naming, EvaNaming):
+        gammas, keyless, apart, gates = True, not config.key_bias, naming.apart, naming.gate_apart
+    else:
+        gammas, keyless, apart, gates = naming.beit, naming.beit, False, is_aimv2(config)
+    inside = INSIDE if isinstance(naming, EvaNaming) else {}
+    attention, mlp, table = {**ATTENTION, **inside}, {**MLP, **inside}, dict(OUTSIDE)
+    first, second = "blocks.{layer}.", "blocks.{layer}."
+    if config.block == "parallel":
+        attention |= PARALLEL
+        mlp |= PARALLEL
+        first, second = f"{first}attns.{{branch}}.", f"{second}ffns.{{branch}}."
+    if gammas:
+        attention["residual.gamma"], mlp["residual.gamma"] = "gamma_1", "gamma_2"
+    if apart:
+        attention |= APART
+    if keyless:
+        attention["attention.qkv.bias"] = KEYLESS_APART if apart else KEYLESS
+    if gates:
+        mlp |= GATES
+    if isinstance(naming, Naming) and config.positions == "relative_bias":
+        table["positions.bias"] = bias_rule(config, naming.relpos)
+    return {
+        **table,
+        **within("blocks.{layer}.attentions.{branch}.", first, attention),
+        **within("blocks.{layer}.mlps.{branch}.", second, mlp),
+    }
+
+
+def absent(config: ViTConfig, naming: Naming | EvaNaming) -> dict[str, str]:
+    """Return the model's tensors that are zero because the file lacks them, and why."""
+    qkv = naming.bias if isinstance(naming, EvaNaming) else naming.qkv_bias
+    zeros = {} if qkv else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
+    zeros |= {"stem.bias": "no bias of the patch embedding"} if config.pre_norm else {}
+    if isinstance(naming, EvaNaming) or naming.dense_bias:
+        return zeros
+    return zeros | dict.fromkeys(dense_biases(config), "no bias in attention and MLP")
 
 
 def is_aimv2(config: ViTConfig) -> bool:
@@ -78,93 +187,7 @@ def qkv_biases(config: ViTConfig) -> list[str]:
     return [f"blocks.{layer}.attentions.{branch}.attention.qkv.bias" for layer, branch in branches]
 
 
-def _stem(config: ViTConfig) -> list[Conversion]:
-    if config.stem == "linear":
-        return patches(config)
-    backbone = "patch_embed.backbone"
-    root = f"{backbone}.stem" if config.stem_units else backbone
-    entries = [same("stem.root.conv.weight", f"{root}.conv.weight"), *same_pair("stem.root.norm", f"{root}.norm")]
-    for stage, units in enumerate(config.stem_units):
-        for unit in range(units):
-            ours, theirs = f"stem.stages.{stage}.{unit}", f"{backbone}.stages.{stage}.blocks.{unit}"
-            entries += bottleneck(ours, theirs)
-            if unit == 0:
-                entries.append(same(f"{ours}.shortcut.conv.weight", f"{theirs}.downsample.conv.weight"))
-                entries += same_pair(f"{ours}.shortcut.norm", f"{theirs}.downsample.norm")
-    return entries + same_pair("stem.proj", "patch_embed.proj")
-
-
-def bottleneck(ours: str, theirs: str) -> list[Conversion]:
-    """Return the conversions of the three convolutions and norms of a unit of a ResNet."""
-    entries = []
-    for number in (1, 2, 3):
-        entries.append(same(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
-        entries += same_pair(f"{ours}.norm{number}", f"{theirs}.norm{number}")
-    return entries
-
-
-def _tokens(config: ViTConfig) -> list[Conversion]:
-    entries = [same("cls", "cls_token")] if config.has_class_token else []
-    entries += [same("dist", "dist_token")] if config.distilled else []
-    return entries + ([same("registers", "reg_token")] if config.registers else [])
-
-
-def _positions(config: ViTConfig, naming: Naming) -> list[Conversion]:
-    if config.positions == "none":
-        return []
-    if config.positions == "1d":
-        return [same("positions.embedding", "pos_embed")]
-    return [bias_conversion(config, naming.relpos)]
-
-
-def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Conversion]:
-    """Return the conversions of one attention and one MLP of a layer."""
-    block = f"blocks.{layer}"
-    if config.block == "parallel":
-        first, second = f"{block}.attns.{branch}", f"{block}.ffns.{branch}"
-        norms, gammas = (f"{first}.norm", f"{second}.norm"), (f"{first}.ls.gamma", f"{second}.ls.gamma")
-    else:
-        first = second = block
-        norms = (f"{block}.norm1", f"{block}.norm2")
-        ends = ("gamma_1", "gamma_2") if naming.beit else ("ls1.gamma", "ls2.gamma")
-        gammas = (f"{block}.{ends[0]}", f"{block}.{ends[1]}")
-    attention, mlp = f"{block}.attentions.{branch}", f"{block}.mlps.{branch}"
-    entries = [
-        *norm_pair(config, f"{attention}.norm", norms[0]),
-        same(f"{attention}.attention.qkv.weight", f"{first}.attn.qkv.weight"),
-        *qk_norms(config, f"{attention}.attention", f"{first}.attn"),
-        *norm_pair(config, f"{mlp}.norm", norms[1]),
-    ]
-    for kind in ("weight", "bias") if naming.dense_bias else ("weight",):
-        fc1, gates = f"{mlp}.mlp.fc1.{kind}", tuple(f"{second}.mlp.fc1_{part}.{kind}" for part in "gx")
-        entries += [
-            same(f"{attention}.attention.out.{kind}", f"{first}.attn.proj.{kind}"),
-            joined(fc1, gates) if is_aimv2(config) else same(fc1, f"{second}.mlp.fc1.{kind}"),
-            same(f"{mlp}.mlp.fc2.{kind}", f"{second}.mlp.fc2.{kind}"),
-        ]
-    if naming.qkv_bias:
-        bias, theirs = f"{attention}.attention.qkv.bias", f"{first}.attn"
-        keyless = without_key_bias(bias, f"{theirs}.q_bias", f"{theirs}.v_bias")
-        entries.append(keyless if naming.beit else same(bias, f"{theirs}.qkv.bias"))
-    if config.layer_scale is not None:
-        entries += [same(f"{attention}.residual.gamma", gammas[0]), same(f"{mlp}.residual.gamma", gammas[1])]
-    return entries
-
-
 def ratio_of(hidden: int, width: int) -> float:
     """Return the ratio from which timm computes a hidden width, as int(width * ratio)."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
-
-
-def patches(config: ViTConfig) -> list[Conversion]:
-    """Return the conversions of a linear stem, which has no bias in front of a norm before the first block."""
-    parts = ("weight",) if config.pre_norm else ("weight", "bias")
-    return [same(f"stem.{part}", f"patch_embed.proj.{part}") for part in parts]
-
-
-def attention_pool() -> list[Conversion]:
-    """Return the conversions of the attention pooling."""
-    layers = {"query": "q", "key_value": "kv", "out": "proj"} | {name: name for name in ("norm", "mlp.fc1", "mlp.fc2")}
-    pairs = [entry for ours, theirs in layers.items() for entry in same_pair(f"pool.{ours}", f"attn_pool.{theirs}")]
-    return [same("pool.probe", "attn_pool.latent"), *pairs]

@@ -29,7 +29,7 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, shape_of, stacked
+from vitrail.weights.mapping import Rule, shape_of, stacked
 from vitrail.weights.timm.file import TimmFile
 
 RelposKind = Literal["", "table", "cr", "swin"]
@@ -93,19 +93,17 @@ def _window(archive: Archive, name: str, offsets: int, more: int, given: tuple[i
     return (side + 1) // 2, (side + 1) // 2
 
 
-def bias_conversion(config: ViTConfig, kind: RelposKind) -> Conversion:
-    """Return the conversion of the table of a model; `kind` is that of the file."""
+def bias_rule(config: ViTConfig, kind: RelposKind) -> Rule:
+    """Return the rule of the table of a model; `kind` is that of the file."""
     within, shared = ("rel_pos.", _SHARED) if kind else ("", "rel_pos_bias")
-    places = [f"blocks.{layer}.attn.{within}" for layer in range(config.depth)]
-    places = [f"{shared}."] if config.place == "shared" else places
+    place = f"{shared}." if config.place == "shared" else f"blocks.{{layer}}.attn.{within}"
     if kind in ("cr", "swin"):
-        return _computed(config, kind, places)
-    tables = tuple(f"{place}{TABLE}" for place in places)
-    return stacked("positions.bias", tables) if not kind or config.has_class_token else _without_class_rows(tables)
+        return _computed(config, kind, place)
+    return stacked(f"{place}{TABLE}") if not kind or config.has_class_token else _without_class_rows(f"{place}{TABLE}")
 
 
-def _without_class_rows(theirs: tuple[str, ...]) -> Conversion:
-    """Return the conversion of tables that lack the rows for a class token, which the model does not have either."""
+def _without_class_rows(theirs: str) -> Rule:
+    """Return the rule of tables that lack the rows for a class token, which the model does not have either."""
 
     def read(*tables: Tensor) -> Tensor:
         return F.pad(torch.stack(tables), (0, 0, 0, _CLASS_ROWS))
@@ -113,13 +111,12 @@ def _without_class_rows(theirs: tuple[str, ...]) -> Conversion:
     def write(stack: Tensor) -> tuple[Tensor, ...]:
         return tuple(table[:-_CLASS_ROWS].clone() for table in stack)
 
-    return Conversion("positions.bias", theirs, read, write)
+    return Rule((theirs,), read, write)
 
 
-def _computed(config: ViTConfig, kind: RelposKind, places: list[str]) -> Conversion:
-    """Return the conversion of MLPs to the tables that they compute for the grid of a config."""
+def _computed(config: ViTConfig, kind: RelposKind, place: str) -> Rule:
+    """Return the rule of MLPs for the tables that they compute for the grid of a config."""
     parts = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")[: 4 if kind == "cr" else 3]
-    theirs = tuple(f"{place}mlp.{part}" for place in places for part in parts)
 
     def read(*tensors: Tensor) -> Tensor:
         layers = [tensors[first : first + len(parts)] for first in range(0, len(tensors), len(parts))]
@@ -128,7 +125,7 @@ def _computed(config: ViTConfig, kind: RelposKind, places: list[str]) -> Convers
     def write(stack: Tensor) -> tuple[Tensor, ...]:
         raise WeightsError("no MLP is known that computes the table of a model: write the table")
 
-    return Conversion("positions.bias", theirs, read, write)
+    return Rule(tuple(f"{place}mlp.{part}" for part in parts), read, write)
 
 
 def _table(

@@ -1,12 +1,13 @@
 """Infer the ViT in a timm file from the names and shapes of its tensors and its config.json.
 
-`infer` first rejects what vitrail cannot express (`unsupported.py`), then reads each part of the model: blocks, stem,
+`infer` first rejects what vitrail cannot express (`file.py`), then reads each part of the model: blocks, stem,
 tokens, positions, heads, pooling. A value that the file does not give is assumed and noted.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
@@ -15,10 +16,9 @@ from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
-from vitrail.weights.timm.file import CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
+from vitrail.weights.timm.file import AIMV2_PARTS, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming
 from vitrail.weights.timm.relpos import BEIT_TABLES, SOURCES, relative_positions, relpos_kind
-from vitrail.weights.timm.unsupported import AIMV2_PARTS, refuse, refuse_untold
 from vitrail.words import shown
 
 _HEADS = (
@@ -28,6 +28,9 @@ _HEADS = (
     (r"test_vit[34]$", 3),
 )
 """(pattern of the architecture, heads) for architectures whose number of heads does not follow from their width."""
+
+_GAMMAS = ("blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma")
+"""Names of the first LayerScale, of which a file with LayerScale has one."""
 
 _TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)")
 """Pattern of the architectures that timm builds with the tanh GELU."""
@@ -52,7 +55,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     refuse(file, supported=AIMV2_PARTS if aimv2 else ())
     blocks, naming = _blocks(archive)
     if not file.architecture and not aimv2:
-        refuse_untold(file, blocks, naming)
+        _refuse_untold(file, blocks, naming)
     stem = _stem(archive)
     tokens = {name: token_count(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
     positions = _positions(file, stem["patch"], tokens)
@@ -68,7 +71,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         classes=rows(archive, "head.weight"),
         distilled=bool(tokens["dist_token"]),
         registers=tokens["reg_token"],
-        layer_scale=float(gamma) if _scaled(archive) else None,
+        layer_scale=None if archive.names.isdisjoint(_GAMMAS) else float(gamma),
         pre_logits=rows(archive, "pre_logits.fc.weight") or None,
         gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
@@ -106,6 +109,33 @@ def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
             "'attn_pool.mlp.fc1.weight' is part of a plain MLP, but the MLPs of the blocks are gated; a model of "
             "vitrail has one kind of MLP"
         )
+
+
+def _refuse_untold(file: TimmFile, blocks: Mapping[str, Any], naming: Naming) -> None:
+    """Raise WeightsError for a file without config.json whose tensors fit networks that compute different things.
+
+    `blocks` are sizes and kind of the blocks, as fields of the config.
+    """
+    networks = None
+    if "norm_pre.weight" in file.archive:
+        networks = "CLIP, which has the exact GELU or, as OpenAI's own weights, quick_gelu"
+    tokenless = file.archive.names.isdisjoint({"cls_token", "attn_pool.latent"})
+    if naming.beit and (blocks["mlp"] == "swiglu" or blocks["width"] == 1792):
+        networks = "EVA-02, which has rotary positions or norms behind attention and MLP"
+    elif naming.relpos:
+        networks = (
+            "timm's relpos networks, which differ in the size of their images, and in norms that stand before or "
+            "behind attention and MLP"
+        )
+    elif not naming.beit and not naming.qkv_bias and tokenless:
+        networks = (
+            "timm's gap and rpn networks (no class token, no bias of queries, keys and values): they differ in their "
+            "heads, and in norms that stand before or behind attention and MLP"
+        )
+    elif tokenless and blocks["width"] == 768 and stem_sizes(file.archive, "patch_embed.proj.weight")[2] == 16:
+        networks = "timm's SigLIP and gap networks, which have 12 or 16 heads"
+    if networks is not None:
+        raise file.error(f"its tensors are those of {networks}. Add a config.json that names the architecture")
 
 
 def count(archive: Archive, prefix: str) -> int:
@@ -167,11 +197,6 @@ def _stem(archive: Archive) -> dict[str, Any]:
 def token_count(archive: Archive, name: str) -> int:
     """Return the number of tokens in the tensor `name`, 0 if the archive lacks it."""
     return shape_of(archive, name, 3)[1] if name in archive else 0
-
-
-def _scaled(archive: Archive) -> bool:
-    """Return whether the blocks have LayerScale."""
-    return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
 def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:

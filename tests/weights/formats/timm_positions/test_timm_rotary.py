@@ -34,9 +34,10 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors
 from vitrail.weights.load import DINOV3, DINOV3_LICENCE, load
 from vitrail.weights.save import save
-from vitrail.weights.timm.eva import EvaNaming, conversions, infer_eva, naming_of
+from vitrail.weights.timm.eva import infer_eva, naming_of
 from vitrail.weights.timm.file import read_timm_file
 from vitrail.weights.timm.format import FORMAT
+from vitrail.weights.timm.names import EvaNaming, conversions
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "vit_small_patch16_dinov3": {},

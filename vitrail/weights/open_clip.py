@@ -1,13 +1,7 @@
 """OpenCLIP's Vision Transformers: OpenAI's names of tensors, with the prefix `visual.`, and open_clip_config.json.
 
-| theirs | ours |
-|---|---|
-| `conv1.weight`, without bias | `stem.weight`; the bias is zero |
-| `class_embedding` (D), `positional_embedding` (1 + N, D) | `cls`, `positions.embedding` |
-| `ln_pre`, `ln_post` | `pre_norm`, `norm` |
-| `transformer.resblocks.0.{ln_1, attn.in_proj_*, attn.out_proj, ls_1.gamma}` | `blocks.0.attentions.0` |
-| `transformer.resblocks.0.{ln_2, mlp.c_fc, mlp.c_proj, ls_2.gamma}` | `blocks.0.mlps.0` |
-| `proj` (D, K), without bias | `head.weight` (K, D); its outputs are the embedding that is compared with texts |
+The patch embedding and the projection (`proj`) have no bias. The outputs of the projection are the embedding that is
+compared with texts; they count as classes.
 
 The tensors do not tell quick_gelu from GELU. Only OpenAI's own files, which also hold `input_resolution`, are known to
 have quick_gelu; the others need open_clip_config.json. Towers of timm (`visual.trunk.`) are those of `timm_tower.py`.
@@ -31,33 +25,56 @@ from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.mapping import (
     CLIP,
-    Conversion,
+    NameTable,
+    apply_table,
     first_reason,
+    layers_in,
     number_in,
     numbers_in,
     reshaped,
     rows,
-    same,
-    same_pair,
     shape_of,
     size_in,
     special_parts,
     square_side,
     stem_sizes,
     turned,
+    unbatched,
     usual_heads,
+    within,
     without_stem_bias,
 )
-from vitrail.weights.other.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
+from vitrail.weights.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
 from vitrail.words import shown
 
 FILES = ("open_clip_model.safetensors", "open_clip_config.json")
 PREFIXES = ("visual.", "")
 NORM_EPS = 1e-5
+_BLOCK = {
+    "attentions.0.norm.{part}": "ln_1.{part}",
+    "attentions.0.attention.qkv.{part}": "attn.in_proj_{part}",
+    "attentions.0.attention.out.{part}": "attn.out_proj.{part}",
+    "attentions.0.residual.gamma": "ls_1.gamma",
+    "mlps.0.norm.{part}": "ln_2.{part}",
+    "mlps.0.mlp.fc1.{part}": "mlp.c_fc.{part}",
+    "mlps.0.mlp.fc2.{part}": "mlp.c_proj.{part}",
+    "mlps.0.residual.gamma": "ls_2.gamma",
+}
+TABLE: NameTable = {
+    "stem.weight": "{prefix}conv1.weight",
+    "cls": reshaped("{prefix}class_embedding", (-1,)),
+    "positions.embedding": unbatched("{prefix}positional_embedding"),
+    "pre_norm.{part}": "{prefix}ln_pre.{part}",
+    **within("blocks.{layer}.", "{prefix}transformer.resblocks.{layer}.", _BLOCK),
+    "norm.{part}": "{prefix}ln_post.{part}",
+    "head.weight": turned("{prefix}proj"),
+}
+"""Name in the model -> name in the file. Patch embedding and projection have no bias."""
 _TEXTS: tuple[str, ...] = ("positional_embedding", "text_projection", "logit_scale", "logit_bias", "attn_mask")
 _TEXTS += ("transformer.", "text.", "token_embedding.", "ln_final.")
 """Names of the tower for texts, or their start."""
@@ -89,12 +106,12 @@ class OpenClip:
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}conv1.weight" in archive)
         config, notes = _config(archive, prefix)
         preprocess = _preprocess(archive, config.image_size, notes)
-        entries = _conversions(config, prefix)
+        zeros = {"stem.bias": "no bias of the patch embedding", "head.bias": "no bias of the projection"}
+        entries = apply_table(expected(config, archive.path), TABLE, prefix=prefix)
         origin = dict(format=self.name, file=archive.path.name, prefix=prefix, config=dict(archive.config))
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
         unused = _texts(archive) if prefix else {}
         unused |= dict.fromkeys(_OPENAI, "a size of the towers")
-        zeros = {"stem.bias": "no bias of the patch embedding", "head.bias": "no bias of the projection"}
         return ForeignModel(card, entries, {k: why for k, why in unused.items() if k in archive}, zeros, notes)
 
     def _find_tower(self, archive: Archive) -> ForeignModel:
@@ -138,8 +155,8 @@ class OpenClip:
             raise WeightsError(
                 f"format {self.name!r} has no place for this model: its last layer has a bias, and a projection none"
             )
-        tensors = foreign_tensors(state, _conversions(config, origin.get("prefix", PREFIXES[0])), self.name)
-        _write(path, tensors, _json(config, card, origin.get("config", {})))
+        entries = apply_table(state, TABLE, prefix=origin.get("prefix", PREFIXES[0]))
+        _write(path, foreign_tensors(state, entries, self.name), _json(config, card, origin.get("config", {})))
 
 
 FORMAT = OpenClip()
@@ -177,13 +194,11 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     else:
         heads, sentence = usual_heads(archive, width)
         notes.append(f"{sentence}, because there is no {FILES[1]}")
-    depth = 0
-    while f"{layers}.{depth}.ln_1.weight" in archive:
-        depth += 1
     mean, std = _statistics(archive, channels, where, notes)
+    gamma = {"ls_init_value": vision.get("ls_init_value") or 1e-5}
     config = ViTConfig(
         width=width,
-        depth=depth,
+        depth=layers_in(archive, f"{layers}.{{layer}}.ln_1.weight"),
         heads=heads,
         mlp_dim=rows(archive, f"{layers}.0.mlp.c_fc.weight"),
         patch=patch,
@@ -191,7 +206,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         channels=channels,
         classes=shape_of(archive, f"{prefix}proj", 2)[1],
         pre_norm=f"{prefix}ln_pre.weight" in archive,
-        layer_scale=_scale(vision, where) if f"{layers}.0.ls_1.gamma" in archive else None,
+        layer_scale=number_in(gamma, "ls_init_value", where) if f"{layers}.0.ls_1.gamma" in archive else None,
         norm_eps=number_in({"eps": NORM_EPS} | _mapping(vision, "norm_kwargs", where), "eps", where),
         gelu=_gelu(archive, model, vision, where),
         resize_mode="timm",  # bicubic, antialiased
@@ -199,10 +214,6 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         std=std,
     )
     return config, notes
-
-
-def _scale(vision: Mapping[str, Any], where: str) -> float:
-    return number_in({"ls_init_value": vision.get("ls_init_value") or 1e-5}, "ls_init_value", where)
 
 
 def _gelu(archive: Archive, model: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> Gelu:
@@ -253,33 +264,6 @@ def _preprocess(archive: Archive, image_size: tuple[int, int], notes: list[str])
     return Preprocess(image_size, "small", 1.0, interpolation)
 
 
-def _conversions(config: ViTConfig, prefix: str) -> list[Conversion]:
-    """Return the conversions of all tensors."""
-    entries = [
-        same("stem.weight", f"{prefix}conv1.weight"),
-        reshaped("cls", f"{prefix}class_embedding", (config.width,)),
-        reshaped("positions.embedding", f"{prefix}positional_embedding", (-1, config.width)),
-        *(same_pair("pre_norm", f"{prefix}ln_pre") if config.pre_norm else []),
-        *same_pair("norm", f"{prefix}ln_post"),
-        turned("head.weight", f"{prefix}proj"),
-    ]
-    for layer in range(config.depth):
-        theirs, ours = f"{prefix}transformer.resblocks.{layer}", f"blocks.{layer}"
-        attention, mlp = f"{ours}.attentions.0", f"{ours}.mlps.0"
-        entries += same_pair(f"{attention}.norm", f"{theirs}.ln_1")
-        entries += [
-            same(f"{attention}.attention.qkv.{kind}", f"{theirs}.attn.in_proj_{kind}") for kind in ("weight", "bias")
-        ]
-        entries += same_pair(f"{attention}.attention.out", f"{theirs}.attn.out_proj")
-        entries += same_pair(f"{mlp}.norm", f"{theirs}.ln_2")
-        entries += same_pair(f"{mlp}.mlp.fc1", f"{theirs}.mlp.c_fc")
-        entries += same_pair(f"{mlp}.mlp.fc2", f"{theirs}.mlp.c_proj")
-        if config.layer_scale is not None:
-            entries.append(same(f"{attention}.residual.gamma", f"{theirs}.ls_1.gamma"))
-            entries.append(same(f"{mlp}.residual.gamma", f"{theirs}.ls_2.gamma"))
-    return entries
-
-
 def _refusal(config: Any) -> str:
     """Return why OpenCLIP cannot express a model, "" if it can."""
     if not isinstance(config, ViTConfig):
@@ -325,7 +309,8 @@ def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str,
 
 
 def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
-    fill = round(sum(_fill(card.preprocess)) / 3)  # one number for all colours
+    padded = card.preprocess.resize == "pad"  # otherwise the picture fills the whole image
+    fill = round(sum(card.preprocess.fill or GREY) / 3) if padded else 0  # one number for all colours
     return dict(
         mean=list(config.mean),
         std=list(config.std),
@@ -334,8 +319,3 @@ def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
         # OpenCLIP's own files name it nowhere, and 0 is what it takes then
         **({"fill_color": fill} if fill else {}),
     )
-
-
-def _fill(preprocess: Preprocess) -> tuple[int, int, int]:
-    """Return the colour beside a picture; black where a picture fills the whole image."""
-    return (preprocess.fill or GREY) if preprocess.resize == "pad" else (0, 0, 0)

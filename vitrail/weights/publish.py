@@ -20,9 +20,8 @@ from torch import nn
 from vitrail.data.images.ops import CROPPED
 from vitrail.errors import WeightsError
 from vitrail.weights.card import Card, architecture, parameters
-from vitrail.weights.hub.download import refusal, unreachable
-from vitrail.weights.present import parents, present_card
-from vitrail.weights.rebuild import card_of, rebuilt
+from vitrail.weights.download import refusal, unreachable
+from vitrail.weights.rebuild import card_of, parents, present_card, rebuilt
 from vitrail.weights.reference import reference
 from vitrail.weights.save import save
 from vitrail.words import without_folders

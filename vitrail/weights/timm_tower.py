@@ -16,22 +16,21 @@ from this name alone. So a model goes back only with the sizes with which it was
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.model.variants import Config, ViTConfig
+from vitrail.model.variants import Config
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
 from vitrail.weights.mapping import Conversion, size_in
 from vitrail.weights.timm.format import FORMAT as TIMM
-from vitrail.weights.timm.write import vit_tensors
+from vitrail.weights.timm.format import vit_tensors
 from vitrail.words import shown
 
 TRUNK, HEAD = "visual.trunk.", "visual.head."
@@ -61,12 +60,15 @@ def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> Forei
     found = TIMM.find(_trunk(archive, left_out.keys(), name, pool, size))
     bias = projection != "linear" or f"{PROJECTION}bias" in archive
     zeros = found.zeros | ({} if bias else {"head.bias": "no bias of the projection"})
-    renamed = partial(_renamed, projection=projection, zeros=zeros)
-    again = None if found.for_config is None else _then(found.for_config, renamed)
     unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()} | left_out
-    return ForeignModel(
-        found.card, renamed(found.conversions), unused, zeros, found.assumptions, found.differences, again
-    )
+
+    def renamed(entries: list[Conversion]) -> list[Conversion]:
+        """Return conversions of timm with the names in the file of OpenCLIP, without those of tensors that it lacks."""
+        there = [entry for entry in entries if entry.ours not in zeros]
+        return [replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs)) for entry in there]
+
+    again = None if (computed := found.for_config) is None else lambda config: renamed(computed(config))
+    return replace(found, conversions=renamed(found.conversions), unused=unused, zeros=zeros, for_config=again)
 
 
 def _left_out(archive: Archive) -> dict[str, str]:
@@ -105,21 +107,6 @@ def _settings(archive: Archive, vision: Mapping[str, Any], where: str) -> tuple[
             f"{where}: timm_pool is '' in vision_cfg, so it is not known what the tower computes from its tokens"
         )
     return name, pool, projection
-
-
-def _renamed(entries: list[Conversion], projection: str | None, zeros: Mapping[str, str]) -> list[Conversion]:
-    """Return conversions of timm with the names in the file of OpenCLIP, without those of tensors that it lacks."""
-    return [
-        replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs))
-        for entry in entries
-        if entry.ours not in zeros
-    ]
-
-
-def _then(
-    first: Callable[[ViTConfig], list[Conversion]], second: Callable[[list[Conversion]], list[Conversion]]
-) -> Callable[[ViTConfig], list[Conversion]]:
-    return lambda config: second(first(config))
 
 
 def _trunk(archive: Archive, without: Collection[str], name: str, pool: str, size: tuple[int, int]) -> Archive:

@@ -3,6 +3,10 @@
 All libraries share this cache, so nothing is downloaded twice. Large files are not downloaded by `snapshot_download`,
 which starts a file anew after a killed process. Here an unfinished file is stored under its expected checksum, the
 download resumes where it stopped, and the file moves into place when its checksum is right.
+
+`http_get`, `repo_folder_name` and `WeakFileLock` are names of huggingface_hub that it does not document. With them a
+download uses its cache folder and its lock, and resumes a partial file. `tests/weights/hub/test_hub.py` fails if a
+version no longer has them.
 """
 
 from __future__ import annotations
@@ -127,8 +131,7 @@ def _no_name(name: str) -> WeightsError:
 def _downloaded(repository: str, revision: str) -> Path:
     """Return the snapshot of a repository after downloading and checking its missing files."""
     from huggingface_hub import HfApi, constants, snapshot_download
-
-    from vitrail.weights.hub.internals import repo_folder_name
+    from huggingface_hub.file_download import repo_folder_name
 
     info = HfApi(library_name="vitrail").model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
     files = {sibling.rfilename: sibling for sibling in info.siblings or []}
@@ -171,9 +174,8 @@ def weight_files(names: Collection[str], repository: str) -> list[str]:
 def _fetch(repository: str, commit: str, file: Any, storage: Path) -> None:
     """Download a large file into `storage`, the repository's folder in the cache; resume an earlier attempt."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
-
-    from vitrail.weights.hub.internals import WeakFileLock, http_get
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     sha256, size = file.lfs.sha256, file.lfs.size
     if not re.fullmatch("[0-9a-f]{64}", sha256):  # it becomes the name of a file

@@ -1,11 +1,5 @@
 """torchvision's ViTs: a plain `state_dict()`, which contains neither the number of heads nor the preprocessing.
 
-| theirs | ours |
-|---|---|
-| `conv_proj`, `class_token`, `encoder.pos_embedding` | stem, class token, positions |
-| `encoder.layers.encoder_layer_I.{ln_1, self_attention, ln_2, mlp}` | the branches of block I |
-| `encoder.ln`, `heads.pre_logits`, `heads.head` | norm, pre-logits, head |
-
 Files written before 2022 have `mlp.linear_1` and `mlp.linear_2` for `mlp.0` and `mlp.3`; torchvision reads both.
 """
 
@@ -21,25 +15,50 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
-    Conversion,
+    apply_table,
     first_reason,
     imagenet_statistics,
+    layers_in,
     rows,
-    same,
-    same_pair,
     shape_of,
     special_parts,
     square_side,
     stem_sizes,
     usual_heads,
+    within,
 )
 
 POSITIONS = "encoder.pos_embedding"
 NEW, OLD = ("0", "3"), ("linear_1", "linear_2")
 """Names of the two dense layers of an MLP."""
+
+_BLOCK = "encoder.layers.encoder_layer_{layer}."
+_FIRST = _BLOCK.format(layer=0)
+TABLE = {
+    "stem.{part}": "conv_proj.{part}",
+    "cls": "class_token",
+    "positions.embedding": POSITIONS,
+    **within(
+        "blocks.{layer}.",
+        _BLOCK,
+        {
+            "attentions.0.norm.{part}": "ln_1.{part}",
+            "attentions.0.attention.qkv.{part}": "self_attention.in_proj_{part}",
+            "attentions.0.attention.out.{part}": "self_attention.out_proj.{part}",
+            "mlps.0.norm.{part}": "ln_2.{part}",
+            "mlps.0.mlp.fc1.{part}": "mlp.{fc1}.{part}",
+            "mlps.0.mlp.fc2.{part}": "mlp.{fc2}.{part}",
+        },
+    ),
+    "norm.{part}": "encoder.ln.{part}",
+    "pre_logits.hidden.{part}": "heads.pre_logits.{part}",
+    "head.{part}": "heads.head.{part}",
+}
+"""Name in the model -> name in the file, where {fc1} and {fc2} are `NEW` or `OLD`."""
 
 # width, patch, image size -> size before the crop, if it is not 256
 _RESIZED = {(1024, 16, 224): 242, (1280, 14, 224): 224}
@@ -57,12 +76,13 @@ class Torchvision:
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
-        old = f"{_layer(0)}.mlp.{OLD[0]}.weight" in archive
-        config, notes = _config(archive, OLD if old else NEW)
+        mlp = OLD if f"{_FIRST}mlp.{OLD[0]}.weight" in archive else NEW
+        config, notes = _config(archive, mlp)
         preprocess, note = _preprocess(config)
-        origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), mlp=list(OLD if old else NEW))
+        origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), mlp=list(mlp))
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        return ForeignModel(card, conversions(config, OLD if old else NEW), assumptions=[*notes, note])
+        entries = apply_table(expected(config, archive.path), TABLE, fc1=mlp[0], fc2=mlp[1])
+        return ForeignModel(card, entries, assumptions=[*notes, note])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write a state dict with `torch.save`, or a safetensors file if `path` ends in .safetensors.
@@ -74,39 +94,12 @@ class Torchvision:
             raise WeightsError(f"format 'torchvision' has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
         refuse_folder(path, "vit.pth")
-        first, second = OLD if origin_of(card, self.name).get("mlp") == list(OLD) else NEW
-        write_tensors(path, foreign_tensors(state_of(model), conversions(config, (first, second)), self.name))
+        fc1, fc2 = OLD if origin_of(card, self.name).get("mlp") == list(OLD) else NEW
+        state = state_of(model)
+        write_tensors(path, foreign_tensors(state, apply_table(state, TABLE, fc1=fc1, fc2=fc2), self.name))
 
 
 FORMAT = Torchvision()
-
-
-def conversions(config: ViTConfig, mlp: tuple[str, str] = NEW) -> list[Conversion]:
-    """Return the conversions of all tensors of a model to torchvision's names; `mlp` names the dense layers."""
-    found = [
-        *same_pair("stem", "conv_proj"),
-        same("cls", "class_token"),
-        same("positions.embedding", POSITIONS),
-        *same_pair("norm", "encoder.ln"),
-    ]
-    for layer in range(config.depth):
-        theirs, attention, dense = _layer(layer), f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
-        found += [
-            *same_pair(f"{attention}.norm", f"{theirs}.ln_1"),
-            same(f"{attention}.attention.qkv.weight", f"{theirs}.self_attention.in_proj_weight"),
-            same(f"{attention}.attention.qkv.bias", f"{theirs}.self_attention.in_proj_bias"),
-            *same_pair(f"{attention}.attention.out", f"{theirs}.self_attention.out_proj"),
-            *same_pair(f"{dense}.norm", f"{theirs}.ln_2"),
-            *same_pair(f"{dense}.mlp.fc1", f"{theirs}.mlp.{mlp[0]}"),
-            *same_pair(f"{dense}.mlp.fc2", f"{theirs}.mlp.{mlp[1]}"),
-        ]
-    if config.pre_logits:
-        found += same_pair("pre_logits.hidden", "heads.pre_logits")
-    return found + (same_pair("head", "heads.head") if config.classes else [])
-
-
-def _layer(index: int) -> str:
-    return f"encoder.layers.encoder_layer_{index}"
 
 
 def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str]]:
@@ -119,14 +112,11 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
     width, channels, patch = stem_sizes(archive, "conv_proj.weight")
     side = square_side(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1] - 1) * patch
     heads, sentence = usual_heads(archive, width)
-    depth = 0
-    while f"{_layer(depth)}.ln_1.weight" in archive:
-        depth += 1
     config = ViTConfig(
         width=width,
-        depth=depth,
+        depth=layers_in(archive, f"{_BLOCK}ln_1.weight"),
         heads=heads,
-        mlp_dim=shape_of(archive, f"{_layer(0)}.mlp.{mlp[0]}.weight", 2)[0],
+        mlp_dim=shape_of(archive, f"{_FIRST}mlp.{mlp[0]}.weight", 2)[0],
         patch=patch,
         image_size=(side, side),
         channels=channels,

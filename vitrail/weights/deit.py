@@ -1,15 +1,8 @@
 """The DeiT repository's own files: `{"model": state_dict}` of DeiT-III and of "Three things" (`models_v2.py`).
 
-Files of the first DeiT models have timm's names, and are read as timm's. The later models changed these names:
-
-| theirs | ours |
-|---|---|
-| `blocks.I.gamma_1`, `gamma_2` | LayerScale of the attention and of the MLP |
-| `blocks.I.{norm1,attn}`, `{norm11,attn1}`, `{norm2,mlp}`, `{norm21,mlp1}` | two parallel branches |
-| `patch_embed.proj.{0,1,3,4,6,7}` | the hMLP stem: convolutions and (Sync)BatchNorms |
-| `pos_embed` [1, patches, width] | positions of the patches only, without the class token |
-
-A file contains neither the number of heads nor the preprocessing. The load report lists what is assumed.
+Files of the first DeiT models have timm's names, and are read as timm's. The later models have LayerScale, a second
+branch of each block, the hMLP stem with its (Sync)BatchNorms, and positions of the patches only, under the names of
+`TABLE`. A file contains neither the number of heads nor the preprocessing. The load report lists what is assumed.
 """
 
 from __future__ import annotations
@@ -27,29 +20,55 @@ from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.ranges import LARGEST_SIDE
 from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
-    Conversion,
+    apply_table,
     first_reason,
     imagenet_statistics,
     rows,
-    same,
-    same_pair,
     shape_of,
     special_parts,
     stem_sizes,
     usual_heads,
+    within,
 )
 from vitrail.weights.timm.file import has_timm_config
 
-BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
 """Indices in the hMLP stem's sequence, equal in DeiT and vitrail; GELU is at 2 and 5."""
 
-# DeiT's names of norm, layer and LayerScale in the first and in the second branch of a block
-_ATTENTIONS = (("norm1", "attn", "gamma_1"), ("norm11", "attn1", "gamma_1_1"))
-_MLPS = (("norm2", "mlp", "gamma_2"), ("norm21", "mlp1", "gamma_2_1"))
+TABLE = {
+    "cls": "cls_token",
+    "dist": "dist_token",
+    "positions.embedding": "pos_embed",
+    "stem.proj.{place}.{part}": "patch_embed.proj.{place}.{part}",
+    "stem.{part}": "patch_embed.proj.{part}",
+    **within(
+        "blocks.{layer}.",
+        "blocks.{layer}.",
+        {
+            "attentions.0.norm.{part}": "norm1.{part}",
+            "attentions.0.attention.qkv.{part}": "attn.qkv.{part}",
+            "attentions.0.attention.out.{part}": "attn.proj.{part}",
+            "attentions.0.residual.gamma": "gamma_1",
+            "attentions.1.norm.{part}": "norm11.{part}",
+            "attentions.1.attention.qkv.{part}": "attn1.qkv.{part}",
+            "attentions.1.attention.out.{part}": "attn1.proj.{part}",
+            "attentions.1.residual.gamma": "gamma_1_1",
+            "mlps.0.norm.{part}": "norm2.{part}",
+            "mlps.0.mlp.fc{number}.{part}": "mlp.fc{number}.{part}",
+            "mlps.0.residual.gamma": "gamma_2",
+            "mlps.1.norm.{part}": "norm21.{part}",
+            "mlps.1.mlp.fc{number}.{part}": "mlp1.fc{number}.{part}",
+            "mlps.1.residual.gamma": "gamma_2_1",
+        },
+    ),
+    "norm.{part}": "norm.{part}",
+    "head.{part}": "head.{part}",
+    "head_dist.{part}": "head_dist.{part}",
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,7 @@ class DeiT:
         assumptions.append(f"preprocessing of the DeiT repository: ImageNet's mean and std, bicubic, crop {crop}")
         origin = {"format": self.name, "file": str(archive.path)}
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        return ForeignModel(card, conversions(config), assumptions=assumptions)
+        return ForeignModel(card, apply_table(expected(config, archive.path), TABLE), assumptions=assumptions)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write `{"model": state_dict}`, or a safetensors file if `path` ends in .safetensors. Raises WeightsError."""
@@ -88,49 +107,11 @@ class DeiT:
             raise WeightsError(f"the DeiT repository's format has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
         refuse_folder(path, "deit.pth")
-        write_tensors(path, foreign_tensors(state_of(model), conversions(config), self.name), under="model")
+        state = state_of(model)
+        write_tensors(path, foreign_tensors(state, apply_table(state, TABLE), self.name), under="model")
 
 
 FORMAT = DeiT()
-
-
-def conversions(config: ViTConfig) -> list[Conversion]:
-    """Return the conversions of all tensors of a model to the names in DeiT's files."""
-    found = [same("cls", "cls_token"), same("positions.embedding", "pos_embed")]
-    found += [same("dist", "dist_token")] if config.distilled else []
-    if config.stem == "linear":
-        found += same_pair("stem", "patch_embed.proj")
-    else:
-        for place in STEM_CONVS:
-            found += same_pair(f"stem.proj.{place}", f"patch_embed.proj.{place}")
-        for place in STEM_NORMS:
-            found += [same(f"stem.proj.{place}.{part}", f"patch_embed.proj.{place}.{part}") for part in BATCH_NORM]
-    for layer in range(config.depth):
-        for branch in range(config.branches):
-            found += _branches(f"blocks.{layer}", branch, scaled=config.layer_scale is not None)
-    found += same_pair("norm", "norm")
-    heads = ("head", "head_dist") if config.distilled else ("head",)
-    return found + [entry for head in heads if config.classes for entry in same_pair(head, head)]
-
-
-def _branches(block: str, branch: int, *, scaled: bool) -> list[Conversion]:
-    """Return the conversions of one attention branch and one MLP branch of a block."""
-    norm, inner, gamma = _ATTENTIONS[branch]
-    ours = f"{block}.attentions.{branch}"
-    found = [
-        *same_pair(f"{ours}.norm", f"{block}.{norm}"),
-        *same_pair(f"{ours}.attention.qkv", f"{block}.{inner}.qkv"),
-        *same_pair(f"{ours}.attention.out", f"{block}.{inner}.proj"),
-    ]
-    found += [same(f"{ours}.residual.gamma", f"{block}.{gamma}")] if scaled else []
-    norm, inner, gamma = _MLPS[branch]
-    ours = f"{block}.mlps.{branch}"
-    found += [
-        *same_pair(f"{ours}.norm", f"{block}.{norm}"),
-        *same_pair(f"{ours}.mlp.fc1", f"{block}.{inner}.fc1"),
-        *same_pair(f"{ours}.mlp.fc2", f"{block}.{inner}.fc2"),
-    ]
-    return found + ([same(f"{ours}.residual.gamma", f"{block}.{gamma}")] if scaled else [])
 
 
 def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:

@@ -1,0 +1,616 @@
+"""transformers' encoders of images alone: DeiT, ViT-MSN, I-JEPA, ViT-MAE, DINOv2, DINOv3, BEiT, Data2Vec, InternViT.
+
+Each states where its tables of names and its config.json differ from those of the plain ViT (`encoder.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.rotary.settings import Rotary
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.hf.encoder import BLOCK, OUTSIDE, Encoder, apart, gated, keyless
+from vitrail.weights.mapping import (
+    IMAGENET,
+    NameTable,
+    eva_heads,
+    number_in,
+    rows,
+    shape_of,
+    square_side,
+    stacked,
+    stem_sizes,
+    usual_heads,
+)
+
+QK_EPS = 1e-6
+"""Epsilon of InternViT's norms of queries and keys, which no config.json sets."""
+WIDTH_6B = 3200
+"""Width of InternViT 6B, the only one whose heads have 128 features."""
+
+
+class DeiT(Encoder):
+    """DeiT: a distillation token behind the class token, with a position of its own.
+
+    The class with a teacher has a head for each of the two tokens, and its logits are their mean: vitrail's
+    `distilled`. The other classes do not read the distillation token, which makes it a register with a position.
+    """
+
+    model_type = "deit"
+    title = "DeiT"
+    headed = "deit."
+    with_teacher = "DeiTForImageClassificationWithTeacher"
+    outside: ClassVar[NameTable] = {
+        **OUTSIDE,
+        "dist": "{prefix}embeddings.distillation_token",
+        "registers": "{prefix}embeddings.distillation_token",
+        "head_dist.{part}": "distillation_classifier.{part}",
+    }
+    front = 2
+    expresses = frozenset({"distillation token", "registers"})
+    processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=0.875, interpolation="bicubic")
+    statistics = IMAGENET
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        if classes := rows(archive, "cls_classifier.weight"):
+            return dict(classes=classes, distilled=True)
+        return {**super().own(archive, settings), "registers": 1, "register_positions": True}
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        one_register = config.registers == 1 and config.register_positions
+        return {
+            f"{cls.bare()} has one token between the class token and the grid, with a position": not config.distilled
+            and not one_register,
+            f"{cls.bare()} has no registers besides the distillation token": config.distilled and config.registers > 0,
+            f"{cls.bare()} has no pooling of two tokens without a head": config.distilled and not config.classes,
+        }
+
+    @classmethod
+    def of_model(cls, config: ViTConfig) -> Encoder:
+        """See `Encoder.of_model`."""
+        encoder = super().of_model(config)
+        return replace(encoder, architecture=cls.with_teacher) if config.distilled else encoder
+
+    def table(self, config: ViTConfig | None = None) -> NameTable:
+        """See `Encoder.table`."""
+        distilled = config is not None and config.distilled
+        return {**super().table(config), **({"head.{part}": "cls_classifier.{part}"} if distilled else {})}
+
+
+class MSN(Encoder):
+    """ViT-MSN (masked siamese networks): a plain ViT without pooler."""
+
+    model_type = "vit_msn"
+    title = "ViTMSN"
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16)
+    statistics = IMAGENET
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        return dict(classes=rows(archive, "classifier.weight"))
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        return {f"{cls.bare()} has no pooler": config.pre_logits is not None}
+
+
+class IJepa(MSN):
+    """I-JEPA: no class token; the classifier reads the mean of the patches."""
+
+    model_type = "ijepa"
+    title = "IJepa"
+    headed = "ijepa."
+    front = 0
+    expresses = frozenset({"network without a class token", "pooling by 'gap'"})
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16)
+    unused = (
+        (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
+        (r"(\w+\.)?pooler\.dense\.\w+", "the features are the mean of the patches; the pooler reads the first one"),
+    )
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        return {**super().own(archive, settings), "pool": "gap", "class_token": False}
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        return {
+            f"{cls.bare()} has no class token": config.has_class_token,
+            f"{cls.bare()} normalises the patches, not their mean": config.final_norm == "pooled",
+            **super().reasons(config),
+        }
+
+
+class MAE(Encoder):
+    """The encoder of a masked autoencoder. Its positions are fixed sines, which are read from the file."""
+
+    model_type = "vit_mae"
+    title = "ViTMAE"
+    statistics = IMAGENET
+
+    @classmethod
+    def classifier(cls) -> str:
+        """See `Encoder.classifier`."""
+        return ""
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        return dict(classes=0)
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        return _headless(cls, config)
+
+
+class DinoV2(Encoder):
+    """DINOv2: LayerScale, SwiGLU in the giant; the classifier reads the class token and the mean of the patches."""
+
+    model_type = "dinov2"
+    title = "Dinov2"
+    headed = "dinov2."
+    outside: ClassVar[NameTable] = {**OUTSIDE, "registers": "{prefix}embeddings.register_tokens"}
+    block: ClassVar[NameTable] = {
+        **BLOCK,
+        "attentions.0.norm.{part}": "norm1.{part}",
+        "attentions.0.residual.gamma": "layer_scale1.lambda1",
+        "mlps.0.norm.{part}": "norm2.{part}",
+        "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
+        "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
+        "mlps.0.residual.gamma": "layer_scale2.lambda1",
+    }
+    swiglu: ClassVar[NameTable] = {
+        "mlps.0.mlp.fc1.{part}": "mlp.weights_in.{part}",
+        "mlps.0.mlp.fc2.{part}": "mlp.weights_out.{part}",
+    }
+    swiglu_in_memory: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    lists = ("encoder.layer", "encoder.layer")
+    expresses = frozenset({"LayerScale", "swiglu MLP", "pooling by 'cls+gap'"})
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
+    fields: ClassVar[Mapping[str, str]] = {"layerscale_value": "layer_scale"}
+    constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=True)
+    processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=0.875, interpolation="bicubic")
+    statistics = IMAGENET
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        both = "classifier.weight" in archive or self.architecture == self.classifier()
+        return dict(
+            classes=rows(archive, "classifier.weight"),
+            pool="cls+gap" if both else "cls",
+            layer_scale=number_in(settings, "layerscale_value", str(archive.path)),
+            mlp="swiglu" if self._gated(archive) else "gelu",
+        )
+
+    def _gated(self, archive: Archive) -> int:
+        """Return the hidden width of SwiGLU in the first block, 0 if it has a plain MLP."""
+        mlp = f"{self.layers}.0.mlp"
+        if self.disk:
+            return rows(archive, f"{mlp}.weights_in.weight") // 2
+        return rows(archive, f"{mlp}.gate_proj.weight")
+
+    def mlp_dim(self, archive: Archive) -> int:
+        """See `Encoder.mlp_dim`."""
+        return self._gated(archive) or super().mlp_dim(archive)
+
+    @classmethod
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:
+        """See `Encoder.preprocess`: the models are published for 518 pixels, and used at 224."""
+        return super().preprocess(image_size if 224 % patch else (224, 224), patch)
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        return {
+            f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
+            f"the classifier of {cls.classifier()} reads the class token and the mean of the patches": config.pool
+            == "cls"
+            and config.classes > 0,
+            f"{cls.bare()} has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": mlp_ratio(config)
+            is None,
+            f"{cls.bare()} has no positions of registers": config.registers > 0 and config.register_positions,
+            f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
+            f"{cls.bare()} has no LayerNorm after pooling": (config.pool, config.final_norm) == ("cls+gap", "pooled"),
+        }
+
+    @classmethod
+    def has_head(cls, config: ViTConfig) -> bool:
+        """See `Encoder.has_head`."""
+        return config.pool == "cls+gap"
+
+    def json(self, config: ViTConfig) -> dict[str, Any]:
+        """See `Encoder.json`."""
+        return dict(mlp_ratio=mlp_ratio(config), qkv_bias=self.qkv_bias, use_swiglu_ffn=config.mlp == "swiglu")
+
+    def required(self, config: ViTConfig) -> dict[str, Tensor]:
+        """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
+        return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, config.width)}
+
+
+class DinoV2WithRegisters(DinoV2):
+    """DINOv2 with registers, which have no positions. Only this encoder resamples positions with antialiasing."""
+
+    model_type = "dinov2_with_registers"
+    title = "Dinov2WithRegisters"
+    headed = "dinov2_with_registers."
+    expresses = DinoV2.expresses | {"registers"}
+    defaults: ClassVar[Mapping[str, Any]] = {**DinoV2.defaults, "patch_size": 16}
+    fields: ClassVar[Mapping[str, str]] = {**DinoV2.fields, "num_register_tokens": "registers"}
+    constants: ClassVar[Mapping[str, Any]] = {}
+    resize_mode = "timm"  # the same method: bicubic, antialiased, in float32
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        registers = shape_of(archive, self.theirs("registers"), 3)[1]
+        return {**super().own(archive, settings), "registers": registers}
+
+
+class DinoV3(Encoder):
+    """DINOv3: rotary positions, registers, LayerScale, keys without a bias, SwiGLU in the larger ones. It has no head.
+
+    On disk the blocks are `layer.0`, in memory `model.layer.0`. In training, transformers rescales the coordinates at
+    random (`pos_embed_rescale`), which vitrail does not.
+    """
+
+    model_type = "dinov3_vit"
+    title = "DINOv3ViT"
+    headed = "dinov3_vit."
+    stem = "embeddings.patch_embeddings"
+    outside: ClassVar[NameTable] = {
+        **OUTSIDE,
+        "stem.{part}": f"{{prefix}}{stem}.{{part}}",
+        "registers": "{prefix}embeddings.register_tokens",
+    }
+    block: ClassVar[NameTable] = {
+        "attentions.0.norm.{part}": "norm1.{part}",
+        **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        **keyless("attention.q_proj", "attention.v_proj"),
+        "attentions.0.attention.out.{part}": "attention.o_proj.{part}",
+        "attentions.0.residual.gamma": "layer_scale1.lambda1",
+        "mlps.0.norm.{part}": "norm2.{part}",
+        "mlps.0.mlp.fc1.{part}": "mlp.up_proj.{part}",
+        "mlps.0.mlp.fc2.{part}": "mlp.down_proj.{part}",
+        "mlps.0.residual.gamma": "layer_scale2.lambda1",
+    }
+    in_memory: ClassVar[NameTable] = {}
+    swiglu: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    lists = ("layer", "model.layer")
+    disk_sign = "layer.0.norm1.weight"
+    norm_name = "norm"
+    expresses = frozenset({"registers", "LayerScale", "swiglu MLP", "none positions", "rotary positions"})
+    defaults: ClassVar[Mapping[str, Any]] = dict(
+        layer_norm_eps=1e-5, patch_size=16, layerscale_value=1.0, rope_theta=100.0
+    )
+    fields: ClassVar[Mapping[str, str]] = {
+        "intermediate_size": "mlp_dim",
+        "layerscale_value": "layer_scale",
+        "num_register_tokens": "registers",
+    }
+    constants: ClassVar[Mapping[str, Any]] = dict(key_bias=False, proj_bias=True, mlp_bias=True)
+    statistics = IMAGENET  # of the models for photographs; satellite models have other statistics
+    remarks = ("keys without a bias, as in every DINOv3",)
+    usual_heads = staticmethod(eva_heads)
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        where = f"{archive.path}, config.json"
+        if (name := f"{self.layers}.0.attention.k_proj.bias") in archive:
+            raise WeightsError(f"{archive.path} has {name!r}, and no published DINOv3 has a bias of keys")
+        registers = shape_of(archive, self.theirs("registers"), 3)[1]
+        return dict(
+            classes=0,
+            positions="none",
+            rotary=Rotary(base=number_in(settings, "rope_theta", where), coordinates="centred", pairs="halves"),
+            registers=registers,
+            key_bias=False,
+            layer_scale=number_in(settings, "layerscale_value", where),
+            mlp="swiglu" if self._gated(archive) else "gelu",
+        )
+
+    def _gated(self, archive: Archive) -> bool:
+        return f"{self.layers}.0.mlp.gate_proj.weight" in archive
+
+    def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
+        """See `Encoder.activation`: the gate of SwiGLU is a SiLU, and no GELU is left."""
+        return self.gate(archive, settings) if self._gated(archive) else settings["hidden_act"]
+
+    def side(self, archive: Archive) -> int:
+        """See `Encoder.side`: there is no table of positions, and published models are used at 224 pixels."""
+        return max(224 // stem_sizes(archive, f"{self.prefix}{self.stem}.weight")[2], 1)
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        base = config.rotary.base if config.rotary else 1.0
+        no_place = f"{cls.bare()} has no place for"
+        return {
+            f"{no_place} a classifier": config.classes > 0,
+            f"{no_place} a pre-logits layer": config.pre_logits is not None,
+            f"{no_place} other positions than its rotary ones": config.positions != "none",
+            f"{no_place} other rotary positions": config.rotary
+            != Rotary(base=base, coordinates="centred", pairs="halves"),
+            f"{no_place} blocks without LayerScale": config.layer_scale is None,
+            f"{no_place} a bias of the keys": config.key_bias,
+        }
+
+    @classmethod
+    def has_head(cls, config: ViTConfig) -> bool:
+        """See `Encoder.has_head`."""
+        return False
+
+    def json(self, config: ViTConfig) -> dict[str, Any]:
+        """See `Encoder.json`."""
+        assert config.rotary is not None
+        values = dict(rope_theta=config.rotary.base, use_gated_mlp=config.mlp == "swiglu")
+        values |= dict(query_bias=self.qkv_bias, value_bias=self.qkv_bias)
+        return values | (dict(hidden_act="silu") if config.mlp == "swiglu" else {})
+
+    def required(self, config: ViTConfig) -> dict[str, Tensor]:
+        """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
+        return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, 1, config.width)}
+
+
+_BIAS = "relative_position_bias_table"
+SHARED_BIAS = f"{{prefix}}encoder.relative_position_bias.{_BIAS}", f"{{prefix}}shared_position_bias.{_BIAS}"
+"""Name of the position bias that all layers of a BEiT share: on disk, and in memory."""
+LAYER_BIAS = (
+    f"{{blocks}}.{{layer}}.attention.attention.relative_position_bias.{_BIAS}",
+    f"{{blocks}}.{{layer}}.relative_position_bias.{_BIAS}",
+)
+"""Name of the position bias of a layer of its own."""
+
+
+class Beit(Encoder):
+    """BEiT: relative position biases, LayerScale, keys without a bias, mean pooling.
+
+    With mean pooling, the only LayerNorm after the blocks acts on the mean of the patches. A model of masked
+    pre-training (`BeitForMaskedImageModeling`) is read as an encoder with the class token as its features. Its
+    classifier is not read: it predicts one visual token per patch, not the class of an image.
+    """
+
+    model_type = "beit"
+    title = "Beit"
+    headed = "beit."
+    block: ClassVar[NameTable] = {
+        **BLOCK,
+        **keyless("attention.attention.query", "attention.attention.value"),
+        "attentions.0.residual.gamma": "lambda_1",
+        "mlps.0.residual.gamma": "lambda_2",
+    }
+    in_memory: ClassVar[NameTable] = {**Encoder.in_memory, **keyless("attention.q_proj", "attention.v_proj")}
+    expresses = frozenset({"LayerScale", "relative_bias positions", "none positions", "pooling by 'gap'"})
+    remarks = ("keys without a bias, as in every BEiT (a bias of zero is equivalent)",)
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)
+    constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=False)
+    unused = (
+        *Encoder.unused,
+        (r".*\.relative_position_index", "computed from the grid"),
+        (r"lm_head\.\w+", "classifier of the visual tokens of masked pre-training"),
+        (r"layernorm\.\w+", "LayerNorm in front of the classifier of visual tokens"),
+    )
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        pooled = self.norm.endswith("pooler.layernorm")
+        values: dict[str, Any] = dict(classes=rows(archive, "classifier.weight"), class_token=True)
+        values |= dict(pool="gap", final_norm="pooled") if pooled else dict(pool="cls")
+        if f"{self.layers}.0.lambda_1" in archive:
+            values["layer_scale"] = number_in(settings, "layer_scale_init_value", str(archive.path)) or 0.1
+        places = {
+            "input": f"{self.prefix}embeddings.position_embeddings",
+            "shared": self.shared_bias,
+            "every": self.first_bias,
+        }
+        found = {place: name for place, name in places.items() if name in archive}
+        if len(found) > 1:
+            names = " and ".join(repr(name) for name in found.values())
+            raise WeightsError(f"{archive.path} has two kinds of positions, {names}; a model of vitrail has one kind")
+        if not found:
+            return {**values, "positions": "none"}
+        (place,) = found
+        return {**values, "positions": "1d" if place == "input" else "relative_bias", "place": place}
+
+    @classmethod
+    def final_norm(cls, archive: Archive, prefix: str) -> str:
+        """See `Encoder.final_norm`: after the mean, after the tokens, or (pre-training) outside the encoder."""
+        for name in (f"{prefix}pooler.layernorm", f"{prefix}layernorm", "layernorm"):
+            if f"{name}.weight" in archive:
+                return name
+        raise WeightsError(
+            f"{archive.path} holds a BEiT without its last LayerNorm ({prefix}pooler.layernorm or {prefix}layernorm), "
+            "because it was saved without its pooler. Save it with add_pooling_layer=True."
+        )
+
+    def side(self, archive: Archive) -> int:
+        """See `Encoder.side`: a table for g x g patches has (2g - 1)^2 offsets, and 3 rows for the class token."""
+        for name in (self.shared_bias, self.first_bias):
+            if offsets := rows(archive, name):
+                return (square_side(archive, name, offsets - 3) + 1) // 2
+        return super().side(archive)
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        square = config.image_size[0] == config.image_size[1]
+        return {
+            f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
+            f"{cls.bare()} has no mean of normalised tokens, because it normalises the mean": config.pool == "gap"
+            and config.final_norm == "tokens",
+            f"{cls.bare()} has no usable relative positions for images that are not square": config.positions
+            == "relative_bias"
+            and not square,
+        }
+
+    @classmethod
+    def norm_within(cls, config: ViTConfig) -> str:
+        """See `Encoder.norm_within`."""
+        return "pooler.layernorm" if config.pool == "gap" else "layernorm"
+
+    def json(self, config: ViTConfig) -> dict[str, Any]:
+        """See `Encoder.json`."""
+        relative = config.positions == "relative_bias"
+        return dict(
+            use_absolute_position_embeddings=config.positions == "1d",
+            use_relative_position_bias=relative and config.place != "shared",
+            use_shared_relative_position_bias=relative and config.place == "shared",
+            use_mean_pooling=config.pool == "gap",
+            layer_scale_init_value=0.0 if config.layer_scale is None else (config.layer_scale or 0.1),
+        )
+
+    @property
+    def shared_bias(self) -> str:
+        """Name of the position bias that all layers share."""
+        return SHARED_BIAS[0 if self.disk else 1].format(prefix=self.prefix)
+
+    @property
+    def first_bias(self) -> str:
+        """Name of the position bias of the first layer, if it is one of its own."""
+        return LAYER_BIAS[0 if self.disk else 1].format(blocks=self.layers, layer=0)
+
+    def table(self, config: ViTConfig | None = None) -> NameTable:
+        """See `Encoder.table`."""
+        names = SHARED_BIAS if config is not None and config.place == "shared" else LAYER_BIAS
+        return {**super().table(config), "positions.bias": stacked(names[0 if self.disk else 1])}
+
+
+class Data2Vec(Beit):
+    """Data2Vec for images: BEiT's network with other weights.
+
+    Its bare model is saved without the LayerNorm of its pooler. Then the features are the mean of the patches as it is.
+    """
+
+    model_type = "data2vec-vision"
+    title = "Data2VecVision"
+    headed = "data2vec_vision."
+    expresses = Beit.expresses | {"network without a last LayerNorm"}
+
+    @classmethod
+    def final_norm(cls, archive: Archive, prefix: str) -> str:
+        """See `Encoder.final_norm`."""
+        found = any(f"{name}.weight" in archive for name in (f"{prefix}pooler.layernorm", f"{prefix}layernorm"))
+        return super().final_norm(archive, prefix) if found else ""
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        bare = {} if self.norm else dict(pool="gap", final_norm="none")
+        return {**super().own(archive, settings), **bare}
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        unnormed = config.final_norm == "none" and (config.classes > 0 or config.pool != "gap")
+        why = f"{cls.bare()} has a LayerNorm in front of a classifier, and on the class token"
+        return {why: unnormed, **super().reasons(config)}
+
+
+class InternVL(Encoder):
+    """InternViT, the image tower of InternVL, without a LayerNorm after the last block.
+
+    That of 6 billion parameters has RMSNorm, and RMSNorms of queries and keys over their whole width.
+    """
+
+    model_type = "internvl_vision"
+    title = "InternVLVision"
+    headed = "internvl_vision."
+    block: ClassVar[NameTable] = {
+        **BLOCK,
+        **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "attentions.0.attention.qk_norm.query.{part}": "attention.q_norm.{part}",
+        "attentions.0.attention.qk_norm.key.{part}": "attention.k_norm.{part}",
+        "attentions.0.attention.out.{part}": "attention.projection_layer.{part}",
+        "attentions.0.residual.gamma": "lambda_1",
+        "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
+        "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
+        "mlps.0.residual.gamma": "lambda_2",
+    }
+    in_memory: ClassVar[NameTable] = {}
+    lists = ("encoder.layer", "encoder.layer")
+    expresses = frozenset(
+        {"LayerScale", "network without a last LayerNorm", "RMSNorm", "normalisation of queries and keys"}
+    )
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layer_scale_init_value=0.1)
+    processing: ClassVar[Mapping[str, Any]] = dict(resize="squash", interpolation="bicubic")
+    statistics = IMAGENET
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        last = "tokens" if f"{self.norm}.weight" in archive else "none"
+        gamma = number_in(settings, "layer_scale_init_value", str(archive.path))
+        first = f"{self.layers}.0"
+        values = dict(
+            norm="layer" if f"{first}.layernorm_before.bias" in archive else "rms",
+            qk_norm="width" if f"{first}.attention.q_norm.weight" in archive else "none",
+        )
+        eps = number_in(settings, self.eps_name, str(archive.path))
+        if reason := _mixed(values["norm"], values["qk_norm"], last, eps):
+            raise WeightsError(f"{archive.path} has {reason}, which vitrail does not support")
+        return dict(classes=0, layer_scale=gamma or 0.1, final_norm=last, **values)
+
+    @staticmethod
+    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
+        """See `Encoder.usual_heads`."""
+        return (25, "25 heads of 128 features") if width == WIDTH_6B else usual_heads(archive, width)
+
+    @classmethod
+    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
+        """See `Encoder.reasons`."""
+        mixed = _mixed(config.norm, config.qk_norm, config.final_norm, config.norm_eps)
+        return {
+            **_headless(cls, config),
+            f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
+            f"{cls.bare()} normalises queries and keys over all heads together, and this model does for each "
+            "head": config.qk_norm == "head",
+            f"{cls.bare()} would have {mixed}": bool(mixed),
+        }
+
+    def json(self, config: ViTConfig) -> dict[str, Any]:
+        """See `Encoder.json`."""
+        return dict(
+            attention_bias=self.qkv_bias,
+            use_mean_pooling=config.final_norm == "none",
+            layer_scale_init_value=config.layer_scale,
+            use_qk_norm=config.qk_norm != "none",
+            norm_type="rms_norm" if config.norm == "rms" else "layer_norm",
+        )
+
+
+def _headless(family: type[Encoder], config: ViTConfig) -> dict[str, bool]:
+    """Return the reasons why an encoder without classifier and pooler cannot express a config."""
+    return {
+        f"{family.bare()} has no classifier": config.classes > 0,
+        f"{family.bare()} has no pooler": config.pre_logits is not None,
+    }
+
+
+def _mixed(norm: str, qk_norm: str, last: str, eps: float) -> str:
+    """Return the norms of an InternViT that are of another kind in transformers than its other norms, "" for none."""
+    if qk_norm != "none" and (norm, eps) != ("rms", QK_EPS):
+        return f"RMSNorms of queries and keys with epsilon {QK_EPS:g} beside norms of another kind or epsilon"
+    return "a LayerNorm after blocks with RMSNorm" if norm == "rms" and last != "none" else ""
+
+
+def mlp_ratio(config: ViTConfig) -> int | None:
+    """Return DINOv2's `mlp_ratio` that gives a config's MLPs, None if there is none.
+
+    The hidden width is the product with the width; for SwiGLU it is two thirds of that, rounded up to a multiple of 8.
+    """
+    for ratio in range(1, 65):
+        hidden = ratio * config.width
+        if config.mlp == "swiglu":
+            hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
+        if hidden == config.mlp_dim:
+            return ratio
+    return None
