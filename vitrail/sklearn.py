@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.data.bands.pixels import pixels_of
+from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import UNKNOWN, Item
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision

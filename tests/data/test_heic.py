@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.check import check
-from vitrail.data.images import heic
+from vitrail.data import image_names
+from vitrail.data.check import check, describe
 from vitrail.data.images.decode import FORMATS, decode
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find_data
-from vitrail.data.stats import describe
 from vitrail.errors import DataError, DecodeError
 from vitrail.evaluation.predict import find_images
 
@@ -87,7 +86,7 @@ def test_a_folder_of_photographs_of_a_phone(tmp_path: Path) -> None:
 def test_without_the_package_they_are_counted_and_the_cure_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heic, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_names, "find_spec", lambda name: None)
     root = phone(tmp_path, "cat/1.HEIC", "cat/2.heif", "dog/1.heic", "dog/2.jpg")
     with pytest.raises(DataError) as error:
         find_data(Data(str(root)))

@@ -20,7 +20,7 @@ from peak_memory import peak_growth
 from PIL import Image
 from scenes import SHORT, as_nobody, draw, open_to_all, snapshot
 
-from vitrail.data.copies.leaks import leaked
+from vitrail.data.check import leaked
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources import folder as folder_module
 from vitrail.data.sources.arrays import read_npz
@@ -310,7 +310,7 @@ def test_14_held_out_images_that_were_trained_on(tmp_path: Path, monkeypatch: py
     splits = open_data(str(data))
     assert splits.validation is not None
     assert leaked(splits.train, splits.validation) == ["red/copy0.png", "red/copy1.png"]
-    monkeypatch.setattr("vitrail.data.copies.leaks.READ_AT_MOST", 100)
+    monkeypatch.setattr("vitrail.data.check.READ_AT_MOST", 100)
     assert leaked(splits.train, splits.validation) is None
 
 

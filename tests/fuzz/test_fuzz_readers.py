@@ -17,12 +17,11 @@ from real_images import SHARED
 from safetensors.torch import save
 
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB
-from vitrail.data.bands.stored import read, stored
 from vitrail.data.images.decode import decode
+from vitrail.data.images.pixels import EIGHT_BIT_RGB
+from vitrail.data.images.stored import read, stored
+from vitrail.data.images.tiles import Tiling, open_image, read_tile
 from vitrail.data.sources.open import find
-from vitrail.data.tiles.grid import Tiling
-from vitrail.data.tiles.image import open_image, read_tile
 from vitrail.errors import DecodeError, UsageError, VitrailError
 from vitrail.training.run import Run
 from vitrail.weights.archive import open_archive

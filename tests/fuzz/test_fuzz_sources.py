@@ -23,10 +23,9 @@ from PIL import Image
 from random_inputs import QUIETLY
 from scenes import snapshot
 
-from vitrail.data.check import check
+from vitrail.data.check import check, stats
 from vitrail.data.item import DataSet
 from vitrail.data.sources.open import find, open_data
-from vitrail.data.stats import stats
 from vitrail.errors import DecodeError, VitrailError
 
 pytestmark = pytest.mark.fuzz

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitrail.data.bands.picture import picture
+from vitrail.data.images.pixels import picture
 from vitrail.data.item import Listed
 from vitrail.errors import DecodeError, UsageError
 from vitrail.files import replacing

@@ -1,20 +1,104 @@
 """Splits that are stratified, seeded and stable: the id of an image decides whether it is held out, not its position.
 
 Every image has a pseudo-random rank, a hash of (seed, purpose, id). Adding images therefore moves few others to
-another split, and a smaller share or subset is part of every larger one."""
+another split, and a smaller share or subset is part of every larger one.
+
+Of images with several labels each label has its share in a split, by iterative stratification: Sechidis, Tsoumakas and
+Vlahavas, "On the Stratification of Multi-Label Data" (ECML PKDD 2011), algorithm 1: the label with the fewest images
+left is dealt with first, because later nothing could balance it. Each of its images goes to the part that lacks this
+label most, then to the part that lacks images most. Images without a label come last.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterator
 
 import numpy as np
 
 from vitrail.data.item import Listed, ids
 from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import LabelSets, stored_texts
-from vitrail.data.labels.stratify import stratified, stratified_order
+from vitrail.data.labels.sets import LabelSets, class_counts, stored_texts
 from vitrail.errors import UsageError
+
+_LEAF = 16
+"""Number of images that are not divided further in a stratified order."""
+
+
+def stratified(labels: LabelSets, ranks: np.ndarray, share: float) -> np.ndarray:
+    """Return which images belong to the smaller part, bool [N].
+
+    share: The part's share of the images, and of the images of each label; of a label with two images or more, the aim
+    is at least one image in each part. ranks: One number per image; images are dealt with in this order, and the
+    result does not depend on their places.
+    """
+    labels = _of_these_images(labels)
+    counts = class_counts(labels, labels.width)
+    # a label with one image is not rounded: halves of images with such labels only would be all and nothing
+    part = np.where(counts > 1, np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)), share * counts)
+    lacking = np.stack([counts - part, part])  # [2, classes]: images of each label that the rest and the part lack
+    size = round(share * len(labels))
+    room = [len(labels) - size, size]
+    members = _members(labels, ranks)
+    left = counts.copy()
+    taken = np.full(len(labels), -1, dtype=np.int8)
+    queue = [(int(count), label) for label, count in enumerate(counts.tolist()) if count]
+    heapq.heapify(queue)
+    while queue:
+        count, label = heapq.heappop(queue)
+        if count != left[label]:  # images of this label went away with a rarer label
+            if left[label]:
+                heapq.heappush(queue, (int(left[label]), label))
+            continue
+        for image in members[label]:
+            if taken[image] >= 0:
+                continue
+            rest, wanted = lacking[:, label]
+            side = int(wanted > rest or (wanted == rest and room[1] > room[0]))
+            taken[image] = side
+            room[side] -= 1
+            its = labels.at(image)
+            lacking[side, its] -= 1
+            left[its] -= 1
+    free = np.flatnonzero(taken < 0)
+    free = free[np.argsort(ranks[free], kind="stable")]
+    taken[free] = 0
+    taken[free[: max(0, room[1])]] = 1
+    return taken == 1
+
+
+def _of_these_images(labels: LabelSets) -> LabelSets:
+    """Return the same sets of labels, without the classes that no image has."""
+    present, classes = np.unique(labels.classes, return_inverse=True)
+    return LabelSets(labels.ends, classes, len(present), labels.known)
+
+
+def _members(labels: LabelSets, ranks: np.ndarray) -> list[list[int]]:
+    """Return the images of each label in the order of their ranks."""
+    rows = labels.rows
+    order = np.lexsort((ranks[rows], labels.classes))
+    ends = np.cumsum(class_counts(labels, labels.width))
+    return [part.tolist() for part in np.split(rows[order], ends[:-1])]
+
+
+def stratified_order(labels: LabelSets, ranks: np.ndarray) -> np.ndarray:
+    """Return an order of the images in which the first k have about the share of each label, for any k; int64 [N].
+
+    The images are halved by `stratified` again and again. The first k images are whole halves, quarters, eighths and
+    so on, and part of the smallest one.
+    """
+    done: list[np.ndarray] = []
+    pending = [np.argsort(ranks, kind="stable")]
+    while pending:
+        images = pending.pop()
+        if len(images) <= _LEAF:
+            done.append(images)
+            continue
+        first = stratified(labels[images], ranks[images], 0.5)
+        pending += [images[~first], images[first]]
+    return np.concatenate(done) if done else np.empty(0, dtype=np.int64)
+
 
 _BLOCK = 1 << 16
 
@@ -23,7 +107,7 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     """Return (indices for training, indices held out), int64, each ascending.
 
     Of every class with two images or more, round(share * n) but at least one is held out, and at least one
-    remains. Images with several labels are split by iterative stratification (`vitrail.data.labels.stratify`), which
+    remains. Images with several labels are split by iterative stratification (`vitrail.data.split`), which
     aims at the same; a smaller share is then not part of a larger one. Raises UsageError unless 0 < share < 1."""
     if not 0 < share < 1:
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")

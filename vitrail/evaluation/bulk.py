@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.arrow_package import pa, pq
+from vitrail.data.cache import pa, pq
 from vitrail.data.item import Listed, View, ids
-from vitrail.data.sources.located import Located
+from vitrail.data.sources.folder import Located
 from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
 from vitrail.files import read_json_object, refuse_other_files, replacing, sha256, write_once

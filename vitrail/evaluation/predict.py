@@ -21,18 +21,17 @@ import torch
 
 from vitrail.data.image_names import KINDS, images_among, in_junk, is_junk, other_files
 from vitrail.data.images.geometry import Op
-from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.ops import eval_transform, tile_transform
+from vitrail.data.images.tiles import TileBox, Tiling, prepared_tiles
 from vitrail.data.images.work import within_memory
 from vitrail.data.item import SYSTEM_FILE, Findings, Listed
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
-from vitrail.data.selection import ALL, Selection
+from vitrail.data.settings import ALL, Selection
 from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
-from vitrail.data.tiles.grid import TileBox, Tiling
-from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from vitrail.data.imbalance import ADJUSTED, EVERY_CLASS, IMBALANCED, flags, imbalance
+from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, flags, imbalance
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord

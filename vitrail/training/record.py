@@ -14,8 +14,7 @@ import numpy as np
 
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.copies.leaks import leaked
-from vitrail.data.imbalance import EVERY_CLASS, FAIR, IMBALANCED, described, flags, imbalance
+from vitrail.data.check import EVERY_CLASS, FAIR, IMBALANCED, described, flags, imbalance, leaked
 from vitrail.data.labels.sets import class_counts, label_names
 from vitrail.data.sources.open import Splits
 from vitrail.objective.base import Prepared

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from vitrail import world
-from vitrail.data.bands.choose import choose, layouts
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
+from vitrail.data.images.bands import choose, layouts
 from vitrail.data.images.ops import left_out
 from vitrail.data.item import Listed
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory

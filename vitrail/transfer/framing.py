@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitrail.data.bands.choose import layouts
+from vitrail.data.check import IMBALANCED, imbalance
+from vitrail.data.images.bands import layouts
 from vitrail.data.images.geometry import Size
 from vitrail.data.images.whole import stretched, with_fill
-from vitrail.data.imbalance import IMBALANCED, imbalance
 from vitrail.data.item import Listed, View, evenly_spaced
 from vitrail.data.settings import Preparation, Preprocess
 from vitrail.data.sources.open import Splits

@@ -190,7 +190,7 @@ def evaluate(
 def _classify(
     network: ViT | ResNet | Engine, task: _Task, compute: Compute, tta: ViewKind | None = None
 ) -> Classification | LabelScores | NumberScores:
-    from vitrail.data.images.views import VIEWS, views
+    from vitrail.data.images.ops import VIEWS, views
     from vitrail.evaluation.classify import classify, refusing
     from vitrail.evaluation.confidence.views import averaged
     from vitrail.evaluation.imagenet import choosing
@@ -216,7 +216,7 @@ def _said_of_views(
     tta: ViewKind, model: str | Path, found: Classification | LabelScores | NumberScores, seconds: float
 ) -> list[str]:
     """Return notes about an evaluation with several views of each image, which took `seconds`."""
-    from vitrail.data.images.views import VIEWS
+    from vitrail.data.images.ops import VIEWS
 
     images = len(found.index)
     notes = [
@@ -334,7 +334,7 @@ def _source(
     model: str | Path, data: str | Path | None, split: str | None, reading: Mapping[str, Any], card: Card
 ) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
-    from vitrail.data.sources.located import Located
+    from vitrail.data.sources.folder import Located
     from vitrail.data.sources.open import open_data, open_split
 
     written = Path(model) / "config.yaml"

@@ -9,8 +9,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from vitrail.data.bands.choose import layouts
-from vitrail.data.bands.stored import read
+from vitrail.data.images.bands import layouts
+from vitrail.data.images.stored import read
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find

@@ -13,14 +13,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vitrail.data.bands.choose import choose, layouts
-from vitrail.data.bands.measure import measured
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Banded, pixels_of
-from vitrail.data.images.augment import MOVES
-from vitrail.data.images.band_augment import ErasingBands, MovingAugment
+from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
+from vitrail.data.images.bands import choose, layouts, measured
 from vitrail.data.images.geometry import Flip
-from vitrail.data.images.ops import eval_transform, left_out, train_transform
-from vitrail.data.images.views import views
+from vitrail.data.images.ops import eval_transform, left_out, train_transform, views
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, pixels_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.data.sources.arrays import ArraySource

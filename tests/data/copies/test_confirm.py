@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.copies import confirm
-from vitrail.data.copies.align import SIDE, correlations
-from vitrail.data.copies.confirm import certainty, find_copies, pairs_sheet
+from vitrail.data.copies.confirm import SIDE, certainty, correlations, find_copies, pairs_sheet
 from vitrail.data.copies.dedup import HashedImages, candidates, hashed
 from vitrail.data.sources.open import find
 from vitrail.errors import UsageError

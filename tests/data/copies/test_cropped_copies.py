@@ -14,10 +14,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from vitrail.cli import main
-from vitrail.data.copies import crops
+from vitrail.data.copies import hashes
 from vitrail.data.copies.confirm import find_copies
-from vitrail.data.copies.crops import NOTHING, SCALES, SIDE, WINDOWS, hash_windows, near_windows, windows_of
 from vitrail.data.copies.dedup import HashedImages, Pairs, candidates, hashed
+from vitrail.data.copies.hashes import NOTHING, SCALES, SIDE, WINDOWS, hash_windows, near_windows, windows_of
 from vitrail.data.item import DataSet, Findings, View
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.errors import DecodeError
@@ -61,7 +61,7 @@ def test_the_hash_of_a_window_is_the_textbook_s_of_its_pixels() -> None:
     assert hashes.shape == (WINDOWS,) and len(set(hashes.tolist())) > WINDOWS // 2
     number = 0
     for scale in SCALES:
-        begins = np.linspace(0, 1 - scale, round(np.ceil((1 - scale) / crops.STEP)) + 1)
+        begins = np.linspace(0, 1 - scale, round(np.ceil((1 - scale) / hashes.STEP)) + 1)
         for top in begins:
             for left in begins:
                 box = [round(40 * SIDE * edge) for edge in (left, top, left + scale, top + scale)]
@@ -129,7 +129,7 @@ def test_an_image_that_the_disk_could_not_read_is_read_again(
     whole = windows_of(source)
     monkeypatch.setenv("VITRAIL_CACHE", f"{os.environ['VITRAIL_CACHE']}/broken")
     numbers = itertools.count()
-    picture = crops.picture
+    picture = hashes.picture
 
     def failing(stored: bytes | np.ndarray, short_side: int) -> np.ndarray:
         if next(numbers) == 3:

@@ -14,11 +14,11 @@ from PIL import Image, ImageFilter
 
 from vitrail.data.copies import dedup, hashes
 from vitrail.data.copies.confirm import find_copies
-from vitrail.data.copies.counts import shared
 from vitrail.data.copies.dedup import (
     HashedImages,
     hashed,
     remaining,
+    shared,
     split_apart,
     splits_to_clean,
     staying,

@@ -18,9 +18,8 @@ from vitrail.data.labels.sets import (
     order_classes,
     stored_texts,
 )
-from vitrail.data.labels.stratify import stratified, stratified_order
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.split import fingerprint, hold_out, subset
+from vitrail.data.split import fingerprint, hold_out, stratified, stratified_order, subset
 from vitrail.errors import DataError
 
 WIDTH = 5

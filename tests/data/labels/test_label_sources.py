@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from label_files import NAMES, SETS, images, names_of, only, picture, table, tar
 
+from vitrail.data.check import stats
 from vitrail.data.item import View
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.loading.loader import Loader
@@ -22,7 +23,6 @@ from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.lists import write_list
 from vitrail.data.sources.open import find, open_data, open_split
-from vitrail.data.stats import stats
 from vitrail.errors import DataError, UsageError
 
 CLASSES = ["cat", "dog", "tree"]

@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vitrail.data.check import check
+from vitrail.data.check import check, stats
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Columns
 from vitrail.data.sources.open import find, open_data
 from vitrail.data.sources.shards import INDEX
-from vitrail.data.stats import stats
 from vitrail.errors import DataError, UsageError
 
 

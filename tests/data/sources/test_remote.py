@@ -22,8 +22,8 @@ from vitrail.data.item import Item, View
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data, Preprocess
-from vitrail.data.sources.address import expand
 from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.shard_files import expand
 from vitrail.data.sources.shards import INDEX
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from vitrail.config import from_yaml, merge, to_yaml
-from vitrail.data.selection import Selection
-from vitrail.data.settings import Data
+from vitrail.data.settings import Data, Selection
 from vitrail.data.sources.open import find, find_data, open_data
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.predict import find_images

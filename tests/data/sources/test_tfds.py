@@ -16,12 +16,12 @@ from prepared import Features, prepare
 
 from vitrail.data.benchmarks.vtab_source import locate, read_task
 from vitrail.data.benchmarks.vtab_tasks import TASKS, TaskLabel, count_objects, nearest_object, nearest_vehicle
+from vitrail.data.check import stats
 from vitrail.data.images.decode import decode
 from vitrail.data.settings import Columns
 from vitrail.data.sources.index_lists import index_lists
 from vitrail.data.sources.open import find, open_data
 from vitrail.data.sources.tfds import read_tfds
-from vitrail.data.stats import stats
 from vitrail.errors import DataError, UsageError
 
 

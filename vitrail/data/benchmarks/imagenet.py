@@ -26,14 +26,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.benchmarks import objectnet
 from vitrail.data.benchmarks.catalog import packaged_tables
 from vitrail.data.benchmarks.imagenet_labels import (
     LABEL_FILES,
+    OVERLAP,
     AnswerKey,
     class_numbers,
     part,
     read_labels,
+    read_mapping,
     read_real,
     right_answers,
     wnids,
@@ -238,10 +239,10 @@ def _open_objectnet(protocol: ImageNetProtocol, path: Path, labels: Path | None)
     """Open ObjectNet's images of classes that ImageNet has, too."""
     places = [path, path.parent, *folders_in(path)] if labels is None else [labels]
     folders = [folder for place in places for folder in (place, place / "mappings")]
-    folder = next((folder for folder in folders if (folder / objectnet.OVERLAP).is_file()), None)
+    folder = next((folder for folder in folders if (folder / OVERLAP).is_file()), None)
     if folder is None:
-        raise protocol.missing(f"no {objectnet.OVERLAP} at {labels or path}")
-    mapping = objectnet.read_mapping(folder)
+        raise protocol.missing(f"no {OVERLAP} at {labels or path}")
+    mapping = read_mapping(folder)
     by_folder = dict(zip(mapping.folders, mapping.names, strict=True))
     source, notes = _class_folders(protocol, path, by_folder, others=True)
     return Benchmark(protocol, source, mapping.names, notes, key=mapping.key())

@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.check import BadImage, OnProgress, equal_groups
-from vitrail.data.copies.crops import near_windows, windows_of
-from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs
+from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs, near_windows, windows_of
 from vitrail.data.item import DataSet, Listed, View, role_of
 from vitrail.data.labels.sets import label_text
 from vitrail.data.spreadsheet import SafeWriter
@@ -234,7 +233,7 @@ def candidates(
 
     Two images are similar if their stored bytes are equal, or if at most `distance` bits of their frequency hashes and
     at most `GRADIENT_SLACK` more bits of their gradient hashes differ. With `mirrored` the mirror image of the right
-    one counts, too. With `crops` also a window of one image counts (`vitrail.data.copies.crops`), for which images are
+    one counts, too. With `crops` also a window of one image counts (`vitrail.data.copies.hashes`), for which images are
     read with `workers` threads. Images with the same bytes form a group: each image of a group is paired with the first
     of its group. If two groups are near, each image of one is paired with the first of the other. No copy is left out
     like this, and there are few pairs. Raises UsageError for an impossible distance and DataError for more than `MOST`
@@ -378,3 +377,39 @@ def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pair
         writer = SafeWriter(stream, raw=raw)
         writer.writerow(COLUMNS)
         writer.writerows(rows(left, right, pairs))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Number of images of one split that have a copy in another split, or an earlier copy in the same split."""
+
+    data: str
+    split: str
+    other_data: str
+    other_split: str
+    exact: int
+    """Number of images of the split with the same bytes as one of the other split."""
+    near: int
+    """Number of other images of the split with a near copy in the other split."""
+    others: int
+    """Number of images of the other split that have such a copy."""
+    alike: int
+    """Number of images of the split that are no copies, but look like one of the other split."""
+
+
+def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list[Shared]:
+    """Count the pairs for each pair of splits. Within one data set, pairs of splits without copies are left out."""
+    ours, theirs = (pairs.left, pairs.right) if right is not None else (pairs.right, pairs.left)
+    other = left if right is None else right
+    places = left.part_of(ours) * len(other.parts) + other.part_of(theirs)
+    counts = []
+    for place in range(len(left.parts) * len(other.parts)):
+        here = places == place
+        if right is None and not here.any():
+            continue
+        one, two = left.parts[place // len(other.parts)], other.parts[place % len(other.parts)]
+        exact, copied, every = (np.unique(ours[here & kind]) for kind in (pairs.copy & pairs.exact, pairs.copy, True))
+        names = one.data, one.split, two.data, two.split
+        others = len(np.unique(theirs[here & pairs.copy]))
+        counts.append(Shared(*names, len(exact), len(copied) - len(exact), others, len(every) - len(copied)))
+    return counts

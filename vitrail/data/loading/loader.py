@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.geometry import Op
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.work import within_memory
 from vitrail.data.item import Item, Listed, Source, is_distant
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
-from vitrail.data.loading.order import EpochOrder, Permutation, stream
+from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling, stream
 from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
-from vitrail.data.loading.sampler import ClassSampler, Sampling
 from vitrail.errors import DataError, DecodeError, UsageError, VitrailError
 
 FetchedImages = dict[int, bytes | np.ndarray | DecodeError]
@@ -122,7 +121,7 @@ class Loader:
     An image that cannot be decoded is listed in `bad`. Training shows the next image of the order instead; evaluation
     leaves the image out. With `cache` decoded images stay in memory, which is for data sets of small images. `together`
     is the number of neighbours shown in one batch (see `EpochOrder`). `sampler` says how often each class is shown in
-    training (`vitrail.data.loading.sampler`); other than uniform it needs a `Listed` source. The next batches of a
+    training (`vitrail.data.loading.order`); other than uniform it needs a `Listed` source. The next batches of a
     distant source (`vitrail.data.item.Distant`) are requested while earlier ones are decoded.
 
     Raises UsageError unless batch_size >= 1 and workers >= 0, and DataError for an empty source. `epoch` raises

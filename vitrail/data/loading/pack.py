@@ -22,19 +22,17 @@ from typing import Any, BinaryIO
 import numpy as np
 import simplejpeg
 
-from vitrail.data.arrow_package import pa
-from vitrail.data.bands.choose import kept, layouts
-from vitrail.data.bands.pixels import check_finite
-from vitrail.data.bands.stored import read
-from vitrail.data.cache import read_arrow, refuse_within, write_arrow
+from vitrail.data.cache import pa, read_arrow, refuse_within, write_arrow
 from vitrail.data.check import OnProgress
+from vitrail.data.images.bands import kept, layouts
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import resize
+from vitrail.data.images.pixels import check_finite
+from vitrail.data.images.stored import read
 from vitrail.data.item import Listed, Rejected, View
 from vitrail.data.labels.sets import label_at, stored_texts
-from vitrail.data.loading.lost import LostImages
 from vitrail.data.loading.order import ORDER, stream
-from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.loading.prefetch import LostImages, each_image, threads
 from vitrail.data.settings import Bits, Data
 from vitrail.data.sources.open import find_and_warn
 from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood

@@ -3,6 +3,8 @@
 Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read cannot
 keep the process alive. That is why `concurrent.futures.ThreadPoolExecutor` is not used: it waits for its threads at
 exit.
+
+`LostImages` notices that the disk stops giving images, because their folder is removed, renamed or unmounted.
 """
 
 from __future__ import annotations
@@ -165,3 +167,30 @@ def each_image(
     """
     ahead = 1 if pool is None else 8 * pool.size
     return ordered(pool, partial(function, source), indices, ahead=ahead, hung=lambda index: stuck(source.id(index)))
+
+
+MOST_LOST = 100
+"""Number of consecutive images that the disk may refuse."""
+
+
+class LostImages:
+    """Counts consecutive images that cannot be read from the disk, so that no result records them as damaged.
+
+    Images that are read but cannot be decoded do not count.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._most = min(MOST_LOST, count)
+        self._consecutive = 0
+
+    def see(self, image: str, reason: str | None) -> None:
+        """Count an image, with the reason of its `DecodeError` or None.
+
+        Raises DataError after `MOST_LOST` such images in sequence, or if none of fewer images can be read.
+        """
+        self._consecutive = self._consecutive + 1 if reason == "unreadable" else 0
+        if self._consecutive == self._most:
+            raise DataError(
+                f"{self._most} consecutive images cannot be read from the disk; the last is {image}. Check that the "
+                "folder is still there and may be read, then run the same command again"
+            )

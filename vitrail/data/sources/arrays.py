@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.bands.stored import DEPTHS, bands_first
+from vitrail.data.images.stored import DEPTHS, bands_first
 from vitrail.data.item import DataSet, Findings, Item, Listed, View
 from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes

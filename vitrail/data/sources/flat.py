@@ -10,10 +10,8 @@ from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title, split_word
-from vitrail.data.labels.found_in.kinds import advice, labels_of
-from vitrail.data.labels.found_in.place import FoundLabel, Images
-from vitrail.data.selection import ALL, Selection
-from vitrail.data.settings import Columns
+from vitrail.data.labels.label_from import FoundLabel, Images, advice, labels_of
+from vitrail.data.settings import ALL, Columns, Selection
 from vitrail.data.sources.folder import (
     EXPECTED,
     FileSource,

@@ -1,8 +1,11 @@
-"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once; each is
-read when its image is needed.
+"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once; each is read when its image is
+needed.
 
 A name alone does not make a split: `train` is also a class of CIFAR-100. A folder is a split if its name contains a
-usual name of a split as a word (`training_set`), or if a setting names it, and if it holds class folders."""
+usual name of a split as a word (`training_set`), or if a setting names it, and if it holds class folders.
+
+One image in several class folders, through links, is an image with several labels.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,46 @@ import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
-from vitrail.data.labels.links import FEWEST, Links, links
-from vitrail.data.labels.sets import Labels, Named, label_at, named, order_classes
-from vitrail.data.selection import ALL, Selection
-from vitrail.data.settings import PerImage
+from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, Item, Listed, View, origin, role_of
+from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, named, order_classes
+from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 from vitrail.words import listing
+
+FEWEST = 0.01
+"""Share of the images that must lie in several class folders, so that images are taken to have several labels. A few
+links exist without that: programs that replace copies by links make them if an image is in two classes by mistake."""
+
+
+class Links(NamedTuple):
+    """The files of a class tree, each once."""
+
+    rows: np.ndarray
+    """int64 [N]: the first name of each file, ascending."""
+    labels: LabelSets
+    """The classes in whose folders it lies."""
+
+    @property
+    def several(self) -> int:
+        """Number of files that lie in the folders of several classes."""
+        return int(np.count_nonzero(self.labels.counts > 1))
+
+
+def links(files: np.ndarray, labels: np.ndarray, width: int) -> Links | None:
+    """Return each file once, with all its classes; None if no file lies in two folders of classes.
+
+    files: int64 [N, 2], device and number of the file behind each name; zeros where the system has no such numbers.
+    """
+    if not len(files) or not files[:, 1].all() or len(np.unique(files[:, 1])) == len(files):
+        return None
+    _, first, group = np.unique(files, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(first), dtype=np.int64)
+    place[order] = np.arange(len(first))
+    found = Links(np.sort(first), LabelSets.of_pairs(place[group.reshape(-1)], labels, len(first), width))
+    return found if found.several else None
+
 
 MAX_BYTES = 2**30
 """Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
@@ -464,3 +499,30 @@ class Files:
     def id(self, index: int) -> str:
         """See `Listed.id`."""
         return self._paths[index]
+
+
+class Located(View):
+    """A split whose ids are paths below the data set: "train/a/1.png" for a/1.png of the folder train.
+
+    path: The data set, as the user named it; of a table it is the folder of the table that ids are relative to. An
+    image that is not a file of its own has the id "<split>/<id in the split>".
+    """
+
+    def __init__(self, source: Listed, split: str, path: str | Path) -> None:
+        super().__init__(source)
+        place = Path(path).expanduser()
+        self._base = place if place.is_dir() else place.parent
+        self._prefix = f"{split}/" if split else ""
+
+    def __getitem__(self, index: int) -> Item:
+        return super().__getitem__(index)._replace(id=self.id(index))
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`."""
+        source, place = self.within(index)
+        file = file_of(source, place)
+        return f"{self._prefix}{source.id(place)}" if file is None else os.path.relpath(file, self._base)
+
+    def ids(self, indices: np.ndarray) -> list[str]:
+        """Return the ids of several images."""
+        return [self.id(int(index)) for index in indices]

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.item import DataSet, Findings, role_of
-from vitrail.data.labels.found_in.ids import LabelRow
-from vitrail.data.labels.found_in.list_file import is_list, list_rows
-from vitrail.data.labels.found_in.place import read_texts
+from vitrail.data.labels.label_from import LabelRow, is_list, list_rows, read_texts
 from vitrail.data.labels.sets import order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import named_file_source

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.images.decode import pixels_of
+from vitrail.data.images.decode import pillow_pixels
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed
 from vitrail.data.labels.sets import Labels, Named, label_at, named
 from vitrail.data.sources.folder import read_file
@@ -226,7 +226,7 @@ def _image(image: Any, id: str) -> bytes | np.ndarray:
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
-        return pixels_of(image)
+        return pillow_pixels(image)
     pixels = image if isinstance(image, np.ndarray) else getattr(image, "numpy", lambda: None)()
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
         kind = f"{image.dtype} of shape {tuple(image.shape)}" if hasattr(image, "dtype") else shown(image)

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.data.item import DataSet, origin, role_of
 from vitrail.data.labels.sets import class_counts
-from vitrail.data.mask_files import refuse_mask_folders
+from vitrail.data.masks import refuse_mask_folders
 from vitrail.data.settings import Columns
 from vitrail.data.sources import flat, folder, table
 from vitrail.data.sources.arrow import open_saved, read_parquet
@@ -165,7 +165,7 @@ def _files(path: Path, suffix: str) -> list[Path]:
 
 
 def _is_table(file: Path) -> bool:
-    return file.suffix.lower() in table.SUFFIXES and not folder.is_junk(file.name) and file.is_file()
+    return file.suffix.lower() in table.TABLE_SUFFIXES and not folder.is_junk(file.name) and file.is_file()
 
 
 def _named(what: str, files: list[Path], path: Path) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 
 from vitrail.data.item import DataSet, Findings, Joined, Listed, View, split_title
 from vitrail.data.labels.sets import class_counts, label_text
-from vitrail.data.selection import Selection
+from vitrail.data.settings import Selection
 from vitrail.data.sources.folder import file_of
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError

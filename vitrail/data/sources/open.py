@@ -18,14 +18,12 @@ import numpy as np
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
-from vitrail.data.image_names import HEIC
-from vitrail.data.images import heic
+from vitrail.data.image_names import HEIC, heic_advice, heic_installed
 from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
-from vitrail.data.labels.alike import alike_classes
-from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
-from vitrail.data.labels.kind import of_one_kind, without_labels
+from vitrail.data.labels.kind import alike_classes, of_one_kind, without_labels
+from vitrail.data.labels.label_from import ENDINGS, is_list
 from vitrail.data.labels.sets import LabelSets, class_counts, known
-from vitrail.data.mask_files import masks_beside
+from vitrail.data.masks import masks_beside
 from vitrail.data.roles import (
     SUBSET,
     fold_of,
@@ -38,17 +36,16 @@ from vitrail.data.roles import (
 )
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources import table
-from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
 from vitrail.data.sources.flat import label_advice
-from vitrail.data.sources.folder import EXPECTED, FileSource, has_image, is_class_tree
+from vitrail.data.sources.folder import EXPECTED, FileSource, Located, has_image, is_class_tree
 from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
 from vitrail.data.sources.lists import Reference, read_list, refers_to, selected
-from vitrail.data.sources.located import Located
 from vitrail.data.sources.remote import find_remote
+from vitrail.data.sources.shard_files import is_address
 from vitrail.data.sources.shards import read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.errors import DataError, did_you_mean
@@ -302,7 +299,7 @@ def _outside(path: str, findings: Findings) -> Iterator[str]:
 
 def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
     """Raise DataError for HEIC files if they cannot be read, before any work."""
-    if heic.installed():
+    if heic_installed():
         return
     files = [source for source in splits.values() if isinstance(source, FileSource)]
     endings = Counter(os.path.splitext(name)[1].lower() for source in files for name in source.names())
@@ -311,7 +308,7 @@ def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
         counts = " and ".join(f"{count:,} {ending}" for ending, count in wrong.items())
         patterns = " ".join(f"--data.exclude '*{ending}'" for ending in wrong)
         without = f", or leave them out: {patterns}" if sum(wrong.values()) < endings.total() else ""
-        raise DataError(f"{counts} images of {path} cannot be read. {heic.advice()}{without}")
+        raise DataError(f"{counts} images of {path} cannot be read. {heic_advice()}{without}")
 
 
 def _find(path: str, columns: Columns, labels: bool) -> DataSet:
@@ -345,7 +342,7 @@ def _find(path: str, columns: Columns, labels: bool) -> DataSet:
 
 def _require_folder(path: str, place: Path, label_from: str) -> None:
     """Raise DataError for data whose labels are not looked for elsewhere. A missing path is another error."""
-    of_list = place.is_file() and place.suffix.lower() in table.SUFFIXES and refers_to(place) is not None
+    of_list = place.is_file() and place.suffix.lower() in table.TABLE_SUFFIXES and refers_to(place) is not None
     if not place.is_dir() and not of_list and (place.exists() or path == "digits" or path in CATALOG or ":" in path):
         raise DataError(
             f"data.label_from ({label_from!r}) is valid for a folder of images only, and {path} is something else: "
@@ -379,9 +376,9 @@ def _find_file(path: Path, columns: Columns) -> DataSet:
     suffix = path.suffix.lower()
     if suffix in ENDINGS and is_list(path):
         return read_index_lists(path.parent, {"": path}, columns)
-    if suffix in table.SUFFIXES and (listed := refers_to(path)) is not None:
+    if suffix in table.TABLE_SUFFIXES and (listed := refers_to(path)) is not None:
         return read_list(path, _listed(path, listed, columns))
-    if suffix in table.SUFFIXES:
+    if suffix in table.TABLE_SUFFIXES:
         return table.read_tables(path, [path], columns)
     if suffix == ".parquet":
         return read_parquet(path, [path], columns)

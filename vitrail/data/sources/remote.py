@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from vitrail import world
-from vitrail.data.arrow_package import pa
-from vitrail.data.cache import cached_file, read_arrow, stored_table
+from vitrail.data.cache import cached_file, pa, read_arrow, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
-from vitrail.data.sources.address import address_of, expand, explained, locate, look
-from vitrail.data.sources.shard_files import RemoteFiles
+from vitrail.data.sources.shard_files import RemoteFiles, address_of, expand, explained, locate, look
 from vitrail.data.sources.shards import (
     INDEX,
     ShardSource,

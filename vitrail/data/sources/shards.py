@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from vitrail.data.arrow_package import pa, pc
-from vitrail.data.cache import cached_table, read_arrow
+from vitrail.data.cache import cached_table, pa, pc, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
 from vitrail.data.labels.cells import names_in
@@ -180,7 +179,7 @@ def _pixels(data: bytes, id: str) -> bytes | np.ndarray:
     try:
         header = read_array_header(io.BytesIO(data))
         if header.dtype != np.uint8 or header.shape[2:] != (3,) or min(header.shape) < 0:
-            return data  # bands, or no image, as `vitrail.data.bands.stored` says
+            return data  # bands, or no image, as `vitrail.data.images.stored` says
         return header.array(data).copy()
     except (*DAMAGED_ZIP, MemoryError) as error:
         raise DecodeError(f"{id}: not an array of pixels: {error}", reason="corrupt") from error

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from vitrail.data.arrow_package import pa
+from vitrail.data.cache import pa
 from vitrail.data.item import UNKNOWN, DataSet, Findings, is_usual, split_word
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR, order_classes
@@ -27,7 +27,7 @@ from vitrail.words import from_text, listing
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
-SUFFIXES = (".csv", ".tsv")
+TABLE_SUFFIXES = (".csv", ".tsv")
 _SPLIT_COLUMNS = frozenset(
     ("split", "splits", "set", "subset", "fold", "partition", "is_valid", "is_val", "is_test", "is_train", "phase")
 )

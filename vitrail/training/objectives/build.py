@@ -11,7 +11,7 @@ from torch import nn
 from vitrail.data.cache import cache_folder
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, class_counts
-from vitrail.data.loading.sampler import places_per_class
+from vitrail.data.loading.order import places_per_class
 from vitrail.data.settings import Bands
 from vitrail.data.sources.open import Splits
 from vitrail.errors import UsageError

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.check import IMBALANCED, imbalance
 from vitrail.data.images.decode import decode
-from vitrail.data.imbalance import IMBALANCED, imbalance
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import Listed
 from vitrail.errors import VitrailError
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from vitrail import world
-from vitrail.data.bands.pixels import pixels_of
+from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import Listed, role_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.check import BadImage
-    from vitrail.data.copies.counts import Shared
-    from vitrail.data.copies.dedup import HashedImages, Pairs
+    from vitrail.data.copies.dedup import HashedImages, Pairs, Shared
     from vitrail.data.item import DataSet
 
 SHOWN = 10_000
@@ -101,8 +100,7 @@ def dedup(
     """
     compute = Compute(None, batch_size, workers, device, precision)
     from vitrail.data.copies.confirm import find_copies, pairs_sheet
-    from vitrail.data.copies.counts import shared
-    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, staying, write_pairs
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, shared, staying, write_pairs
     from vitrail.data.sources.lists import write_list
     from vitrail.data.sources.open import find_and_warn
 

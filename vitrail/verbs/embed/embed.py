@@ -26,9 +26,9 @@ from vitrail.words import one_line
 if TYPE_CHECKING:
     import numpy as np
 
+    from vitrail.data.images.tiles import Tiling
     from vitrail.data.item import Listed
     from vitrail.data.settings import Data
-    from vitrail.data.tiles.grid import Tiling
     from vitrail.evaluation.features import Features
     from vitrail.evaluation.growing_arrays import GrowingArrays
     from vitrail.verbs.network.features import Tokens
@@ -183,7 +183,7 @@ def embed(
     embedder = Embedder(model, compute, prepare)
     columns = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
-        from vitrail.data.tiles.grid import tiling
+        from vitrail.data.images.tiles import tiling
         from vitrail.evaluation.predict import find_images
 
         if reading:

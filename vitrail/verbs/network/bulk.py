@@ -199,7 +199,7 @@ def _computed(
 
     from vitrail.data.item import ids
     from vitrail.data.labels.sets import LabelSets, names_of_text, stored_texts
-    from vitrail.data.loading.lost import LostImages
+    from vitrail.data.loading.prefetch import LostImages
 
     def compute(source: Listed, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
         several = isinstance(source.labels, LabelSets)

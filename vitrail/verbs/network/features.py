@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from vitrail.data.images.tiles import TileBox, Tiling
     from vitrail.data.item import Findings, Listed
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.indexed import GivenImages
-    from vitrail.data.tiles.grid import TileBox, Tiling
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
 
@@ -128,8 +128,7 @@ def open_images(
     `reading` are settings of the data.
     """
     from vitrail.data.item import Findings
-    from vitrail.data.sources.folder import Files
-    from vitrail.data.sources.located import Located
+    from vitrail.data.sources.folder import Files, Located
     from vitrail.evaluation.predict import find_images
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
@@ -322,7 +321,8 @@ class Embedder:
         import numpy as np
         import torch
 
-        from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
+        from vitrail.data.images.ops import tile_transform
+        from vitrail.data.images.tiles import prepared_tiles
         from vitrail.evaluation.predict import find_images
 
         size = self._compute.batch_size

@@ -134,7 +134,7 @@ def _tokens(embedder: Embedder, layers: list[int]) -> EmbedTokens:
 
 def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
     """Write the scores and the picture."""
-    from vitrail.data.bands.picture import picture
+    from vitrail.data.images.pixels import picture
     from vitrail.data.sources.folder import read_file
     from vitrail.inspection.figures.page import Folder
     from vitrail.inspection.figures.segmentation import draw_segmentation

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.bands import tiff
-from vitrail.data.images import dicom, png
+from vitrail.data.images import dicom, png, tiff
 from vitrail.data.images.decode import BYTES_PER_PIXEL, DICOM, MAX_PIXELS, MAX_SIDE, format_of, native
 from vitrail.data.images.work import within_memory
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
