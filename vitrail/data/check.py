@@ -27,7 +27,7 @@ import numpy as np
 from vitrail.data.images.decode import FORMATS
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
-from vitrail.data.item import DataSet, Findings, Listed, role_of, split_title
+from vitrail.data.item import DataSet, Findings, IndexedSource, role_of, split_title
 from vitrail.data.labels.sets import LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
@@ -174,7 +174,7 @@ def stats(data: Data | str | Path) -> Stats:
     return summarise(data.path, found, tally)
 
 
-def _glance(source: Listed, index: int) -> Look:
+def _glance(source: IndexedSource, index: int) -> Look:
     """Read one image's header."""
     try:
         data = source[index].image
@@ -232,7 +232,7 @@ def summarise(path: str, found: DataSet, tally: Tally) -> Stats:
     )
 
 
-def _split_stats(name: str, source: Listed) -> SplitStats:
+def _split_stats(name: str, source: IndexedSource) -> SplitStats:
     counts = class_counts(source.labels, len(source.class_names))
     classes = dict(zip(source.class_names, counts.tolist(), strict=True))
     unknown = len(source) - int(np.count_nonzero(known(source.labels)))
@@ -254,7 +254,7 @@ def digest(image: bytes | np.ndarray) -> bytes:
     return hashlib.blake2b(contents, digest_size=16).digest()
 
 
-def leaked(train: Listed, held_out: Listed) -> list[str] | None:
+def leaked(train: IndexedSource, held_out: IndexedSource) -> list[str] | None:
     """Return the ids of held-out images with the contents of a training image.
 
     Return None if the comparison needs to read more than `READ_AT_MOST` bytes. Raises DataError for a read that hangs.
@@ -269,7 +269,7 @@ def leaked(train: Listed, held_out: Listed) -> list[str] | None:
         return [held_out.id(index) for index, one in zip(theirs, found, strict=True) if one in known]
 
 
-def _digest_of(source: Listed, index: int) -> bytes | None:
+def _digest_of(source: IndexedSource, index: int) -> bytes | None:
     """Return the digest of an image; None for an unreadable one, which the loader reports."""
     try:
         return digest(source[index].image)
@@ -365,7 +365,7 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
     return replace(report, warnings=list(_warnings(report, found.splits, tally)))
 
 
-def _look(source: Listed, index: int) -> Look:
+def _look(source: IndexedSource, index: int) -> Look:
     """Read and decode one image."""
     try:
         data = source[index].image
@@ -378,7 +378,7 @@ def _look(source: Listed, index: int) -> Look:
     return Look((image.shape[0], image.shape[1]), format, mode, digest(data))
 
 
-def _duplicates(splits: dict[str, Listed], tally: Tally) -> list[list[Copy]]:
+def _duplicates(splits: dict[str, IndexedSource], tally: Tally) -> list[list[Copy]]:
     """Return the groups of images with equal contents, in the order of their first image."""
     return [[_copy(splits, int(place)) for place in group] for group in equal_groups(tally.digests)]
 
@@ -395,7 +395,7 @@ def equal_groups(digests: np.ndarray) -> list[np.ndarray]:
     return sorted(groups, key=lambda group: int(group[0]))
 
 
-def _copy(splits: dict[str, Listed], place: int) -> Copy:
+def _copy(splits: dict[str, IndexedSource], place: int) -> Copy:
     for name, source in splits.items():
         if place < len(source):
             return Copy(name, source.id(place), label_text(source.labels, place, source.class_names))
@@ -403,7 +403,7 @@ def _copy(splits: dict[str, Listed], place: int) -> Copy:
     raise IndexError(place)
 
 
-def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterator[str]:
+def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally) -> Iterator[str]:
     """Yield one line for each problem that a user should know of before training."""
     yield from report.stats.findings.warnings
     for split in report.stats.splits:

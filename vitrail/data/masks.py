@@ -27,7 +27,7 @@ import numpy as np
 
 from vitrail.data.image_names import in_junk
 from vitrail.data.images.decode import class_values, decode, upright_size
-from vitrail.data.item import ROLES, UNKNOWN, DataSet, Findings, Listed, role_of
+from vitrail.data.item import ROLES, UNKNOWN, DataSet, Findings, IndexedSource, role_of
 from vitrail.data.settings import Data
 from vitrail.data.sources.flat import label_advice
 from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, read_file
@@ -50,7 +50,7 @@ _COLOURS = 64
 """Maximum number of colours of a mask. Photographs have thousands."""
 
 
-def masks_beside(sources: Iterable[Listed]) -> Iterator[str]:
+def masks_beside(sources: Iterable[IndexedSource]) -> Iterator[str]:
     """Yield a warning for each source of files in which half of the images or more have the name of another one."""
     for source in sources:
         if isinstance(source, FileSource) and (warning := _pairs(source)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, is_usual, role_of, split_title
+from vitrail.data.item import ROLES, DataSet, IndexedSource, Subset, Unlabelled, is_usual, role_of, split_title
 from vitrail.data.labels.kind import without_labels
 from vitrail.data.labels.sets import class_counts, known
 from vitrail.data.settings import Data
@@ -77,7 +77,9 @@ def validation_split(found: DataSet, data: Data, train: list[str], test: str | N
     return None
 
 
-def fold_of(found: DataSet, names: list[str], train: Listed, data: Data, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def fold_of(
+    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices for training, indices of the fold `data.fold` for validation), int64, each ascending.
 
     names: The splits that `train` consists of. A validation split that is not used causes a warning, and so do classes
@@ -124,13 +126,15 @@ def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
     return name
 
 
-def matched(found: DataSet, split: str, class_names: list[str], *, required: bool, labels: bool) -> Listed | None:
+def matched(
+    found: DataSet, split: str, class_names: list[str], *, required: bool, labels: bool
+) -> IndexedSource | None:
     """Return a split with its labels as indices into `class_names`.
 
     A split whose classes do not match is used without labels (`labels` is False), rejected with DataError
     (`required`), or left out with a warning."""
     try:
-        return View(found.splits[split], class_names=class_names)
+        return Subset(found.splits[split], class_names=class_names)
     except DataError as error:
         if not labels:
             return Unlabelled(found.splits[split], class_names)

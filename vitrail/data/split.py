@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vitrail.data.item import Listed, ids
+from vitrail.data.item import IndexedSource, ids
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets, class_counts, stored_texts
 from vitrail.errors import UsageError
@@ -103,7 +103,7 @@ def stratified_order(labels: LabelSets, ranks: np.ndarray) -> np.ndarray:
 _BLOCK = 1 << 16
 
 
-def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(source: IndexedSource, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices for training, indices held out), int64, each ascending.
 
     Of every class with two images or more, round(share * n) but at least one is held out, and at least one
@@ -120,7 +120,7 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-def folds(source: Listed, count: int, seed: int) -> np.ndarray:
+def folds(source: IndexedSource, count: int, seed: int) -> np.ndarray:
     """Return the fold of each image, int64 [N] from 0 to count - 1, for cross-validation.
 
     Folds differ by at most one image, and so do the images of a class in them. Images with several labels are divided
@@ -143,7 +143,7 @@ def folds(source: Listed, count: int, seed: int) -> np.ndarray:
     return found
 
 
-def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
+def subset(source: IndexedSource, size: int | float, seed: int) -> np.ndarray:
     """Return the ascending indices of `size` images, or of that share of them if it is not a whole number.
 
     Classes are in proportion (stratified), and a smaller subset lies in every larger one of the same seed. Raises
@@ -161,14 +161,14 @@ def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
     return np.sort(order[:count])
 
 
-def _classes(source: Listed) -> np.ndarray:
+def _classes(source: IndexedSource) -> np.ndarray:
     """Return the classes in which splits are stratified, int64 [N]: one for all images whose labels are numbers."""
     labels = source.labels
     assert not isinstance(labels, LabelSets)
     return np.zeros(len(source), dtype=np.int64) if isinstance(labels, Numbers) else labels
 
 
-def _within_class(source: Listed, labels: np.ndarray, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+def _within_class(source: IndexedSource, labels: np.ndarray, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (place of each image in its class by rank, number of images of its class)."""
     _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.lexsort((_ranks(source, seed, purpose), inverse))
@@ -178,7 +178,7 @@ def _within_class(source: Listed, labels: np.ndarray, seed: int, purpose: str) -
     return position, counts[inverse]
 
 
-def _ranks(source: Listed, seed: int, purpose: str) -> np.ndarray:
+def _ranks(source: IndexedSource, seed: int, purpose: str) -> np.ndarray:
     """Return one pseudo-random uint64 per image, a function of (seed, purpose, id)."""
     prefix = f"{seed}/{purpose}/".encode()
     ranks = np.empty(len(source), dtype=np.uint64)
@@ -202,7 +202,7 @@ def row_digest(id: str, size: int, name: str) -> bytes:
     return hashlib.blake2b(f"{id}\0{size}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
-def fingerprint(splits: dict[str, Listed]) -> str:
+def fingerprint(splits: dict[str, IndexedSource]) -> str:
     """Return a hash of names, sizes and classes of all images, whatever their order; 16 hex digits.
 
     Dates and the location of the data do not matter. Contents matter only if they change the length of a file.
@@ -215,7 +215,7 @@ def fingerprint(splits: dict[str, Listed]) -> str:
     return total.hexdigest()
 
 
-def _digests(source: Listed) -> np.ndarray:
+def _digests(source: IndexedSource) -> np.ndarray:
     """Return `row_digest` of every image as a number, uint64 [N]; an index may already contain them."""
     indexed = getattr(source, "digests", None)
     if indexed is not None and (digests := indexed()) is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import known, one_label
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Augment, Data, Preprocess
@@ -120,7 +120,7 @@ def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ("digit
     train, test = splits.train, splits.test
     if test is None or not known(test.labels).any():
         rest, held_out = hold_out(train, TEST, seed)
-        train, test = View(train, rest), View(train, held_out)
+        train, test = Subset(train, rest), Subset(train, held_out)
     folder.mkdir(parents=True, exist_ok=True)
     up = [_of(part, np.setdiff1d(np.arange(len(names)), down)) for part in (train, test)]
     write_list(folder / "up.csv", data, found, {"train": up[0], "test": up[1]})
@@ -139,12 +139,12 @@ def _named(more: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _of(source: Listed, labels: np.ndarray) -> View:
+def _of(source: IndexedSource, labels: np.ndarray) -> Subset:
     """Return the images with one of these labels."""
-    return View(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), labels)))
+    return Subset(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), labels)))
 
 
-def _only(source: Listed, names: list[str]) -> View:
+def _only(source: IndexedSource, names: list[str]) -> Subset:
     """Return the images of these classes, with labels that count them."""
     kept = [source.class_names.index(name) for name in names]
-    return View(View(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), kept))), None, names)
+    return Subset(Subset(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), kept))), None, names)

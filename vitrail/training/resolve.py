@@ -20,7 +20,7 @@ from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
 from vitrail.data.images.bands import choose, layouts
 from vitrail.data.images.ops import left_out
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Bands, Preparation, Preprocess
@@ -88,7 +88,7 @@ class Resolved:
 
 
 def resolve(
-    run: Run, train: Listed, class_names: list[str], start: str | None = None, model: nn.Module | None = None
+    run: Run, train: IndexedSource, class_names: list[str], start: str | None = None, model: nn.Module | None = None
 ) -> Resolved:
     """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work.
 
@@ -300,7 +300,7 @@ def build_model(resolved: Resolved) -> nn.Module:
     return model
 
 
-def image_sizes(source: Listed) -> list[tuple[int, int]]:
+def image_sizes(source: IndexedSource) -> list[tuple[int, int]]:
     """Return (height, width) of some images spread over the source, from their headers; [] if none opens.
 
     Raises DataError for a read that hangs.
@@ -392,7 +392,7 @@ def _workers(device: torch.device, decisions: dict[str, str]) -> int:
 
 
 def _cache(
-    train: Listed, sizes: list[tuple[int, int]], bands: Bands | None, decisions: dict[str, str]
+    train: IndexedSource, sizes: list[tuple[int, int]], bands: Bands | None, decisions: dict[str, str]
 ) -> Literal["yes", "no"]:
     """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
     if not sizes:

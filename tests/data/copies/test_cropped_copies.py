@@ -18,7 +18,7 @@ from vitrail.data.copies import hashes
 from vitrail.data.copies.confirm import find_copies
 from vitrail.data.copies.dedup import HashedImages, Pairs, candidates, hashed
 from vitrail.data.copies.hashes import NOTHING, SCALES, SIDE, WINDOWS, hash_windows, near_windows, windows_of
-from vitrail.data.item import DataSet, Findings, View
+from vitrail.data.item import DataSet, Findings, Subset
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.errors import DecodeError
 
@@ -116,7 +116,7 @@ def test_a_second_search_reads_no_image(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(crops, "picture", None)
     np.testing.assert_array_equal(windows_of(part.source), first)
     with pytest.raises(TypeError):  # other images do not come from the cache
-        windows_of(View(part.source, np.array([3, 1])))
+        windows_of(Subset(part.source, np.array([3, 1])))
 
 
 @pytest.mark.parametrize(("reason", "read_again"), [("unreadable", True), ("corrupt", False)])

@@ -26,7 +26,7 @@ from vitrail.data.copies.dedup import (
 )
 from vitrail.data.copies.hashes import SIDE, bands, hash_thumbnails, hashes_of, near_pairs, thumbnail
 from vitrail.data.images.decode import decode
-from vitrail.data.item import DataSet, Findings, Listed, View
+from vitrail.data.item import DataSet, Findings, IndexedSource, Subset
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import find
 from vitrail.errors import DataError, UsageError
@@ -58,7 +58,7 @@ def source_of(*images: Image.Image, name: str = "s") -> ArraySource:
     return ArraySource(f"{name}-{stack.sum()}", stack, np.zeros(len(stack), np.int64), ["a", "b"])
 
 
-def gathered(**splits: Listed) -> HashedImages:
+def gathered(**splits: IndexedSource) -> HashedImages:
     return HashedImages(hashed("d", DataSet(dict(splits), Findings("arrays")), splits))
 
 
@@ -395,8 +395,8 @@ def test_copies_in_cifar100(shared_data: Path) -> None:
         difference = decode(splits["test"][one].image) - decode(splits["train"][two].image).astype(float)
         assert 0 < np.sqrt((difference**2).mean()) < 8
     known = same + list(ALIKE)
-    test = View(splits["test"], np.array([one for one, _ in known] + list(range(300))))
-    train = View(splits["train"], np.array([two for _, two in known] + list(range(300))))
+    test = Subset(splits["test"], np.array([one for one, _ in known] + list(range(300))))
+    train = Subset(splits["train"], np.array([two for _, two in known] + list(range(300))))
     found = find_copies(gathered(train=train), gathered(test=test))
     assert list(zip(found.left.tolist(), found.right.tolist(), strict=True)) == [(n, n) for n in range(len(known))]
     assert found.exact.tolist() == [True] * len(same) + [False] * len(ALIKE)

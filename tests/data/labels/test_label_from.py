@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.item import DataSet, Listed
+from vitrail.data.item import DataSet, IndexedSource
 from vitrail.data.labels.sets import LabelSets, label_names
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.lists import write_list
@@ -57,11 +57,11 @@ def opened(path: Path, label_from: str | None = None, **settings: str) -> DataSe
     return find(data.path, data.columns)
 
 
-def by_id(source: Listed) -> dict[str, list[str]]:
+def by_id(source: IndexedSource) -> dict[str, list[str]]:
     return {source.id(k): label_names(source.labels, k, source.class_names) for k in range(len(source))}
 
 
-def classes(source: Listed) -> dict[str, str]:
+def classes(source: IndexedSource) -> dict[str, str]:
     return {name: label for name, (label,) in by_id(source).items()}
 
 

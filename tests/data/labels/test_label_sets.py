@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.item import Joined, View
+from vitrail.data.item import Concatenated, Subset
 from vitrail.data.labels.sets import (
     LabelSets,
     class_counts,
@@ -98,7 +98,7 @@ def test_a_split_depends_on_ids_and_not_on_places() -> None:
     labels = random_sets(300)
     whole = source(labels)
     turn = np.random.default_rng(1).permutation(300)
-    turned = View(whole, turn)
+    turned = Subset(whole, turn)
     _, out = hold_out(whole, 0.2, seed=0)
     _, other = hold_out(turned, 0.2, seed=0)
     assert sorted(turn[other].tolist()) == out.tolist()
@@ -122,7 +122,7 @@ def test_subsets_are_nested_and_in_proportion() -> None:
 def test_splits_with_other_classes_are_joined_by_name() -> None:
     first = source(LabelSets.of([[0, 1], []], 5))
     second = ArraySource("t", np.zeros((1, 2, 2), np.uint8), np.array([1]), ["z", "b"])
-    both = Joined({"x": first, "y": second})
+    both = Concatenated({"x": first, "y": second})
     assert both.class_names == ["a", "b", "c", "d", "e", "z"]
     assert isinstance(both.labels, LabelSets) and plain(both.labels) == [[0, 1], [], [1]]
 

@@ -15,7 +15,7 @@ import pytest
 from label_files import NAMES, SETS, images, names_of, only, picture, table, tar
 
 from vitrail.data.check import stats
-from vitrail.data.item import View
+from vitrail.data.item import Subset
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.pack import pack_data
@@ -329,7 +329,7 @@ def test_packs_and_lists_keep_the_labels(tmp_path: Path) -> None:
     packed = only(find(str(tmp_path / "packed")))
     assert names_of(packed) == SETS and packed.class_names == CLASSES
     found = find(str(file))
-    write_list(tmp_path / "list.csv", str(file), found, {"train": View(only(found), np.array([1, 3, 4]))})
+    write_list(tmp_path / "list.csv", str(file), found, {"train": Subset(only(found), np.array([1, 3, 4]))})
     assert names_of(only(find(str(tmp_path / "list.csv")))) == [SETS[1], SETS[3], SETS[4]]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.item import DataSet, Findings, Joined, Unlabelled, View
+from vitrail.data.item import Concatenated, DataSet, Findings, Subset, Unlabelled
 from vitrail.data.labels.kind import of_one_kind
 from vitrail.data.labels.numbers import Numbers, numbers_in
 from vitrail.data.labels.sets import class_counts, known, label_text
@@ -165,12 +165,12 @@ def test_a_split_without_labels_has_unknown_numbers(tmp_path: Path) -> None:
 def test_splits_views_and_batches_of_numbers(tmp_path: Path) -> None:
     splits = open_data(Data(csv_cell(tmp_path, TWO), holdout=0.5, labels_per_image="numbers"))
     assert splits.validation is not None
-    both = Joined({"a": splits.train, "b": splits.validation})
+    both = Concatenated({"a": splits.train, "b": splits.validation})
     assert sorted(map(tuple, both.labels.values.tolist())) == sorted(map(tuple, TWO.tolist()))  # type: ignore[union-attr]
-    turned = View(both, class_names=both.class_names[::-1])
+    turned = Subset(both, class_names=both.class_names[::-1])
     assert np.array_equal(turned.labels.values, both.labels.values[:, ::-1])  # type: ignore[union-attr]
     with pytest.raises(DataError, match="Name their columns"):
-        View(both, class_names=["other", "target 1"])
+        Subset(both, class_names=["other", "target 1"])
     assert class_counts(both.labels, 2).tolist() == [4, 4]
     assert label_text(Numbers(ONE[:, None]), 2, ["x"]) == "1e+09"
     loader = Loader(

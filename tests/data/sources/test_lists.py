@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vitrail.data.item import Joined, Listed, View
+from vitrail.data.item import Concatenated, IndexedSource, Subset
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
 from vitrail.data.sources.lists import COLUMNS, read_list, refers_to, without, write_list
@@ -66,7 +66,7 @@ def made(kind: str, tmp_path: Path) -> str:
 KINDS = ("folder", "csv", "parquet", "packed", "arrays", "digits")
 
 
-def everything(source: Listed) -> list[tuple[object, ...]]:
+def everything(source: IndexedSource) -> list[tuple[object, ...]]:
     rows = []
     for index in range(len(source)):
         item = source[index]
@@ -81,7 +81,7 @@ def test_a_list_is_the_images_it_was_written_from(kind: str, tmp_path: Path) -> 
     found = find(data)
     train = found.splits["train"]
     kept, out = hold_out(train, 0.4, 1)
-    splits = {"train": View(train, kept[::-1]), "validation": View(train, out), "test": found.splits["test"]}
+    splits = {"train": Subset(train, kept[::-1]), "validation": Subset(train, out), "test": found.splits["test"]}
     write_list(tmp_path / "lists" / "some.csv", data, found, splits)
     read = find(str(tmp_path / "lists" / "some.csv"))
     assert list(read.splits) == ["train", "validation", "test"] and read.findings.kind == "list"
@@ -95,7 +95,7 @@ def test_a_list_is_the_images_it_was_written_from(kind: str, tmp_path: Path) -> 
 def test_paths_and_labels_are_there_for_others(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
     found = find(data)
-    write_list(tmp_path / "a.csv", data, found, {"": View(found.splits["train"], np.array([0, 7]))})
+    write_list(tmp_path / "a.csv", data, found, {"": Subset(found.splits["train"], np.array([0, 7]))})
     with open(tmp_path / "a.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
@@ -110,7 +110,7 @@ def test_names_that_are_not_utf8(raw: bool, tmp_path: Path) -> None:
     bytes_ = os.fsdecode(b"caf\xe9")
     data = str(photos(tmp_path / bytes_, (bytes_, "plain"), count=2))
     found = find(data)
-    write_list(tmp_path / "a.csv", data, found, {"": View(found.splits["train"], np.array([0, 3]))}, raw=raw)
+    write_list(tmp_path / "a.csv", data, found, {"": Subset(found.splits["train"], np.array([0, 3]))}, raw=raw)
     text = (tmp_path / "a.csv").read_text(encoding="utf-8")
     assert "caf\\xe9/train/caf\\xe9/0.png" in text
     read = find(str(tmp_path / "a.csv")).splits[""]
@@ -123,7 +123,7 @@ def test_classes_without_an_image_in_the_list_stay_classes(tmp_path: Path) -> No
     data = made("folder", tmp_path)
     found = find(data)
     train = found.splits["train"]
-    few = View(train, np.flatnonzero(train.labels < 2))
+    few = Subset(train, np.flatnonzero(train.labels < 2))
     write_list(tmp_path / "few.csv", data, found, {"train": few, "test": found.splits["test"]})
     splits = open_data(Data(str(tmp_path / "few.csv"), holdout=0.0))
     assert len(splits.class_names) == 3 and np.unique(splits.train.labels).tolist() == [0, 1]
@@ -133,12 +133,14 @@ def test_classes_without_an_image_in_the_list_stay_classes(tmp_path: Path) -> No
 def test_lists_of_lists_and_of_joined_splits(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
     found = find(data)
-    write_list(tmp_path / "one.csv", data, found, {"train": View(found.splits["train"], np.arange(3, 15))})
+    write_list(tmp_path / "one.csv", data, found, {"train": Subset(found.splits["train"], np.arange(3, 15))})
     first = find(str(tmp_path / "one.csv"))
-    write_list(tmp_path / "two.csv", str(tmp_path / "one.csv"), first, {"x": View(first.splits["train"], np.arange(4))})
+    write_list(
+        tmp_path / "two.csv", str(tmp_path / "one.csv"), first, {"x": Subset(first.splits["train"], np.arange(4))}
+    )
     assert everything(find(str(tmp_path / "two.csv")).splits["x"]) == everything(found.splits["train"])[3:7]
-    both = Joined(found.splits)
-    first_six = View(both, np.arange(6))
+    both = Concatenated(found.splits)
+    first_six = Subset(both, np.arange(6))
     write_list(tmp_path / "joined.csv", data, found, {"train": first_six})
     again = find(str(tmp_path / "joined.csv")).splits["train"]
     assert [row[-1] for row in everything(again)] == [row[-1] for row in everything(first_six)]

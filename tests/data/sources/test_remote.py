@@ -18,7 +18,7 @@ from web import Web, serving
 
 from vitrail.data.cache import read_arrow, write_arrow
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import Item, View
+from vitrail.data.item import Item, Subset
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data, Preprocess
@@ -145,7 +145,7 @@ def test_tars_at_an_address_are_what_they_are_on_disk(served: str, tars: Path) -
 @pytest.mark.parametrize("options", [{}, {"together": 2}, {"rank": 1, "world": 2}, {"cache": True}, {"workers": 0}])
 def test_batches_from_an_address_are_those_from_disk(served: str, packed: Path, options: dict[str, int]) -> None:
     near, far = open_data(str(packed)), open_data(f"{served}/data")
-    assert isinstance(far.train.distant, bool) and far.train.distant and not near.train.distant
+    assert isinstance(far.train.remote, bool) and far.train.remote and not near.train.remote
     assert batches(far.train, **options) == batches(near.train, **options)
 
 
@@ -311,17 +311,17 @@ def test_neighbours_are_one_request(web: Web, packed: Path) -> None:
     shards = sum(1 for _ in (packed / "train").glob("*.tar"))
     assert shards > 1 and len(web.asked) == shards  # one request each, not one for each image
     web.asked.clear()
-    batches(View(source), batch_size=8, together=8)  # 3 batches of 8 neighbours, which lie in a few shards
+    batches(Subset(source), batch_size=8, together=8)  # 3 batches of 8 neighbours, which lie in a few shards
     together = len(web.asked)
     web.asked.clear()
-    batches(View(source), batch_size=8)
+    batches(Subset(source), batch_size=8)
     assert together < len(web.asked)
 
 
 class Far:
     """A source that notes what is fetched, and holds back its answers until enough has been asked for."""
 
-    distant = True
+    remote = True
 
     def __init__(self, count: int, at_once: int) -> None:
         self.labels = np.zeros(count, dtype=np.int64)

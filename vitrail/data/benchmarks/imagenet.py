@@ -40,7 +40,7 @@ from vitrail.data.benchmarks.imagenet_labels import (
     wnids,
 )
 from vitrail.data.image_names import is_image_name, is_junk
-from vitrail.data.item import Findings, Listed, View
+from vitrail.data.item import Findings, IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.sources.folder import (
     FileSource,
@@ -84,7 +84,7 @@ class Benchmark:
     """An opened test set."""
 
     protocol: ImageNetProtocol
-    source: Listed
+    source: IndexedSource
     """Each image that counts, once. Its labels are those of `key`; without a key they are indices of `class_names`."""
     class_names: list[str]
     """WordNet ids, or the names of ObjectNet's classes."""
@@ -250,7 +250,7 @@ def _open_objectnet(protocol: ImageNetProtocol, path: Path, labels: Path | None)
 
 def _class_folders(
     protocol: ImageNetProtocol, path: Path, names: Mapping[str, str], *, others: bool = False
-) -> tuple[Listed, list[str]]:
+) -> tuple[IndexedSource, list[str]]:
     """Return the images of the folders `names` (folder -> class), and notes about everything left out.
 
     The folders lie in `path`, or in one folder of it. Other folders are an error unless `others` is set.
@@ -276,4 +276,4 @@ def _class_folders(
         left = len(source) - int(counted.sum())
         notes.append(f"{left:,} images of {len(strangers)} classes that ImageNet does not have: not counted")
     source.class_names = [names.get(name, name) for name in source.class_names]
-    return View(View(source, np.flatnonzero(counted)), class_names=list(names.values())), notes
+    return Subset(Subset(source, np.flatnonzero(counted)), class_names=list(names.values())), notes

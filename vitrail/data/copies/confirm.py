@@ -31,7 +31,7 @@ from vitrail.data.check import OnProgress
 from vitrail.data.contact_sheet import Frame, write_contact_sheet
 from vitrail.data.copies.dedup import DISTANCE, HashedImages, Pairs, candidates
 from vitrail.data.images.pixels import picture
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.errors import DecodeError
 
@@ -270,7 +270,7 @@ def _thumbnails(
     return found, sides, rows
 
 
-def _thumbnail(source: Listed, index: int) -> tuple[np.ndarray | float, int]:
+def _thumbnail(source: IndexedSource, index: int) -> tuple[np.ndarray | float, int]:
     """Return the grey thumbnail of an image, float32 [SIDE, SIDE], not rounded to whole levels; NaN if unreadable.
 
     Return its shorter side in pixels, at most SIDE, too.

@@ -26,7 +26,7 @@ import numpy as np
 
 from vitrail.data.check import BadImage, OnProgress, equal_groups
 from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs, near_windows, windows_of
-from vitrail.data.item import DataSet, Listed, View, role_of
+from vitrail.data.item import DataSet, IndexedSource, Subset, role_of
 from vitrail.data.labels.sets import label_text
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
@@ -50,7 +50,7 @@ class HashedSplit:
 
     data: str
     split: str
-    source: Listed
+    source: IndexedSource
     hashes: Hashes
 
     @property
@@ -107,7 +107,7 @@ class HashedImages:
         source, index = self.place(number)
         return Name(part.data, part.split, source.id(index))
 
-    def place(self, number: int) -> tuple[Listed, int]:
+    def place(self, number: int) -> tuple[IndexedSource, int]:
         """Return the source that holds an image, and its index there."""
         part = int(self.part_of(np.array(number)))
         return self.parts[part].source, number - self.numbers(part).start
@@ -343,12 +343,12 @@ def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.
     return stays
 
 
-def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str, Listed]:
+def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str, IndexedSource]:
     """Return every split of `found` without the images of `left` that are removed."""
     splits = dict(found.splits)
     for place, part in enumerate(left.parts):
         numbers = left.numbers(place)
-        splits[part.split] = View(part.source, np.flatnonzero(stays[numbers.start : numbers.stop]))
+        splits[part.split] = Subset(part.source, np.flatnonzero(stays[numbers.start : numbers.stop]))
     return {name: source for name, source in splits.items() if len(source)}
 
 

@@ -34,7 +34,7 @@ from PIL import Image
 from vitrail.data.cache import cached_file, pa, pc, stored_table
 from vitrail.data.check import OnProgress, digest
 from vitrail.data.images.pixels import picture
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.data.sources.folder import file_of
 from vitrail.errors import DecodeError
@@ -210,7 +210,7 @@ class _Thumbnail(NamedTuple):
     reason: str
 
 
-def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None = None) -> Hashes:
+def hashes_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress | None = None) -> Hashes:
     """Return the hashes of all images of a source, from the cache or else computed with `workers` threads.
 
     A cached table belongs to images with the same ids and sizes in the same order and, if they are files, with the same
@@ -221,10 +221,10 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None =
 
 
 def tables_of(
-    source: Listed,
+    source: IndexedSource,
     kind: str,
     schema: pa.Schema,
-    read: Callable[[Listed, int], Any],
+    read: Callable[[IndexedSource, int], Any],
     rows: Callable[[list[Any]], pa.RecordBatch],
     workers: int,
     progress: OnProgress | None,
@@ -248,7 +248,7 @@ def tables_of(
                 progress(numbers.stop, len(source))
 
 
-def _key(source: Listed, numbers: range) -> str:
+def _key(source: IndexedSource, numbers: range) -> str:
     """Return a key of the images in a table, from their ids, sizes and dates, without reading the images."""
     state = hashlib.blake2b(digest_size=16)
     for index in numbers:
@@ -262,9 +262,9 @@ def _key(source: Listed, numbers: range) -> str:
 
 
 def _compute(
-    source: Listed,
+    source: IndexedSource,
     numbers: range,
-    read: Callable[[Listed, int], Any],
+    read: Callable[[IndexedSource, int], Any],
     rows: Callable[[list[Any]], pa.RecordBatch],
     pool: ThreadPool | None,
     progress: OnProgress | None,
@@ -281,7 +281,7 @@ def _compute(
             progress(done, len(source))
 
 
-def _read_thumbnail(source: Listed, index: int) -> _Thumbnail:
+def _read_thumbnail(source: IndexedSource, index: int) -> _Thumbnail:
     """Return the digest and the thumbnail of one image, or why it cannot be read."""
     try:
         stored = source[index].image
@@ -326,7 +326,7 @@ WINDOWS = sum(len(_begins(scale)) ** 2 for scale in SCALES)
 _WINDOW_SCHEMA = pa.schema({"windows": pa.list_(pa.uint64(), WINDOWS), "reason": pa.string()})
 
 
-def windows_of(source: Listed, *, workers: int = 0, progress: OnProgress | None = None) -> np.ndarray:
+def windows_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress | None = None) -> np.ndarray:
     """Return the hashes of the windows of all images of a source, uint64 [N, `WINDOWS`], from the cache or computed.
 
     Raises DataError if the cache cannot be written.
@@ -352,7 +352,7 @@ def _window_rows(batch: list[_WindowThumbnail]) -> pa.RecordBatch:
     return pa.record_batch([pa.FixedSizeListArray.from_arrays(values, WINDOWS), reasons], schema=_WINDOW_SCHEMA)
 
 
-def _window_thumbnail(source: Listed, index: int) -> _WindowThumbnail:
+def _window_thumbnail(source: IndexedSource, index: int) -> _WindowThumbnail:
     """Return the grey thumbnail of one image, or why it cannot be read."""
     try:
         image = picture(source[index].image, short_side=2 * WINDOW_SIDE)

@@ -19,7 +19,7 @@ from vitrail.data.images import png
 from vitrail.data.images.decode import DICOM
 from vitrail.data.images.pixels import check_finite
 from vitrail.data.images.stored import read, stored
-from vitrail.data.item import Listed, evenly_spaced
+from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits, Data
 from vitrail.device import available_cores
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
         return _words(self.channels, self.bits)
 
 
-def layouts(source: Listed, channels: int | None = None) -> list[Layout]:
+def layouts(source: IndexedSource, channels: int | None = None) -> list[Layout]:
     """Return the layouts of up to `SNIFFED` images spread over the source; [] if none opens.
 
     channels: The number of bands, if it is known, which tells the axes of an array apart. Raises DataError for a read
@@ -62,7 +62,7 @@ def choose(
     given: Bands | None,
     weights: Bands | None,
     found: Sequence[Layout],
-    train: Listed,
+    train: IndexedSource,
     decisions: dict[str, str],
 ) -> Bands | None:
     """Return the bands of the images; None for RGB with 8 bits. Note every decision in `decisions`.
@@ -160,7 +160,7 @@ def _words(channels: int, bits: Bits | None) -> str:
     return f"{bands} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
 
 
-def _layout(channels: int | None, source: Listed, index: int) -> Layout | None:
+def _layout(channels: int | None, source: IndexedSource, index: int) -> Layout | None:
     """Return the layout of an image; None for an unreadable one, which the loader reports."""
     try:
         image = source[index].image
@@ -212,14 +212,14 @@ class _Moments:
         self.count = count
 
 
-def measured(train: Listed, channels: int, bits: Bits, decisions: dict[str, str]) -> Bands:
+def measured(train: IndexedSource, channels: int, bits: Bits, decisions: dict[str, str]) -> Bands:
     """Return the statistics over at most `MEASURED` training images, evenly spaced. Note in `decisions` how many.
 
     An image that cannot be read is left out here; the loader reports it. Raises DataError if there is no other.
     """
     rows = evenly_spaced(len(train), MEASURED)
 
-    def moments(source: Listed, index: int) -> _Moments | DecodeError:
+    def moments(source: IndexedSource, index: int) -> _Moments | DecodeError:
         try:
             values = read(source[index].image, channels, bits).astype(np.float64)
             check_finite(values)

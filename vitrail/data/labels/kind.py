@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.item import DataSet, Listed
+from vitrail.data.item import DataSet, IndexedSource
 from vitrail.data.labels.numbers import Numbers, numbers_in, target_names
 from vitrail.data.labels.sets import UNKNOWN, Labels, LabelSets, as_one, as_sets, class_counts
 from vitrail.data.settings import Columns
@@ -51,7 +51,7 @@ def of_one_kind(found: DataSet, columns: Columns) -> DataSet:
     return _changed(found, lambda source: as_one(source.labels))
 
 
-def _not_one(split: str, source: Listed) -> str:
+def _not_one(split: str, source: IndexedSource) -> str:
     assert isinstance(source.labels, LabelSets)
     counts = source.labels.counts
     index = int(np.flatnonzero((counts != 1) & source.labels.known)[0])
@@ -60,7 +60,7 @@ def _not_one(split: str, source: Listed) -> str:
 
 
 def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
-    splits: dict[str, Listed] = {}
+    splits: dict[str, IndexedSource] = {}
     read = {
         name: _read(source, name, columns)
         for name, source in found.splits.items()
@@ -83,7 +83,7 @@ def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
     return DataSet(splits, found.findings)
 
 
-def _read(source: Listed, split: str, columns: Columns) -> np.ndarray:
+def _read(source: IndexedSource, split: str, columns: Columns) -> np.ndarray:
     """Return the numbers that the names of classes are, float64 [N, targets]; [N, 0] if no label is known.
 
     Raises DataError, which names an image, for another name.
@@ -129,7 +129,7 @@ def _changed(found: DataSet, labels_of: Any) -> DataSet:
     )
 
 
-def _relabelled(source: Listed, labels: Labels) -> Listed:
+def _relabelled(source: IndexedSource, labels: Labels) -> IndexedSource:
     if labels is source.labels:
         return source
     changed: Any = copy(source)  # shares everything but the labels, which are an attribute of every reader
@@ -154,7 +154,7 @@ def alike(names: Iterable[str]) -> list[list[str]]:
     return sorted(group for group in groups.values() if len(group) > 1)
 
 
-def alike_classes(sources: Iterable[Listed]) -> Iterator[str]:
+def alike_classes(sources: Iterable[IndexedSource]) -> Iterator[str]:
     """Yield a warning if the classes of these splits have names that are alike. Targets of numbers are no classes."""
     names = {name for source in sources if not isinstance(source.labels, Numbers) for name in source.class_names}
     if groups := alike(names):

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.errors import DataError, UsageError
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def stuck(name: str, timeout: float | None = None) -> DataError:
 
 
 def each_image(
-    pool: ThreadPool | None, function: Callable[[Listed, int], R], source: Listed, indices: Iterable[int]
+    pool: ThreadPool | None, function: Callable[[IndexedSource, int], R], source: IndexedSource, indices: Iterable[int]
 ) -> Generator[R]:
     """Yield `function(source, index)` for each index, in order, with some calls ahead in the pool.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.images.stored import DEPTHS, bands_first
-from vitrail.data.item import DataSet, Findings, Item, Listed, View
+from vitrail.data.item import DataSet, Findings, IndexedSource, Item, Subset
 from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
@@ -53,7 +53,7 @@ class ArraySource:
         return Item(np.ascontiguousarray(image), label_at(self.labels, index), self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the split and the row, counted from 0."""
+        """See `IndexedSource.id`: the split and the row, counted from 0."""
         return f"{self._name}[{index}]"
 
 
@@ -68,7 +68,7 @@ def read_digits() -> DataSet:
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     source = ArraySource("digits", images, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
     train, test = hold_out(source, 0.2, seed=0)
-    return DataSet({"train": View(source, train), "test": View(source, test)}, Findings("digits"))
+    return DataSet({"train": Subset(source, train), "test": Subset(source, test)}, Findings("digits"))
 
 
 def read_npz(path: Path, columns: Columns = _USUAL) -> DataSet:
@@ -102,7 +102,7 @@ def _sources(
     arrays: dict[str, np.ndarray],
     checks: dict[str, int],
     columns: Columns,
-) -> dict[str, Listed]:
+) -> dict[str, IndexedSource]:
     labelled = {name: arrays[name] for _, name in wanted.values()}
     if columns.per_image == "numbers" and all(array.dtype.kind in "iuf" for array in labelled.values()):
         read = _number_reader(path, labelled, columns)
@@ -114,7 +114,7 @@ def _sources(
                 )
                 raise DataError(f"{path}: labels are {array.dtype}; valid are integers and text{hint}")
         read = _label_reader(path, labelled)
-    sources: dict[str, Listed] = {}
+    sources: dict[str, IndexedSource] = {}
     for split, (x, y) in wanted.items():
         images, (labels, class_names) = _channels_last(path, x, arrays[x]), read(arrays[y])
         if len(images) != len(labels):

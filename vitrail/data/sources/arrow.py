@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.cache import cached_table, pa, pc, pq, valid
-from vitrail.data.item import DataSet, Findings, Item, Listed
+from vitrail.data.item import DataSet, Findings, IndexedSource, Item
 from vitrail.data.labels.cells import class_columns, read_cells, unsplit
 from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, label_names, label_text, named, order_classes
@@ -290,7 +290,7 @@ class ArrowSource:
         return Item(image, label_at(self.labels, index), self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the split and the row, counted from 0."""
+        """See `IndexedSource.id`: the split and the row, counted from 0."""
         return f"{self._name}[{index}]"
 
     def _outside(self, index: int) -> bytes:
@@ -420,7 +420,7 @@ def _bytes_and_paths(images: Any) -> tuple[Any, Any]:
     return pc.struct_field(images, "bytes"), pc.struct_field(images, "path")
 
 
-def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Findings) -> Listed:
+def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Findings) -> IndexedSource:
     """Return the images that paths name."""
     several = isinstance(labels, LabelSets)
     name = label_names if several else label_text

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title, split_word
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, role_of, split_title, split_word
 from vitrail.data.labels.label_from import FoundLabel, Images, advice, labels_of
 from vitrail.data.settings import ALL, Columns, Selection
 from vitrail.data.sources.folder import (
@@ -67,7 +67,7 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
         raise DataError(no_images(path, columns.selection))
     assert columns.label_from is not None
     cells = labels_of(images, columns.label_from, columns, findings)
-    found: dict[str, Listed] = {}
+    found: dict[str, IndexedSource] = {}
     for name, source in listed.items():
         its, cells = cells[: len(source)], cells[len(source) :]
         if labelled := _labelled(name, source, its, labels, findings):
@@ -77,7 +77,7 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
 
 def _labelled(
     name: str, source: FileSource, cells: list[FoundLabel], labels: bool, findings: Findings
-) -> Listed | None:
+) -> IndexedSource | None:
     """Return a split with its labels, without the images that have none if `labels`; None if no image is left."""
     without = [source.id(number) for number, cell in enumerate(cells) if cell is None] if labels else []
     if len(without) == len(source):

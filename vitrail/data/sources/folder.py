@@ -20,7 +20,7 @@ import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, Item, Listed, View, origin, role_of
+from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, IndexedSource, Item, Subset, origin, role_of
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, named, order_classes
 from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
@@ -95,7 +95,7 @@ class FileSource:
         return Item(read_file(os.path.join(self._root, name)), label_at(self.labels, index), os.fsdecode(name))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the path below the root."""
+        """See `IndexedSource.id`: the path below the root."""
         return os.fsdecode(_unpacked(self._names[index]))
 
     def path(self, index: int) -> Path:
@@ -152,7 +152,7 @@ def _source(root: Path, files: Sequence[tuple[str, Any, int]], labelled: Named) 
     )
 
 
-def file_of(source: Listed, index: int) -> Path | None:
+def file_of(source: IndexedSource, index: int) -> Path | None:
     """Return the path of an image of any source; None if the image is not a separate file."""
     source, index = origin(source, index)
     return source.path(index) if isinstance(source, FileSource) else None
@@ -482,7 +482,7 @@ def _file(entry: os.DirEntry[str], name: str, findings: Findings) -> _File | Non
 
 
 class Files:
-    """The files at `paths`, in this order; the id of each is its path. A `Listed` source without labels."""
+    """The files at `paths`, in this order; the id of each is its path. An `IndexedSource` without labels."""
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self._paths = [os.fspath(path) for path in paths]
@@ -497,18 +497,18 @@ class Files:
         return Item(read_file(self._paths[index]), UNKNOWN, self._paths[index])
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         return self._paths[index]
 
 
-class Located(View):
+class Located(Subset):
     """A split whose ids are paths below the data set: "train/a/1.png" for a/1.png of the folder train.
 
     path: The data set, as the user named it; of a table it is the folder of the table that ids are relative to. An
     image that is not a file of its own has the id "<split>/<id in the split>".
     """
 
-    def __init__(self, source: Listed, split: str, path: str | Path) -> None:
+    def __init__(self, source: IndexedSource, split: str, path: str | Path) -> None:
         super().__init__(source)
         place = Path(path).expanduser()
         self._base = place if place.is_dir() else place.parent
@@ -518,7 +518,7 @@ class Located(View):
         return super().__getitem__(index)._replace(id=self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         source, place = self.within(index)
         file = file_of(source, place)
         return f"{self._prefix}{source.id(place)}" if file is None else os.path.relpath(file, self._base)

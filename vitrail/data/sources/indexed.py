@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.images.decode import pillow_pixels
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, Item
 from vitrail.data.labels.sets import Labels, Named, label_at, named
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import DataError
@@ -39,18 +39,18 @@ def data_set(found: Any) -> DataSet:
     return DataSet({str(name): source_of(str(name), split) for name, split in splits.items()}, Findings("own"))
 
 
-def source_of(name: str, found: Any) -> Listed:
+def source_of(name: str, found: Any) -> IndexedSource:
     """Return one split as a source. Raises DataError if it has no length or no items by number."""
-    if isinstance(found, Listed):
+    if isinstance(found, IndexedSource):
         return found
     if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
         raise DataError(
             f"the split {name!r} is {shown(found)}; it must have a length and return (image, label) by number"
         )
-    return IndexedSource(name, found)
+    return TorchSource(name, found)
 
 
-class IndexedSource:
+class TorchSource:
     """One data set of torch's kind as a source (see the module)."""
 
     def __init__(self, name: str, items: Any) -> None:
@@ -68,7 +68,7 @@ class IndexedSource:
         return Item(_image(image, self.id(index)), label_at(self.labels, int(index)), self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the split and the number, counted from 0."""
+        """See `IndexedSource.id`: the split and the number, counted from 0."""
         return f"{self._name}[{int(index)}]"
 
 
@@ -110,7 +110,7 @@ class GivenImages:
         return Item(image if as_it_is else _image(image, name), label_at(self.labels, index), name)
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         image = self._images[index]
         return str(image) if isinstance(image, str | Path) else f"images[{index}]"
 

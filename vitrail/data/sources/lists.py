@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.item import DataSet, Findings, Joined, Listed, View, split_title
+from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Subset, split_title
 from vitrail.data.labels.sets import class_counts, label_text
 from vitrail.data.settings import Selection
 from vitrail.data.sources.folder import file_of
@@ -50,7 +50,7 @@ def write_list(
     file: Path,
     data: str,
     found: DataSet,
-    splits: Mapping[str, Listed],
+    splits: Mapping[str, IndexedSource],
     *,
     label_from: str | None = None,
     raw: bool = False,
@@ -69,7 +69,7 @@ def write_list(
             for number in range(len(images)):
                 source, index = images, number
                 while id(source) not in names:
-                    assert isinstance(source, View | Joined)
+                    assert isinstance(source, Subset | Concatenated)
                     source, index = source.within(index)
                 row = (file_of(source, index) or "", _class(source, index), split, source.id(index))
                 writer.writerow((*row, names[id(source)], data, *([label_from] if label_from else [])))
@@ -112,7 +112,7 @@ def read_list(file: Path, found: DataSet) -> DataSet:
     """
     findings = found.findings
     findings.kind = "list"
-    splits: dict[str, Listed] = {}
+    splits: dict[str, IndexedSource] = {}
     for name, wanted in _read(file).items():
         if wanted.origin not in found.splits:
             there = listing(list(map(split_title, found.splits)), quoted=False)
@@ -146,7 +146,7 @@ def _read(file: Path) -> dict[str, _Wanted]:
     return splits
 
 
-def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> Listed:
+def _chosen(file: Path, source: IndexedSource, wanted: _Wanted, findings: Findings) -> IndexedSource:
     """Return the images of one split of a list, in the order of the list."""
     there = _marks(source.id(index) for index in range(len(source)))
     order = np.argsort(there, kind="stable")
@@ -166,7 +166,7 @@ def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> 
                 f"{file}, row {wanted.rows[number]}: {wanted.ids[number]!r} is {wanted.labels[number]!r} here and "
                 f"{label!r} in the data it refers to; a list cannot change labels"
             )
-    return View(source, places[known])
+    return Subset(source, places[known])
 
 
 EXCLUSION = ("split", "id")
@@ -205,7 +205,7 @@ def without(found: DataSet, file: Path) -> DataSet:
         gone = len(source) - int(stays.sum())
         if gone < len(names):
             found.findings.warnings.append(f"{file.name}: {len(names) - gone} of its images are not in the data")
-        splits[split] = View(source, np.flatnonzero(stays))
+        splits[split] = Subset(source, np.flatnonzero(stays))
     return DataSet(splits, found.findings)
 
 
@@ -229,7 +229,7 @@ def selected(found: DataSet, selection: Selection) -> DataSet:
     return found
 
 
-def _left(split: str, source: Listed, selection: Selection, findings: Findings) -> Listed:
+def _left(split: str, source: IndexedSource, selection: Selection, findings: Findings) -> IndexedSource:
     """Return the images of a split that the patterns leave."""
     rows = []
     for row in range(len(source)):
@@ -237,14 +237,14 @@ def _left(split: str, source: Listed, selection: Selection, findings: Findings) 
             findings.ignore(reason, source.id(row))
         else:
             rows.append(row)
-    left = View(source, np.array(rows, dtype=np.int64))
+    left = Subset(source, np.array(rows, dtype=np.int64))
     if not isinstance(left.labels, np.ndarray):
         return left
     counts = class_counts(left.labels, len(left.class_names))
-    return View(left, class_names=[name for name, count in zip(left.class_names, counts, strict=True) if count])
+    return Subset(left, class_names=[name for name, count in zip(left.class_names, counts, strict=True) if count])
 
 
-def _class(source: Listed, index: int) -> str:
+def _class(source: IndexedSource, index: int) -> str:
     return label_text(source.labels, index, source.class_names)
 
 

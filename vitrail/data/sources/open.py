@@ -19,7 +19,7 @@ import numpy as np
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import HEIC, heic_advice, heic_installed
-from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
+from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Item, Source, Subset, split_title
 from vitrail.data.labels.kind import alike_classes, of_one_kind, without_labels
 from vitrail.data.labels.label_from import ENDINGS, is_list
 from vitrail.data.labels.sets import LabelSets, class_counts, known
@@ -52,7 +52,7 @@ from vitrail.errors import DataError, did_you_mean
 from vitrail.import_path import is_own
 from vitrail.words import listing
 
-__all__ = ["Item", "Listed", "Source", "Splits", "find", "find_and_warn", "open_data", "open_split"]
+__all__ = ["IndexedSource", "Item", "Source", "Splits", "find", "find_and_warn", "open_data", "open_split"]
 
 log = logging.getLogger("vitrail")
 
@@ -69,9 +69,9 @@ _KINDS = (
 class Splits:
     """Data opened for training. The labels of all splits are indices into `class_names`."""
 
-    train: Listed
-    validation: Listed | None
-    test: Listed | None
+    train: IndexedSource
+    validation: IndexedSource | None
+    test: IndexedSource | None
     class_names: list[str]
     report: Findings
     fingerprint: str
@@ -87,8 +87,10 @@ class Splits:
         """
         if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
             return self
-        train = View(self.train, class_names=class_names)
-        held = (None if part is None else View(part, class_names=class_names) for part in (self.validation, self.test))
+        train = Subset(self.train, class_names=class_names)
+        held = (
+            None if part is None else Subset(part, class_names=class_names) for part in (self.validation, self.test)
+        )
         validation, test = held
         return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
 
@@ -110,7 +112,7 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
     findings = found.findings
     names = training_splits(found, data)
     name = "+".join(names)
-    train = found.splits[name] if len(names) == 1 else Joined({part: found.splits[part] for part in names})
+    train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
     class_names = train.class_names
     if labels:
         _check_labels(train, name, data.path, findings)
@@ -128,7 +130,7 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
     test = None if measured is None else others[measured]
     size = data.subset
     if size is not None and data.validation == SUBSET:
-        train, size = View(train, subset(train, size, seed)), None
+        train, size = Subset(train, subset(train, size, seed)), None
     if chosen is not None:
         validation, held = others[chosen], dict[str, Any](validation=chosen)
     elif data.fold is not None or data.holdout > 0:
@@ -146,15 +148,15 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
             shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
             part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in out]}
         held = {"seed": seed, **part, "from": name, "ids": ids}
-        train, validation = View(train, remaining), View(train, out)
+        train, validation = Subset(train, remaining), Subset(train, out)
     else:
         validation, held = None, {}
     if size is not None:
-        train = View(train, subset(train, size, seed))
+        train = Subset(train, subset(train, size, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, held)
 
 
-def _check_labels(train: Listed, split: str, path: str, findings: Findings) -> None:
+def _check_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
     """Raise DataError unless the training images all have a label and are of at least two classes."""
     warnings = "".join(f". {line}" for line in findings.warnings[:3])
     unlabelled = int(np.count_nonzero(~known(train.labels)))
@@ -181,14 +183,16 @@ def _check_labels(train: Listed, split: str, path: str, findings: Findings) -> N
         )
 
 
-def _never(train: Listed, split: str) -> Iterator[str]:
+def _never(train: IndexedSource, split: str) -> Iterator[str]:
     """Yield a warning if there are classes that no training image has."""
     counts = class_counts(train.labels, len(train.class_names))
     if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
         yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"
 
 
-def open_split(data: Data | str | Path, split: str | None = None, class_names: list[str] | None = None) -> Listed:
+def open_split(
+    data: Data | str | Path, split: str | None = None, class_names: list[str] | None = None
+) -> IndexedSource:
     """Open one split for evaluation. Its labels are indices into `class_names` (a model's), matched by name.
 
     Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
@@ -200,7 +204,7 @@ def open_split(data: Data | str | Path, split: str | None = None, class_names: l
     else:
         named = [*of_role(found, "test"), *of_role(found, "validation"), *found.splits]
         name = next(name for name in named if len(named) == 1 or known(found.splits[name].labels).any())
-    return found.splits[name] if class_names is None else View(found.splits[name], class_names=class_names)
+    return found.splits[name] if class_names is None else Subset(found.splits[name], class_names=class_names)
 
 
 def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> DataSet:
@@ -297,7 +301,7 @@ def _outside(path: str, findings: Findings) -> Iterator[str]:
         )
 
 
-def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
+def _refuse_unreadable(path: str, splits: Mapping[str, IndexedSource]) -> None:
     """Raise DataError for HEIC files if they cannot be read, before any work."""
     if heic_installed():
         return

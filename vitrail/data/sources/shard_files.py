@@ -122,7 +122,7 @@ class ShardFiles(Protocol):
     """Numbered files from which several threads read ranges at once."""
 
     names: list[str]
-    distant: bool
+    remote: bool
     """Whether images should be requested ahead of time, because a round trip is long."""
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
@@ -137,7 +137,7 @@ class ShardFiles(Protocol):
 class LocalFiles:
     """Local files; some stay open."""
 
-    distant = False
+    remote = False
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = list(files)
@@ -180,7 +180,7 @@ class LocalFiles:
 class RemoteFiles:
     """Files of an fsspec file system, read by range. Failed reads are repeated, except for missing files."""
 
-    distant = True
+    remote = True
 
     def __init__(self, system: Any, paths: Sequence[str]) -> None:
         self._system = system

@@ -118,7 +118,7 @@ class ShardSource:
     def __init__(self, files: ShardFiles, table: pa.Table, class_names: list[str]) -> None:
         self._files = files
         self._table = table
-        self.distant = files.distant
+        self.remote = files.remote
         self.sizes = table["size"].to_numpy()
         self.class_names = class_names
         self.labels: Labels = _positions(table["label"], class_names)
@@ -134,7 +134,7 @@ class ShardSource:
         return Item(_pixels(data, id), label_at(self.labels, index), id)
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: shard and member of the tar, or the id the image had before packing."""
+        """See `IndexedSource.id`: shard and member of the tar, or the id the image had before packing."""
         return str(self._table["id"][index].as_py())
 
     def ids(self, indices: np.ndarray) -> list[str]:
@@ -142,7 +142,7 @@ class ShardSource:
         return list(self._table["id"].take(pa.array(indices)).to_pylist())
 
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
-        """See `Distant.fetch`."""
+        """See `RemoteSource.fetch`."""
         sizes = self.sizes[indices]
         read = np.where(
             sizes > MAX_BYTES, 0, sizes

@@ -27,7 +27,7 @@ import numpy as np
 
 from vitrail.data.benchmarks.vtab_tasks import TaskLabel
 from vitrail.data.cache import cached_table, pa
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource
 from vitrail.data.labels.sets import order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.shard_files import LocalFiles
@@ -272,7 +272,7 @@ def read_tfds(path: Path, columns: Columns = Columns(), label: TaskLabel | None 
             )
     seen = {name for table in tables.values() for name in table["label"].unique().drop_null().to_pylist()}
     names = names or order_classes(seen)
-    splits: dict[str, Listed] = {
+    splits: dict[str, IndexedSource] = {
         split: ShardSource(LocalFiles(prepared.splits[split]), table, names) for split, table in tables.items()
     }
     return DataSet(splits, Findings("tfds"))

@@ -50,7 +50,7 @@ def split(
         seed: Seed of the subsets, and of the validation images if the data have no validation split.
     """
     from vitrail.data.cache import refuse_within
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset as ImageSubset
     from vitrail.data.sources.lists import write_list
     from vitrail.data.sources.open import find_and_warn, split_found
     from vitrail.data.split import subset
@@ -67,7 +67,7 @@ def split(
     written = []
     for count, indices in sorted(chosen.items()):
         file = target / f"{count}.csv"
-        parts = {"train": View(splits.train, indices), **others}
+        parts = {"train": ImageSubset(splits.train, indices), **others}
         write_list(file, str(path), found, parts, label_from=data.label_from, raw=raw)
         written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in held_out)))
     return written

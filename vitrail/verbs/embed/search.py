@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
 
 PICTURES = (".png", ".pdf", ".svg")
 DRAWN = 20
@@ -135,7 +135,9 @@ def _check_readable(like: tuple[str | Path, ...]) -> None:
             raise DataError(f"{what} ({error})") from error
 
 
-def _embed(embedder: Embedder, sources: Mapping[str, Listed]) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+def _embed(
+    embedder: Embedder, sources: Mapping[str, IndexedSource]
+) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return the names of the readable images, their features [N, width], and the unreadable images."""
     import numpy as np
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.data.loading.loader import Loader
     from vitrail.data.settings import Data
     from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
@@ -188,7 +188,7 @@ def _computed(
     ask: Callable[[Tensor], Arrays],
     columns: Callable[[Arrays], dict[str, pa.Array]],
     nothing: Arrays,
-    loader: Callable[[Listed], Loader],
+    loader: Callable[[IndexedSource], Loader],
 ) -> ComputeColumns:
     """Return a function that computes id, label and the columns of what `ask` returns, batch by batch.
 
@@ -201,7 +201,7 @@ def _computed(
     from vitrail.data.labels.sets import LabelSets, names_of_text, stored_texts
     from vitrail.data.loading.prefetch import LostImages
 
-    def compute(source: Listed, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
+    def compute(source: IndexedSource, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
         several = isinstance(source.labels, LabelSets)
         kind = pa.list_(pa.string()) if several else pa.string()
 
