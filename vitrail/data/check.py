@@ -1,6 +1,6 @@
 """What can be known of a data set before training: imbalanced classes, counts and sizes, copies, bad images.
 
-- `imbalance` notices imbalanced classes, and `flags` make training fair to rare classes.
+- `imbalance` notices imbalanced classes, and `fairness_flags` make training fair to rare classes.
 - `stats` counts images and classes, and the sizes and formats of a sample, without decoding images.
 - `leaked` finds held-out images that are also training images, if that is cheap. Only images of equal stored size can
   be equal, so comparing a small data set completely means reading a part of it.
@@ -31,7 +31,7 @@ from vitrail.data.item import DataSet, Findings, IndexedSource, role_of, split_t
 from vitrail.data.labels.sets import LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import find_whole
+from vitrail.data.sources.open import open_whole
 from vitrail.data.split import fingerprint
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DecodeError
@@ -53,7 +53,7 @@ network that has learned little takes everything for the rare classes: magnetic 
 fell from 70.9 to 6.0 %."""
 
 
-def flags(images: int, steps: float, loss: str = "softmax") -> str:
+def fairness_flags(images: int, steps: float, loss: str = "softmax") -> str:
     """Return the flags of `vitrail train` that help rare classes in a run with these training images and steps.
 
     Logit adjustment is defined for softmax alone.
@@ -67,7 +67,7 @@ def imbalance(counts: Sequence[int] | np.ndarray) -> float:
     return max(there) / min(there) if there else 1.0
 
 
-def described(names: Sequence[str], counts: Sequence[int] | np.ndarray) -> str:
+def imbalance_text(names: Sequence[str], counts: Sequence[int] | np.ndarray) -> str:
     """Return how imbalanced the classes are, as a clause: "the largest class ('a', 200 images) has ..."."""
     there = sorted((int(count), number) for number, count in enumerate(counts) if count)
     (fewest, least), (most, largest) = there[0], there[-1]
@@ -166,7 +166,7 @@ class Tally:
 def stats(data: Data | str | Path) -> Stats:
     """Count a data set's images and classes and look at the headers of a sample. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find_whole(data)
+    found = open_whole(data)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
         for index in np.unique(np.linspace(0, len(source) - 1, min(_SAMPLE, len(source))).astype(int)):
@@ -349,7 +349,7 @@ class Report:
 def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | None = None) -> Report:
     """Decode every image of every split and compare their contents. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find_whole(data)
+    found = open_whole(data)
     total = sum(len(source) for source in found.splits.values())
     tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:
@@ -436,8 +436,8 @@ def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally) ->
         yield f"{thin} images are more than {LONG} times longer than wide"
     for split in report.stats.splits:
         if split.imbalance >= IMBALANCED and not split.several:
-            spread = described(list(split.classes), list(split.classes.values()))
+            spread = imbalance_text(list(split.classes), list(split.classes.values()))
             trained_on = role_of(split.name) == "train" or len(splits) == 1
-            helping = flags(sum(split.classes.values()), math.inf)
+            helping = fairness_flags(sum(split.classes.values()), math.inf)
             advice = f". For rare classes: vitrail train {shlex.quote(report.stats.path)} {helping}" * trained_on
             yield f"{split.title} is imbalanced: {spread}{advice}"

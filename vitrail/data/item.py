@@ -15,7 +15,16 @@ import numpy as np
 
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import UNKNOWN as UNKNOWN
-from vitrail.data.labels.sets import Label, Labels, as_sets, class_counts, joined, label_at, order_classes, translated
+from vitrail.data.labels.sets import (
+    Label,
+    Labels,
+    as_sets,
+    class_counts,
+    concatenated,
+    label_at,
+    order_classes,
+    translated,
+)
 from vitrail.errors import DataError, DecodeError
 from vitrail.words import listing
 
@@ -241,7 +250,7 @@ class Concatenated:
         self._names = list(splits)
         self._parts = [Subset(source, class_names=self.class_names) for source in splits.values()]
         self._ends = np.cumsum([len(part) for part in self._parts])
-        self.labels = joined([part.labels for part in self._parts])
+        self.labels = concatenated([part.labels for part in self._parts])
         self.sizes = np.concatenate([part.sizes for part in self._parts])
         self.remote = all(part.remote for part in self._parts)  # one place has one kind of file system
 

@@ -190,7 +190,7 @@ class Data(Open, section="data"):
         have a length and return (image, label) by number (`vitrail.data.sources.indexed`); or one such data set.
         labels: The run learns from labels. Raises DataError if there are no data.
         """
-        return find("vitrail.data.sources.open:find")(self.path, self.columns, labels=labels)
+        return find("vitrail.data.sources.open:open_path")(self.path, self.columns, labels=labels)
 
     @property
     def columns(self) -> Columns:
@@ -254,7 +254,7 @@ class Bands(Settings):
     display: tuple[Channels, ...] = (1,)
     """The bands that pictures show as red, green and blue, counted from 1; or a single one, shown as grey."""
 
-    def check(self) -> None:
+    def require_consistent(self) -> None:
         """Raise UsageError if there is no band, for lists of different lengths, and for a display of other bands."""
         if not self.mean:
             raise UsageError(

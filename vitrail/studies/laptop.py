@@ -18,7 +18,7 @@ from vitrail.data.labels.sets import known, one_label
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.data.sources.lists import write_list
-from vitrail.data.sources.open import find, split_found
+from vitrail.data.sources.open import open_path, split_data_set
 from vitrail.data.split import hold_out
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError
@@ -110,8 +110,8 @@ def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ("digit
     `more` are other data sets to fine-tune on. Raises DataError for fewer than four classes, and the errors of opening
     the data.
     """
-    found = find(data)
-    splits = split_found(found, Data(path=data, holdout=0.0), seed)
+    found = open_path(data)
+    splits = split_data_set(found, Data(path=data, holdout=0.0), seed)
     names = splits.class_names
     if len(names) < 4:
         raise DataError(f"{data} has {len(names)} classes. A study needs at least 4: most to pre-train on, 2 to test")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitrail.data.item import DataSet
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.indexed import data_set
-from vitrail.data.sources.open import Splits, open_data, split_found
+from vitrail.data.sources.open import Splits, open_data, split_data_set
 from vitrail.errors import UsageError
 from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet
@@ -109,7 +109,7 @@ class Given:
         if self.data is None or isinstance(self.data, Data):
             return open_data(run.data, seed=run.seed, labels=run.supervised)
         found: DataSet = data_set(self.data)
-        return split_found(found, run.data, run.seed, labels=run.supervised)
+        return split_data_set(found, run.data, run.seed, labels=run.supervised)
 
     def check_resume(self, folder: RunFolder) -> None:
         """Raise UsageError if the run in `folder` needs objects that were not given."""

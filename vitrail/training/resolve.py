@@ -18,7 +18,7 @@ from torch import nn
 from vitrail import world
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
-from vitrail.data.images.bands import choose, layouts
+from vitrail.data.images.bands import choose_bands, layouts
 from vitrail.data.images.ops import left_out
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.numbers import TargetScale
@@ -111,7 +111,7 @@ def resolve(
     if start is not None:
         run = _whole_patches(run, start, decisions)
     asked = None if run.preprocess is None else run.preprocess.bands
-    bands = choose(run.data, asked, weights, found, train, decisions)
+    bands = choose_bands(run.data, asked, weights, found, train, decisions)
     classes = len(class_names) if run.supervised else 0
     if model is None:
         config = model_config(run, start, classes, sizes, decisions)
@@ -124,7 +124,7 @@ def resolve(
     run = with_lora_defaults(run)
     preprocess = replace(_preprocess(run.preprocess, config.image_size, sizes, decisions), bands=bands)
     preprocess = whole.with_fill(preprocess, config.mean)
-    each_way, cut = whole.shown(sizes, preprocess)
+    each_way, cut = whole.parts_shown(sizes, preprocess)
     if each_way and (run.preprocess is None or preprocess.resize == "small"):
         decisions["shown"] = each_way
     if lost := left_out(run.augment, preprocess):
@@ -348,11 +348,11 @@ def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -
 def _preprocess(
     given: Preparation | None, image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]
 ) -> Preprocess:
-    """Return how images are prepared in evaluation: as given, and by default as `whole.chosen` says."""
+    """Return how images are prepared in evaluation: as given, and by default as `whole.choose_preprocess` says."""
     if given is None:
-        return whole.chosen(image_size, sizes, decisions)
+        return whole.choose_preprocess(image_size, sizes, decisions)
     said = decisions if given.resize is None else {}
-    return given.completed(whole.chosen(given.image_size or image_size, sizes, said))
+    return given.completed(whole.choose_preprocess(given.image_size or image_size, sizes, said))
 
 
 def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:

@@ -94,7 +94,7 @@ class Card:
             object.__setattr__(self, "preprocess", Preprocess(image_size=self.config.image_size))
         bands = self.preprocess.bands
         if bands is not None:
-            bands.check()
+            bands.require_consistent()
             if bands.channels != self.config.channels:
                 raise WeightsError(
                     f"a card with statistics of {bands.channels} bands for a model of {self.config.channels} channels. "

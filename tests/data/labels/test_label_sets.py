@@ -11,7 +11,7 @@ from vitrail.data.item import Concatenated, Subset
 from vitrail.data.labels.sets import (
     LabelSets,
     class_counts,
-    joined,
+    concatenated,
     named,
     names_of_text,
     one_label,
@@ -38,7 +38,7 @@ def test_sets_are_sorted_lists_without_repeats(sets: list[list[int] | None], dat
     rows = data.draw(st.lists(st.integers(0, len(sets) - 1), max_size=8))
     assert plain(labels[np.array(rows, dtype=np.int64)]) == [expected[row] for row in rows]
     assert plain(labels[1:3]) == expected[1:3]
-    both = joined([labels, labels[np.array(rows, dtype=np.int64)]])
+    both = concatenated([labels, labels[np.array(rows, dtype=np.int64)]])
     assert isinstance(both, LabelSets) and plain(both) == [*expected, *(expected[row] for row in rows)]
     marks = labels.marks()
     for row, one in enumerate(expected):

@@ -194,9 +194,9 @@ def find_copies(
     other = left if right is None else right
     if len(near):
         with threads(workers) as pool:
-            found[near] = _compared(left, other, pairs.chosen(near), pool, progress)
+            found[near] = _compared(left, other, pairs.rows_at(near), pool, progress)
     copy = pairs.exact | (found >= certainty(found))
-    return replace(pairs, correlation=found, copy=copy).chosen(pairs.exact | (found >= CORRELATION))
+    return replace(pairs, correlation=found, copy=copy).rows_at(pairs.exact | (found >= CORRELATION))
 
 
 def certainty(correlations: np.ndarray) -> float:
@@ -242,7 +242,7 @@ def _common(images: HashedImages, pairs: Pairs, *, within: bool, pool: ThreadPoo
     """
     readable = np.flatnonzero(images.hashes.hashed)
     chosen = readable[np.linspace(0, len(readable) - 1, min(len(readable), SAMPLE)).astype(np.int64)]
-    equal = pairs.chosen(pairs.distance <= EQUAL)
+    equal = pairs.rows_at(pairs.distance <= EQUAL)
     partners = np.bincount(np.append(equal.right, equal.left if within else []).astype(np.int64), minlength=len(images))
     weights = 1 / (1 + partners[chosen])
     thumbnails, _, rows = _thumbnails(images, chosen, pool)

@@ -87,7 +87,7 @@ class HashedImages:
     def __init__(self, parts: Sequence[HashedSplit]) -> None:
         self.parts = list(parts)
         self.ends = np.cumsum([len(part.source) for part in parts])
-        self.hashes = Hashes.joined([part.hashes for part in parts])
+        self.hashes = Hashes.concatenated([part.hashes for part in parts])
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -209,7 +209,7 @@ class Pairs(ArrayTable):
 
     def confirmed(self, cosine: np.ndarray, least: float) -> Pairs:
         """Return the exact pairs and those with a cosine similarity of at least `least`; `cosine` is float32 [P]."""
-        return replace(self, cosine=cosine).chosen(self.exact | (cosine >= least))
+        return replace(self, cosine=cosine).rows_at(self.exact | (cosine >= least))
 
     def with_equal_labels(self, images: HashedImages) -> Pairs:
         """Return the pairs, of which those of images with different labels are look-alikes. Both are of `images`."""
@@ -251,11 +251,11 @@ def candidates(
             near = _near_crops(one, hashes, whole, distance, int(way))
             turned = ((a, b, bits) if one is left else (b, a, bits) for a, b, bits in near)
             found += _found(left, right, turned, distance, mirrored=way)
-    pairs = Pairs.joined(found)
+    pairs = Pairs.concatenated(found)
     # a pair that was found in several ways counts once: exact before near, mirrored last, nearest first
-    pairs = pairs.chosen(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
+    pairs = pairs.rows_at(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
     again = (pairs.left[1:] == pairs.left[:-1]) & (pairs.right[1:] == pairs.right[:-1])
-    return pairs.chosen(np.append(True, ~again)[: len(pairs)])
+    return pairs.rows_at(np.append(True, ~again)[: len(pairs)])
 
 
 def _exact(left: HashedImages, right: HashedImages | None) -> Pairs:
@@ -331,7 +331,7 @@ def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.
     Images without a copy in `right` remain. If `right` is None, all images of held-out splits, which come first in
     `left`, remain, and each other image that has no earlier copy that remains.
     """
-    pairs = pairs.chosen(pairs.copy)
+    pairs = pairs.rows_at(pairs.copy)
     stays = np.ones(len(left), dtype=bool)
     if right is not None:
         stays[pairs.left] = False

@@ -124,12 +124,12 @@ class ArrayTable:
     def _arrays(self) -> list[np.ndarray]:
         return [getattr(self, field.name) for field in fields(self)]
 
-    def chosen(self, which: np.ndarray | slice) -> Self:
+    def rows_at(self, which: np.ndarray | slice) -> Self:
         """Return some of the rows, by a mask or by their places."""
         return type(self)(*(array[which] for array in self._arrays()))
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def concatenated(cls, parts: Sequence[Self]) -> Self:
         """Return the rows of several tables, one after another."""
         return cls(*map(np.concatenate, zip(*(part._arrays() for part in parts), strict=True)))
 
@@ -217,7 +217,7 @@ def hashes_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress |
     dates. Raises DataError if the cache cannot be written.
     """
     tables = tables_of(source, "hashes", _SCHEMA, _read_thumbnail, _rows, workers, progress)
-    return Hashes.joined([_read(table) for table in tables])
+    return Hashes.concatenated([_read(table) for table in tables])
 
 
 def tables_of(

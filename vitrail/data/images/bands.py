@@ -57,7 +57,7 @@ def layouts(source: IndexedSource, channels: int | None = None) -> list[Layout]:
         return [found for found in each_image(pool, layout, source, rows) if found is not None]
 
 
-def choose(
+def choose_bands(
     data: Data,
     given: Bands | None,
     weights: Bands | None,
@@ -72,13 +72,13 @@ def choose(
     are others.
     """
     if given is not None:
-        given.check()
+        given.require_consistent()
         return _shown(_agreeing(given, data), data)
     asked = data.channels is not None or data.bits is not None
     if not asked and weights is not None:
         channels, bits, why = weights.channels, weights.bits, "as the weights need"
     else:
-        kind = kept(data, found, rgb=weights is None)
+        kind = bands_to_keep(data, found, rgb=weights is None)
         if kind is None:
             if not asked:
                 _note_lost_bits(found, decisions)
@@ -89,12 +89,12 @@ def choose(
     if weights is not None and (weights.channels, weights.bits) == (channels, bits):
         decisions["statistics"] = "mean and std of each band: those of the weights"
         return _shown(weights, data)
-    bands = measured(train, channels, bits, decisions)
+    bands = measure_bands(train, channels, bits, decisions)
     display = (1, 2, 3) if channels >= 3 else (1,)
     return _shown(replace(bands, display=display), data)
 
 
-def kept(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
+def bands_to_keep(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
     """Return number and depth of the bands to read, by the settings or by what most images are.
 
     None for RGB with 8 bits: for pictures without settings, or, if `rgb`, with settings for three bands of 8 bits.
@@ -121,9 +121,9 @@ def _agreeing(given: Bands, data: Data) -> Bands:
 
 
 def _shown(bands: Bands, data: Data) -> Bands:
-    """Return `bands` with the display that `data` asks for. Raises UsageError as `Bands.check` does."""
+    """Return `bands` with the display that `data` asks for. Raises UsageError as `Bands.require_consistent` does."""
     bands = bands if data.display is None else replace(bands, display=data.display)
-    bands.check()
+    bands.require_consistent()
     return bands
 
 
@@ -212,7 +212,7 @@ class _Moments:
         self.count = count
 
 
-def measured(train: IndexedSource, channels: int, bits: Bits, decisions: dict[str, str]) -> Bands:
+def measure_bands(train: IndexedSource, channels: int, bits: Bits, decisions: dict[str, str]) -> Bands:
     """Return the statistics over at most `MEASURED` training images, evenly spaced. Note in `decisions` how many.
 
     An image that cannot be read is left out here; the loader reports it. Raises DataError if there is no other.

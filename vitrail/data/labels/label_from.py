@@ -129,7 +129,7 @@ class Lookup:
             self._named[name].append(number)
             self._stems[os.path.splitext(name)[0]].append(number)
 
-    def find(self, id: str) -> list[int]:
+    def images_named(self, id: str) -> list[int]:
         """Return the images whose path ends in `id`, with or without the extension; if it is a whole path below the
         folder, that image alone."""
         parts = tuple(part for part in id.replace("\\", "/").split("/") if part not in ("", "."))
@@ -191,7 +191,7 @@ def assigned(
 def _image_of(row: LabelRow, file: Path, lookup: Lookup, images: Images) -> int | None:
     if not row.id:
         raise DataError(f"{file}, {row.where}: no id, for the label {shown(row.label)}. Add the id or remove the row")
-    found = lookup.find(row.id)
+    found = lookup.images_named(row.id)
     if len(found) > 1:
         raise DataError(
             f"{file}, {row.where}: {row.id!r} fits {len(found)} images: "
@@ -430,7 +430,7 @@ def _propose_list(images: Images) -> str | None:
     lookup = Lookup(images)
     for file, name in files_near(images.folder, ENDINGS):
         try:
-            if is_list(file) and any(lookup.find(row.id) for row in list_rows(file)[:_ROWS]):
+            if is_list(file) and any(lookup.images_named(row.id) for row in list_rows(file)[:_ROWS]):
                 return name
         except (DataError, OSError):
             continue
@@ -486,7 +486,7 @@ def _columns(file: Path, lookup: Lookup) -> tuple[str, str] | None:
         return None
     cells = [row for _, row in rows if len(row) == len(header)]
     some = cells[:_TABLE_ROWS]
-    hits = [sum(bool(lookup.find(row[place].strip())) for row in some) for place in range(len(header))]
+    hits = [sum(bool(lookup.images_named(row[place].strip())) for row in some) for place in range(len(header))]
     if not some or max(hits) < len(some) / 2:
         return None
     id = hits.index(max(hits))

@@ -205,7 +205,7 @@ def translated(labels: Labels, table: np.ndarray, width: int) -> Labels:
     return np.append(table, UNKNOWN)[labels]  # UNKNOWN = -1 picks the last entry
 
 
-def joined(parts: Sequence[Labels]) -> Labels:
+def concatenated(parts: Sequence[Labels]) -> Labels:
     """Return the labels of several sources in sequence; sets if those of any source are sets."""
     if numbers := [part.values for part in parts if isinstance(part, Numbers)]:
         return Numbers(np.concatenate(numbers))

@@ -304,7 +304,7 @@ class Loader:
         The image is transformed, or decoded if images are transformed together.
         """
         for slot, position in enumerate(part.positions.tolist(), start=part.begin):
-            found = self._find(part, position)
+            found = self._readable(part, position)
             if found is None:
                 continue
             image, label, index, random = found
@@ -315,7 +315,7 @@ class Loader:
                 part.slots.labels[slot] = label
             yield slot, image, index, random
 
-    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, np.random.Generator] | None:
+    def _readable(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, np.random.Generator] | None:
         """Return (image, label, index, random numbers) for a position; None for an unreadable image in evaluation."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
             index, copy = self._order.image(part.permutation, position, attempt)

@@ -24,7 +24,7 @@ import simplejpeg
 
 from vitrail.data.cache import pa, read_arrow, refuse_within, write_arrow
 from vitrail.data.check import OnProgress
-from vitrail.data.images.bands import kept, layouts
+from vitrail.data.images.bands import bands_to_keep, layouts
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import resize
 from vitrail.data.images.pixels import check_finite
@@ -34,7 +34,7 @@ from vitrail.data.labels.sets import label_at, stored_texts
 from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import LostImages, each_image, threads
 from vitrail.data.settings import Bits, Data
-from vitrail.data.sources.open import find_and_warn
+from vitrail.data.sources.open import open_and_warn
 from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
@@ -74,14 +74,14 @@ def pack_data(data: Data | str, folder: str | Path, *, outside: bool = False, **
     data = data if isinstance(data, Data) else Data(path=data)
     target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
-    found = find_and_warn(data)
+    found = open_and_warn(data)
     if found.findings.outside and not outside:
         raise DataError(
             f"{found.findings.outside:,} images lie outside {data.path}, the first {found.findings.first_outside}, and "
             "packing copies them. Remove the links or rows, or copy them knowingly with --outside"
         )
     first = next(iter(found.splits.values()))
-    bands = kept(data, layouts(first, data.channels))
+    bands = bands_to_keep(data, layouts(first, data.channels))
     for name in found.splits:  # all of them before the first is written
         _check_place(target / name)
     if "" not in found.splits:

@@ -52,7 +52,7 @@ from vitrail.errors import DataError, did_you_mean
 from vitrail.import_path import is_own
 from vitrail.words import listing
 
-__all__ = ["IndexedSource", "Item", "Source", "Splits", "find", "find_and_warn", "open_data", "open_split"]
+__all__ = ["IndexedSource", "Item", "Source", "Splits", "open_and_warn", "open_data", "open_path", "open_split"]
 
 log = logging.getLogger("vitrail")
 
@@ -103,12 +103,12 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    found = find_data(data, labels=labels)
-    return split_found(found, data, seed, labels=labels)
+    found = open_data_set(data, labels=labels)
+    return split_data_set(found, data, seed, labels=labels)
 
 
-def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
-    """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
+def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
+    """Split the data set at `data.path` for training. Raises as `open_data` does."""
     findings = found.findings
     names = training_splits(found, data)
     name = "+".join(names)
@@ -198,7 +198,7 @@ def open_split(
     Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
     a list, for classes that `class_names` lacks, and UsageError for a split that does not exist."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find_and_warn(data)
+    found = open_and_warn(data)
     if split is not None:
         name = named_split(found, split, data.path)
     else:
@@ -207,7 +207,7 @@ def open_split(
     return found.splits[name] if class_names is None else Subset(found.splits[name], class_names=class_names)
 
 
-def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> DataSet:
+def open_path(path: str, columns: Columns = Columns(), *, labels: bool = True) -> DataSet:
     """Return the data set at `path`: its splits by their own names, and what was left out.
 
     If `labels` is False, a folder of images without class folders is accepted. Raises DataError if there is no
@@ -226,43 +226,43 @@ def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> Dat
     return _checked(path, found, columns)
 
 
-def find_data(data: Data, *, labels: bool = True) -> DataSet:
-    """Return the data set that `data` describes, of the user's own class too. Raises DataError as `find` does."""
+def open_data_set(data: Data, *, labels: bool = True) -> DataSet:
+    """Return the data set that `data` describes, of the user's own class too. Raises DataError as `open_path` does."""
     found = data_set(data.find(labels=labels))
     return _checked(data.path, found, data.columns) if is_own(type(data)) else found
 
 
-def find_whole(data: Data, *, labels: bool = True) -> DataSet:
-    """Return the data set that `data` describes. Raises DataError as `find` does, and with `data.strict` for a defect.
+def open_whole(data: Data, *, labels: bool = True) -> DataSet:
+    """Return the data set that `data` describes. Raises DataError as `open_path` does, and with `data.strict` for a defect.
 
-    This is for a caller that does not split the data, which may be strict about more (`split_found`).
+    This is for a caller that does not split the data, which may be strict about more (`split_data_set`).
     """
-    found = find_data(data, labels=labels)
+    found = open_data_set(data, labels=labels)
     if data.strict:
         found.findings.require_whole(data.path)
     return found
 
 
-def find_and_warn(data: Data, *, labels: bool = True) -> DataSet:
-    """Return what `find_whole` returns, and log its warnings, for a caller that does not show the findings."""
-    found = find_whole(data, labels=labels)
+def open_and_warn(data: Data, *, labels: bool = True) -> DataSet:
+    """Return what `open_whole` returns, and log its warnings, for a caller that does not show the findings."""
+    found = open_whole(data, labels=labels)
     for line in found.findings.warnings:
         log.warning("%s", line)
     return found
 
 
-def find_to_predict(data: Data) -> DataSet:
-    """Return what `find_whole` returns, for a caller that uses labels only where there are any; log what was left out.
+def open_to_predict(data: Data) -> DataSet:
+    """Return what `open_whole` returns, for a caller that uses labels only where there are any; log what was left out.
 
     A folder that holds images itself, or far below, is opened without labels, with every image.
     """
     place = Path(data.path).expanduser()
     unlabelled = place.is_dir() and data.label_from is None and has_image(place) and not is_class_tree(place)
     try:
-        found = find_whole(data, labels=not unlabelled)
+        found = open_whole(data, labels=not unlabelled)
     except DataError as error:
         try:
-            found = find_whole(data, labels=False)
+            found = open_whole(data, labels=False)
         except DataError:
             raise error from None
     for line in found.findings.lines():
@@ -328,7 +328,7 @@ def _find(path: str, columns: Columns, labels: bool) -> DataSet:
     if place.is_file():
         return _find_file(place, columns)
     if path.startswith(PREFIX):
-        return read_task(path, find)
+        return read_task(path, open_path)
     if path in CATALOG:
         entry = CATALOG[path]
         if entry.hub is None:
@@ -398,6 +398,6 @@ def _listed(path: Path, listed: Reference, columns: Columns) -> DataSet:
     try:
         selection = columns.selection._replace(lists=())  # they name images of the list
         label_from = listed.label_from or columns.label_from
-        return find(listed.data, columns._replace(label_from=label_from, selection=selection))
+        return open_path(listed.data, columns._replace(label_from=label_from, selection=selection))
     except DataError as error:
         raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error

@@ -106,10 +106,10 @@ def audit(
     compute = Compute(image_size, batch_size, workers, device, precision)
     from vitrail.data.copies.dedup import splits_to_clean
     from vitrail.data.roles import named_split
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
 
     files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
-    found = find_and_warn(read_settings(reading, path))
+    found = open_and_warn(read_settings(reading, path))
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
     features = Embedder(weights, compute)(images)

@@ -179,9 +179,9 @@ def _images(data: Data, split: str | None) -> tuple[str, IndexedSource, list[Ind
     from vitrail.data.item import Subset
     from vitrail.data.labels.sets import known
     from vitrail.data.roles import named_split
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
 
-    found, path = find_and_warn(data, labels=False), data.path
+    found, path = open_and_warn(data, labels=False), data.path
     unlabelled = [name for name, source in found.splits.items() if not known(source.labels).all()]
     name = [*unlabelled, splits_to_clean(found)[0]][0] if split is None else named_split(found, split, path)
     source = found.splits[name]

@@ -52,15 +52,15 @@ def split(
     from vitrail.data.cache import refuse_within
     from vitrail.data.item import Subset as ImageSubset
     from vitrail.data.sources.lists import write_list
-    from vitrail.data.sources.open import find_and_warn, split_found
+    from vitrail.data.sources.open import open_and_warn, split_data_set
     from vitrail.data.split import subset
 
     asked = _sizes(sizes)
     target = refuse_within(folder, str(path))
     check_writable(target, UsageError, folder=True)
     data = read_settings(reading, path, used=(*READ, "train", "validation", "holdout", "test"))
-    found = find_and_warn(data)
-    splits = split_found(found, data, seed)
+    found = open_and_warn(data)
+    splits = split_data_set(found, data, seed)
     chosen = {len(indices): indices for indices in (subset(splits.train, size, seed) for size in asked)}
     held_out = {"validation": splits.validation, "test": splits.test}
     others = {name: source for name, source in held_out.items() if source is not None}

@@ -73,13 +73,13 @@ def open_job(
     if len(paths) != 1:
         raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
     from vitrail.data.cache import refuse_within
-    from vitrail.data.sources.open import find_to_predict
+    from vitrail.data.sources.open import open_to_predict
     from vitrail.data.split import fingerprint
     from vitrail.evaluation.bulk import Job
     from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
-    splits = find_to_predict(data).splits
+    splits = open_to_predict(data).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
     return Job(folder, splits, about, data.path)
 

@@ -156,14 +156,14 @@ def warn_of_ignored(findings: Findings) -> None:
 def _splits(data: Data) -> dict[str, IndexedSource] | None:
     """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
     from vitrail.data.image_names import is_image_name
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
     from vitrail.evaluation.predict import find_images
 
     place = Path(data.path).expanduser()
     if is_image_name(place.name) or (glob.has_magic(data.path) and not place.exists()):
         return None
     try:
-        found = find_and_warn(data)
+        found = open_and_warn(data)
     except DataError:
         if data.label_from is None and place.is_dir():
             find_images([place], data.columns.selection)  # raises if there are no images, too
