@@ -364,9 +364,7 @@ def test_folders_for_training_and_test_are_no_classes(tmp_path: Path, place) -> 
     write(tmp_path / "eyes" / "train.csv", [("id_code", "diagnosis"), *enumerate(kinds)])
     with pytest.raises(DataError, match=r"'table: train.csv id_code -> diagnosis' \(3 classes"):
         open_data(str(tmp_path / "eyes"))
-    assert open_path(
-        str(tmp_path / "eyes"), labels=False
-    ).splits  # which need not be classes then
+    assert open_path(str(tmp_path / "eyes"), labels=False).splits  # which need not be classes then
 
 
 def test_a_folder_one_or_two_levels_too_high(tmp_path: Path, place) -> None:

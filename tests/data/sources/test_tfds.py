@@ -71,10 +71,8 @@ def test_a_prepared_folder_is_opened(old: bool, tmp_path: Path) -> None:
 
 
 def test_the_folder_above_one_version_is_the_same(animals: Path) -> None:
-    assert (
-        open_path(str(animals.parent)).splits["train"].labels.tolist()
-        == open_path(str(animals)).splits["train"].labels.tolist()
-    )
+    above, there = (open_path(str(folder)).splits["train"].labels.tolist() for folder in (animals.parent, animals))
+    assert above == there
     shutil.copytree(animals, animals.with_name("3.1.0"))
     with pytest.raises(DataError, match=r"holds the versions 3\.0\.1, 3\.1\.0: give the folder of one"):
         open_path(str(animals.parent))

@@ -233,7 +233,7 @@ def open_data_set(data: Data, *, labels: bool = True) -> DataSet:
 
 
 def open_whole(data: Data, *, labels: bool = True) -> DataSet:
-    """Return the data set that `data` describes. Raises DataError as `open_path` does, and with `data.strict` for a defect.
+    """Return what `open_data_set` returns. Raises as it does, and DataError with `data.strict` for a defect.
 
     This is for a caller that does not split the data, which may be strict about more (`split_data_set`).
     """
