@@ -45,7 +45,8 @@ from benchmarks.cells import Cell, Cells
 from benchmarks.learn import json_of, vitrail_verb
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import one_label
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.roles import Splits
+from vitrail.data.sources.open import open_data
 
 LOG = record.RESULTS / "first_run.jsonl"
 VERBS = ("finetune",)

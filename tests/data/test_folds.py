@@ -15,9 +15,10 @@ from vitrail import report
 from vitrail.config import to_yaml
 from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import LabelSets
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.sources.open import open_data
 from vitrail.data.split import folds
 from vitrail.errors import UsageError
 from vitrail.reports.compare import compare

@@ -1,14 +1,32 @@
-"""Which splits are used for training, for validation and for the final test."""
+"""Divide a data set into images for training, for validation and for the final test: its splits, or a part of one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
-from vitrail.data.item import ROLES, DataSet, IndexedSource, Subset, Unlabelled, is_usual, role_of, split_title
+from vitrail.data.item import (
+    ROLES,
+    Concatenated,
+    DataSet,
+    Findings,
+    IndexedSource,
+    Subset,
+    Unlabelled,
+    is_usual,
+    role_of,
+    split_title,
+)
 from vitrail.data.labels.kind import without_labels
-from vitrail.data.labels.sets import class_counts, known
+from vitrail.data.labels.sets import LabelSets, class_counts, known
 from vitrail.data.settings import Data
-from vitrail.data.split import folds
+from vitrail.data.sources.flat import label_advice
+from vitrail.data.sources.folder import EXPECTED, Located
+from vitrail.data.split import fingerprint, folds, hold_out, subset
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.words import listing
 
@@ -142,3 +160,116 @@ def matched(
             raise DataError(f"{split_title(split)} has {error}") from error
         found.findings.warnings.append(f"{split_title(split)} left out: it has {error}")
         return None
+
+
+@dataclass
+class Splits:
+    """Data opened for training. The labels of all splits are indices into `class_names`."""
+
+    train: IndexedSource
+    validation: IndexedSource | None
+    test: IndexedSource | None
+    class_names: list[str]
+    report: Findings
+    fingerprint: str
+    held_out: dict[str, Any] = field(default_factory=dict)
+    """Origin of the validation images: {"validation": split name} if the data have such a split, else
+    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`,
+    and "paths", which are below the data."""
+
+    def in_order(self, class_names: list[str]) -> Splits:
+        """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
+
+        Runs of an earlier version have another order of the classes of folders that are numbers.
+        """
+        if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
+            return self
+        train = Subset(self.train, class_names=class_names)
+        held = (
+            None if part is None else Subset(part, class_names=class_names) for part in (self.validation, self.test)
+        )
+        validation, test = held
+        return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
+
+
+def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
+    """Split the data set at `data.path` for training. Raises as `open_data` does."""
+    findings = found.findings
+    names = training_splits(found, data)
+    name = "+".join(names)
+    train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
+    class_names = train.class_names
+    if labels:
+        _check_labels(train, name, data.path, findings)
+    mark = fingerprint(found.splits)
+    measured = test_split(found, data, names)
+    chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
+    asked = {chosen, measured if data.test is not None else None}
+    others = {
+        split: matched(found, split, class_names, required=split in asked, labels=labels)
+        for split in found.splits
+        if split not in names
+    }
+    if data.strict:
+        findings.require_whole(data.path)
+    test = None if measured is None else others[measured]
+    size = data.subset
+    if size is not None and data.validation == SUBSET:
+        train, size = Subset(train, subset(train, size, seed)), None
+    if chosen is not None:
+        validation, held = others[chosen], dict[str, Any](validation=chosen)
+    elif data.fold is not None or data.holdout > 0:
+        remaining, out = (
+            fold_of(found, names, train, data, seed) if data.fold is not None else hold_out(train, data.holdout, seed)
+        )
+        if not len(out):
+            raise DataError(
+                f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
+                "images, name a validation split (data.validation), or set data.holdout to 0"
+            )
+        ids = [train.id(int(index)) for index in out]
+        part: dict[str, Any] = {"share": data.holdout}
+        if data.fold is not None:
+            shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
+            part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in out]}
+        held = {"seed": seed, **part, "from": name, "ids": ids}
+        train, validation = Subset(train, remaining), Subset(train, out)
+    else:
+        validation, held = None, {}
+    if size is not None:
+        train = Subset(train, subset(train, size, seed))
+    return Splits(train, validation, test, list(class_names), findings, mark, held)
+
+
+def _check_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
+    """Raise DataError unless the training images all have a label and are of at least two classes."""
+    warnings = "".join(f". {line}" for line in findings.warnings[:3])
+    unlabelled = int(np.count_nonzero(~known(train.labels)))
+    where = f"split {split!r} of {path}" if split else path
+    if unlabelled:
+        raise DataError(
+            f"{unlabelled} of {len(train)} images of {where} ({findings.kind}) have no label. "
+            f"Label them, remove them, or choose a recipe that needs no labels{warnings}"
+        )
+    if without_labels(train.labels, len(train.class_names)):
+        raise DataError(
+            f"none of the {len(train)} images of {where} ({findings.kind}) has any of its {len(train.class_names)} "
+            f"labels, so there is nothing to learn. Check the labels{warnings}"
+        )
+    if isinstance(train.labels, LabelSets):
+        findings.warnings += _never(train, split)
+    if not isinstance(train.labels, np.ndarray):
+        return
+    if len(train.class_names) < 2:
+        tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
+        raise DataError(
+            f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
+            f"{warnings}{tree}"
+        )
+
+
+def _never(train: IndexedSource, split: str) -> Iterator[str]:
+    """Yield a warning if there are classes that no training image has."""
+    counts = class_counts(train.labels, len(train.class_names))
+    if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
+        yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"

@@ -15,10 +15,10 @@ import numpy as np
 
 from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import known, one_label
-from vitrail.data.roles import NONE
+from vitrail.data.roles import NONE, split_data_set
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.data.sources.lists import write_list
-from vitrail.data.sources.open import open_path, split_data_set
+from vitrail.data.sources.open import open_path
 from vitrail.data.split import hold_out
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError

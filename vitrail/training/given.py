@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrail.data.item import DataSet
+from vitrail.data.roles import Splits, split_data_set
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.indexed import data_set
-from vitrail.data.sources.open import Splits, open_data, split_data_set
+from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet

@@ -16,7 +16,7 @@ from vitrail import world
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.check import EVERY_CLASS, FAIR, IMBALANCED, fairness_flags, imbalance, imbalance_text, leaked
 from vitrail.data.labels.sets import class_counts, label_names
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.run_log import fitting

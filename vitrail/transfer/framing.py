@@ -18,8 +18,8 @@ from vitrail.data.images.bands import layouts
 from vitrail.data.images.geometry import Size
 from vitrail.data.images.whole import stretched, with_fill
 from vitrail.data.item import IndexedSource, Subset, evenly_spaced
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Preparation, Preprocess
-from vitrail.data.sources.open import Splits
 from vitrail.durations import Epochs
 from vitrail.ranges import height_width
 from vitrail.training.probe_head import frozen_features

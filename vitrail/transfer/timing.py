@@ -26,7 +26,7 @@ from vitrail.costs.count import training_flops
 from vitrail.costs.measure import now
 from vitrail.data.item import Subset, evenly_spaced
 from vitrail.data.loading.loader import Batch
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig

@@ -9,37 +9,23 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from glob import has_magic
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import HEIC, heic_advice, heic_installed
-from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Item, Source, Subset, split_title
-from vitrail.data.labels.kind import alike_classes, of_one_kind, without_labels
+from vitrail.data.item import DataSet, Findings, IndexedSource, Subset, split_title
+from vitrail.data.labels.kind import alike_classes, of_one_kind
 from vitrail.data.labels.label_from import ENDINGS, is_list
-from vitrail.data.labels.sets import LabelSets, class_counts, known
+from vitrail.data.labels.sets import known
 from vitrail.data.masks import masks_beside
-from vitrail.data.roles import (
-    SUBSET,
-    fold_of,
-    matched,
-    named_split,
-    of_role,
-    test_split,
-    training_splits,
-    validation_split,
-)
+from vitrail.data.roles import Splits, named_split, of_role, split_data_set
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources import table
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
-from vitrail.data.sources.flat import label_advice
-from vitrail.data.sources.folder import EXPECTED, FileSource, Located, has_image, is_class_tree
+from vitrail.data.sources.folder import FileSource, has_image, is_class_tree
 from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
@@ -47,12 +33,8 @@ from vitrail.data.sources.lists import Reference, read_list, refers_to, selected
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shard_files import is_address
 from vitrail.data.sources.shards import read_shards
-from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.errors import DataError, did_you_mean
 from vitrail.import_path import is_own
-from vitrail.words import listing
-
-__all__ = ["IndexedSource", "Item", "Source", "Splits", "open_and_warn", "open_data", "open_path", "open_split"]
 
 log = logging.getLogger("vitrail")
 
@@ -65,36 +47,6 @@ _KINDS = (
 )
 
 
-@dataclass
-class Splits:
-    """Data opened for training. The labels of all splits are indices into `class_names`."""
-
-    train: IndexedSource
-    validation: IndexedSource | None
-    test: IndexedSource | None
-    class_names: list[str]
-    report: Findings
-    fingerprint: str
-    held_out: dict[str, Any] = field(default_factory=dict)
-    """Origin of the validation images: {"validation": split name} if the data have such a split, else
-    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`,
-    and "paths", which are below the data."""
-
-    def in_order(self, class_names: list[str]) -> Splits:
-        """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
-
-        Runs of an earlier version have another order of the classes of folders that are numbers.
-        """
-        if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
-            return self
-        train = Subset(self.train, class_names=class_names)
-        held = (
-            None if part is None else Subset(part, class_names=class_names) for part in (self.validation, self.test)
-        )
-        validation, test = held
-        return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
-
-
 def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
     """Open `data.path` and split it for training. `seed` draws the held-out images.
 
@@ -105,89 +57,6 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
         data = Data(path=str(data))
     found = open_data_set(data, labels=labels)
     return split_data_set(found, data, seed, labels=labels)
-
-
-def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
-    """Split the data set at `data.path` for training. Raises as `open_data` does."""
-    findings = found.findings
-    names = training_splits(found, data)
-    name = "+".join(names)
-    train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
-    class_names = train.class_names
-    if labels:
-        _check_labels(train, name, data.path, findings)
-    mark = fingerprint(found.splits)
-    measured = test_split(found, data, names)
-    chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
-    asked = {chosen, measured if data.test is not None else None}
-    others = {
-        split: matched(found, split, class_names, required=split in asked, labels=labels)
-        for split in found.splits
-        if split not in names
-    }
-    if data.strict:
-        findings.require_whole(data.path)
-    test = None if measured is None else others[measured]
-    size = data.subset
-    if size is not None and data.validation == SUBSET:
-        train, size = Subset(train, subset(train, size, seed)), None
-    if chosen is not None:
-        validation, held = others[chosen], dict[str, Any](validation=chosen)
-    elif data.fold is not None or data.holdout > 0:
-        remaining, out = (
-            fold_of(found, names, train, data, seed) if data.fold is not None else hold_out(train, data.holdout, seed)
-        )
-        if not len(out):
-            raise DataError(
-                f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
-                "images, name a validation split (data.validation), or set data.holdout to 0"
-            )
-        ids = [train.id(int(index)) for index in out]
-        part: dict[str, Any] = {"share": data.holdout}
-        if data.fold is not None:
-            shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
-            part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in out]}
-        held = {"seed": seed, **part, "from": name, "ids": ids}
-        train, validation = Subset(train, remaining), Subset(train, out)
-    else:
-        validation, held = None, {}
-    if size is not None:
-        train = Subset(train, subset(train, size, seed))
-    return Splits(train, validation, test, list(class_names), findings, mark, held)
-
-
-def _check_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
-    """Raise DataError unless the training images all have a label and are of at least two classes."""
-    warnings = "".join(f". {line}" for line in findings.warnings[:3])
-    unlabelled = int(np.count_nonzero(~known(train.labels)))
-    where = f"split {split!r} of {path}" if split else path
-    if unlabelled:
-        raise DataError(
-            f"{unlabelled} of {len(train)} images of {where} ({findings.kind}) have no label. "
-            f"Label them, remove them, or choose a recipe that needs no labels{warnings}"
-        )
-    if without_labels(train.labels, len(train.class_names)):
-        raise DataError(
-            f"none of the {len(train)} images of {where} ({findings.kind}) has any of its {len(train.class_names)} "
-            f"labels, so there is nothing to learn. Check the labels{warnings}"
-        )
-    if isinstance(train.labels, LabelSets):
-        findings.warnings += _never(train, split)
-    if not isinstance(train.labels, np.ndarray):
-        return
-    if len(train.class_names) < 2:
-        tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
-        raise DataError(
-            f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
-            f"{warnings}{tree}"
-        )
-
-
-def _never(train: IndexedSource, split: str) -> Iterator[str]:
-    """Yield a warning if there are classes that no training image has."""
-    counts = class_counts(train.labels, len(train.class_names))
-    if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
-        yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"
 
 
 def open_split(

@@ -17,7 +17,7 @@ from vitrail import world
 from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.loading.loader import Loader
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration

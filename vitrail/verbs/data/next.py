@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitrail.data.item import IndexedSource
+    from vitrail.data.roles import Splits
     from vitrail.data.settings import Data
-    from vitrail.data.sources.open import Splits
 
 log = logging.getLogger("vitrail")
 COLUMNS = ("split", "id", "uncertainty", "class", "probability", "second", "similarity")

@@ -51,8 +51,9 @@ def split(
     """
     from vitrail.data.cache import refuse_within
     from vitrail.data.item import Subset as ImageSubset
+    from vitrail.data.roles import split_data_set
     from vitrail.data.sources.lists import write_list
-    from vitrail.data.sources.open import open_and_warn, split_data_set
+    from vitrail.data.sources.open import open_and_warn
     from vitrail.data.split import subset
 
     asked = _sizes(sizes)

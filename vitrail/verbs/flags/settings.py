@@ -44,8 +44,8 @@ from vitrail.training.run import Run
 
 if TYPE_CHECKING:
     from vitrail.data.item import DataSet
+    from vitrail.data.roles import Splits
     from vitrail.data.settings import Data, Preparation
-    from vitrail.data.sources.open import Splits
 
 log = logging.getLogger("vitrail")
 
@@ -78,7 +78,8 @@ class OpenedData:
     def splits(self, data: Data, seed: int, labels: bool = True) -> Splits:
         """Return what `open_data` returns for these arguments. Raises DataError and UsageError."""
         from vitrail.data.item import DataSet
-        from vitrail.data.sources.open import open_data_set, split_data_set
+        from vitrail.data.roles import split_data_set
+        from vitrail.data.sources.open import open_data_set
 
         place = data if is_own(type(data)) else (data.path, data.columns), labels
         if place not in self._found:

@@ -19,8 +19,8 @@ from vitrail.verbs.network.features import Embedder, Prepare, TrainAndTestImages
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
+    from vitrail.data.roles import Splits
     from vitrail.data.settings import Data
-    from vitrail.data.sources.open import Splits
     from vitrail.training.run import Run
     from vitrail.transfer.recommend import Method, Option
     from vitrail.transfer.timing import Rehearsal, Speeds
