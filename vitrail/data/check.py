@@ -18,6 +18,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ import numpy as np
 from vitrail.data.images.decode import FORMATS
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
-from vitrail.data.item import DataSet, Findings, IndexedSource, role_of, split_title
+from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, role_of, split_title
 from vitrail.data.labels.sets import LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
@@ -169,30 +170,29 @@ def stats(data: Data | str | Path) -> Stats:
     found = open_whole(data)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
-        for index in np.unique(np.linspace(0, len(source) - 1, min(_SAMPLE, len(source))).astype(int)):
-            tally.add(_glance(source, int(index)))
+        for index in evenly_spaced(len(source), _SAMPLE):
+            tally.add(_look(source, int(index), decoded=False))
     return summarise(data.path, found, tally)
 
 
-def _glance(source: IndexedSource, index: int) -> Look:
-    """Read one image's header."""
+def _look(source: IndexedSource, index: int, *, decoded: bool) -> Look:
+    """Read one image: its header, or all of it if it is to be `decoded`."""
     try:
         data = source[index].image
+        if not decoded:
+            return Look(*describe(data))
+        height, width, _ = picture(data).shape
+        return Look((height, width), *describe(data)[1:], digest(data))
     except DecodeError as error:
         return Look(error=error)
-    if isinstance(data, bytes):
-        return Look(*describe(data))
-    return Look((data.shape[0], data.shape[1]), *array_kind(data))
 
 
-def array_kind(array: np.ndarray) -> tuple[str, str]:
-    """Return format and mode of an image that is an array: RGB, or its type and its shape."""
-    usual = array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3
-    return "array", "RGB" if usual else f"{array.dtype} {array.shape[2] if array.ndim == 3 else 1} bands"
-
-
-def describe(data: bytes) -> tuple[tuple[int, int], str, str]:
-    """Return ((height, width) as stored, format, mode) by the header alone."""
+def describe(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
+    """Return ((height, width) as stored, format, mode) by the header alone; of an array its type and its bands."""
+    if isinstance(data, np.ndarray):
+        usual = data.dtype == np.uint8 and data.ndim == 3 and data.shape[2] == 3
+        mode = "RGB" if usual else f"{data.dtype} {data.shape[2] if data.ndim == 3 else 1} bands"
+        return (data.shape[0], data.shape[1]), "array", mode
     format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
     if format is None:
         return (0, 0), "unknown", "unknown"
@@ -350,37 +350,19 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
     """Decode every image of every split and compare their contents. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
-    total = sum(len(source) for source in found.splits.values())
+    total, look = found.count, partial(_look, decoded=True)
     tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:
         for name, source in found.splits.items():
-            for index, look in enumerate(each_image(pool, _look, source, range(len(source)))):
-                tally.add(look)
-                if look.error is not None:
-                    bad.append(BadImage(name, source.id(index), look.error.reason, str(look.error)))
+            for index, seen in enumerate(each_image(pool, look, source, range(len(source)))):
+                tally.add(seen)
+                if seen.error is not None:
+                    bad.append(BadImage(name, source.id(index), seen.error.reason, str(seen.error)))
                 if progress is not None:
                     progress(tally.count, total)
-    duplicates = _duplicates(found.splits, tally)
+    duplicates = [[_copy(found.splits, int(place)) for place in group] for group in equal_groups(tally.digests)]
     report = Report(summarise(data.path, found, tally), bad, duplicates)
     return replace(report, warnings=list(_warnings(report, found.splits, tally)))
-
-
-def _look(source: IndexedSource, index: int) -> Look:
-    """Read and decode one image."""
-    try:
-        data = source[index].image
-        if isinstance(data, bytes):
-            image, (format, mode) = picture(data), describe(data)[1:]
-        else:
-            image, (format, mode) = picture(data), array_kind(data)
-    except DecodeError as error:
-        return Look(error=error)
-    return Look((image.shape[0], image.shape[1]), format, mode, digest(data))
-
-
-def _duplicates(splits: dict[str, IndexedSource], tally: Tally) -> list[list[Copy]]:
-    """Return the groups of images with equal contents, in the order of their first image."""
-    return [[_copy(splits, int(place)) for place in group] for group in equal_groups(tally.digests)]
 
 
 def equal_groups(digests: np.ndarray) -> list[np.ndarray]:

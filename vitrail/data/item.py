@@ -7,6 +7,7 @@ A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a path into a `D
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -102,6 +103,27 @@ def is_remote(source: Source) -> TypeGuard[RemoteSource]:
     return bool(getattr(source, "remote", False))
 
 
+class Reader(ABC):
+    """Base of sources that read their images one by one; an `IndexedSource`."""
+
+    def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str]) -> None:
+        self.labels, self.sizes, self.class_names = labels, sizes, class_names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(self.image(index), label_at(self.labels, index), self.id(index))
+
+    @abstractmethod
+    def image(self, index: int) -> bytes | np.ndarray:
+        """Return an image as it is stored (`Item.image`)."""
+
+    @abstractmethod
+    def id(self, index: int) -> str:
+        """See `IndexedSource.id`."""
+
+
 def ids(source: IndexedSource, indices: np.ndarray) -> list[str]:
     """Return the ids of several images, in one call if the source supports it."""
     many = getattr(source, "ids", None)
@@ -174,6 +196,11 @@ class DataSet:
 
     splits: dict[str, IndexedSource]
     findings: Findings
+
+    @property
+    def count(self) -> int:
+        """Number of images in all splits."""
+        return sum(map(len, self.splits.values()))
 
 
 class Subset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -257,7 +256,12 @@ def _check_labels(train: IndexedSource, split: str, path: str, findings: Finding
             f"labels, so there is nothing to learn. Check the labels{warnings}"
         )
     if isinstance(train.labels, LabelSets):
-        findings.warnings += _never(train, split)
+        counts = class_counts(train.labels, len(train.class_names))
+        if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
+            title = split_title(split)
+            findings.warnings.append(
+                f"no image of {title} has the labels {listing(names)}: the network cannot learn them"
+            )
     if not isinstance(train.labels, np.ndarray):
         return
     if len(train.class_names) < 2:
@@ -266,10 +270,3 @@ def _check_labels(train: IndexedSource, split: str, path: str, findings: Finding
             f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
             f"{warnings}{tree}"
         )
-
-
-def _never(train: IndexedSource, split: str) -> Iterator[str]:
-    """Yield a warning if there are classes that no training image has."""
-    counts = class_counts(train.labels, len(train.class_names))
-    if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
-        yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"

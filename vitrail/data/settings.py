@@ -195,6 +195,7 @@ class Data(Open, section="data"):
     @property
     def columns(self) -> Columns:
         """Columns of the images and the labels, where and how labels are read, and which images are used."""
+        splits = [*self.train.split("+"), self.validation, self.test]
         return Columns(
             self.image_column,
             self.label_column,
@@ -203,13 +204,8 @@ class Data(Open, section="data"):
             self.labels_per_image,
             self.label_from,
             Selection.of(self.include, self.exclude),
-            self._named_splits(),
+            tuple(name for name in splits if name and name not in ("train", "none", "subset")),  # train is the default
         )
-
-    def _named_splits(self) -> tuple[str, ...]:
-        """Return the splits that the settings name, apart from "train", which is the default."""
-        names = [*self.train.split("+"), self.validation, self.test]
-        return tuple(name for name in names if name and name not in ("train", "none", "subset"))
 
 
 class Columns(NamedTuple):

@@ -33,7 +33,8 @@ def stratified(labels: LabelSets, ranks: np.ndarray, share: float) -> np.ndarray
     is at least one image in each part. ranks: One number per image; images are dealt with in this order, and the
     result does not depend on their places.
     """
-    labels = _of_these_images(labels)
+    present, classes = np.unique(labels.classes, return_inverse=True)
+    labels = LabelSets(labels.ends, classes, len(present), labels.known)  # without classes that no image has
     counts = class_counts(labels, labels.width)
     # a label with one image is not rounded: halves of images with such labels only would be all and nothing
     part = np.where(counts > 1, np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)), share * counts)
@@ -66,12 +67,6 @@ def stratified(labels: LabelSets, ranks: np.ndarray, share: float) -> np.ndarray
     taken[free] = 0
     taken[free[: max(0, room[1])]] = 1
     return taken == 1
-
-
-def _of_these_images(labels: LabelSets) -> LabelSets:
-    """Return the same sets of labels, without the classes that no image has."""
-    present, classes = np.unique(labels.classes, return_inverse=True)
-    return LabelSets(labels.ends, classes, len(present), labels.known)
 
 
 def _members(labels: LabelSets, ranks: np.ndarray) -> list[list[int]]:

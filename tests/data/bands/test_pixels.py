@@ -21,7 +21,7 @@ from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, pixels_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.folder import Files
+from vitrail.data.sources.indexed import GivenImages
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, DecodeError, UsageError
 
@@ -37,7 +37,7 @@ def source(images: np.ndarray) -> ArraySource:
 def npy(folder: Path, images: np.ndarray) -> Files:
     for number, image in enumerate(images):
         np.save(folder / f"{number}.npy", image)
-    return Files(sorted(folder.glob("*.npy")))
+    return GivenImages(sorted(folder.glob("*.npy")))
 
 
 def chosen(
@@ -233,7 +233,7 @@ def test_arrays_keep_what_they_hold(tmp_path: Path) -> None:
 def png(folder: Path, array: np.ndarray) -> Files:
     for number in range(3):
         Image.fromarray(array).save(folder / f"{number}.png")
-    return Files(sorted(folder.glob("*.png")))
+    return GivenImages(sorted(folder.glob("*.png")))
 
 
 def test_pictures_are_rgb_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
@@ -311,5 +311,5 @@ def test_layouts_read_headers_only(tmp_path: Path) -> None:
     Image.new("RGB", (30, 20)).save(file, "JPEG")
     data = file.getvalue()
     (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xda") + 14])  # up to the first pixels
-    (found,) = layouts(Files([tmp_path / "a.jpg", tmp_path / "missing.jpg"]))
+    (found,) = layouts(GivenImages([tmp_path / "a.jpg", tmp_path / "missing.jpg"]))
     assert found == (20, 30, 3, "8", True)

@@ -106,33 +106,23 @@ def _prepared(task: VtabTask, folder: Path) -> DataSet:
     splits: dict[str, IndexedSource] = {}
     for name, region in task.regions.items():
         (images,) = ranges(region, counts)
-        view = Subset(found.splits[images.split], np.arange(images.start, images.stop))
-        splits[name] = view if task.scale == 1 else Scaled(view, task.scale)
+        source, rows = found.splits[images.split], np.arange(images.start, images.stop)
+        splits[name] = Subset(source, rows) if task.scale == 1 else Scaled(source, rows, task.scale)
     return DataSet(splits, found.findings)
 
 
-class Scaled:
-    """The images of another source with all pixel values multiplied by a factor, up to 255; an `IndexedSource`."""
+class Scaled(Subset):
+    """The images of another source with all pixel values multiplied by a factor, up to 255."""
 
-    def __init__(self, source: IndexedSource, factor: int) -> None:
-        self._source = source
+    def __init__(self, source: IndexedSource, indices: np.ndarray, factor: int) -> None:
+        super().__init__(source, indices)
         self._factor = factor
-        self.class_names = source.class_names
-        self.labels = source.labels
-        self.sizes = source.sizes
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, index: int) -> Item:
-        item = self._source[index]
+        item = super().__getitem__(index)
         image = decode(item.image) if isinstance(item.image, bytes) else item.image
         scaled = np.minimum(image.astype(np.int32) * self._factor, 255).astype(np.uint8)
         return item._replace(image=scaled)
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`."""
-        return self._source.id(index)
 
 
 def _drawn(task: VtabTask, found: DataSet, path: str) -> DataSet:

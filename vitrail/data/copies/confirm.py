@@ -31,7 +31,7 @@ from vitrail.data.check import OnProgress
 from vitrail.data.contact_sheet import Frame, write_contact_sheet
 from vitrail.data.copies.dedup import DISTANCE, HashedImages, Pairs, candidates
 from vitrail.data.images.pixels import picture
-from vitrail.data.item import IndexedSource
+from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.errors import DecodeError
 
@@ -241,7 +241,7 @@ def _common(images: HashedImages, pairs: Pairs, *, within: bool, pool: ThreadPoo
     less the more images have its hash, so that many copies of one picture count about as much as one.
     """
     readable = np.flatnonzero(images.hashes.hashed)
-    chosen = readable[np.linspace(0, len(readable) - 1, min(len(readable), SAMPLE)).astype(np.int64)]
+    chosen = readable[evenly_spaced(len(readable), SAMPLE)]
     equal = pairs.rows_at(pairs.distance <= EQUAL)
     partners = np.bincount(np.append(equal.right, equal.left if within else []).astype(np.int64), minlength=len(images))
     weights = 1 / (1 + partners[chosen])

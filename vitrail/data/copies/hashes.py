@@ -111,6 +111,7 @@ FLAT = 3.0
 CHUNK = 1 << 15
 """Number of images in one cached table."""
 _ROWS = 256  # thumbnails hashed together
+_DECODED = 128  # length of the shorter side to which a JPEG may be decoded
 _VERSION = 1  # increase it whenever the hash of an unchanged image changes
 
 
@@ -155,10 +156,13 @@ class Hashes(ArrayTable):
         return ~self.flat & self.digest.any(axis=1)
 
 
-def thumbnail(image: np.ndarray) -> np.ndarray:
-    """Return the grey thumbnail uint8 [32, 32] of an image uint8 [H, W, 3]: ITU-R 601 luma, antialiased, squashed."""
+def thumbnail(image: np.ndarray, side: int = SIDE) -> np.ndarray:
+    """Return the grey thumbnail uint8 [side, side] of an image uint8 [H, W, 3]: ITU-R 601 luma, antialiased, squashed.
+
+    The side is in pixels.
+    """
     grey = Image.fromarray(image).convert("L")
-    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    return np.asarray(grey.resize((side, side), Image.Resampling.BILINEAR))
 
 
 def hash_thumbnails(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -206,8 +210,9 @@ class _Thumbnail(NamedTuple):
 
     digest: bytes
     pixels: np.ndarray
-    """uint8 [32, 32]; zeros if the image cannot be read."""
+    """uint8 [side, side]; zeros if the image cannot be read."""
     reason: str
+    """Why the image cannot be read; "" if it can be read."""
 
 
 def hashes_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress | None = None) -> Hashes:
@@ -216,7 +221,7 @@ def hashes_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress |
     A cached table belongs to images with the same ids and sizes in the same order and, if they are files, with the same
     dates. Raises DataError if the cache cannot be written.
     """
-    tables = tables_of(source, "hashes", _SCHEMA, _read_thumbnail, _rows, workers, progress)
+    tables = tables_of(source, "hashes", _SCHEMA, SIDE, _rows, workers, progress)
     return Hashes.concatenated([_read(table) for table in tables])
 
 
@@ -224,22 +229,22 @@ def tables_of(
     source: IndexedSource,
     kind: str,
     schema: pa.Schema,
-    read: Callable[[IndexedSource, int], Any],
-    rows: Callable[[list[Any]], pa.RecordBatch],
+    side: int,
+    rows: Callable[[list[_Thumbnail]], pa.RecordBatch],
     workers: int,
     progress: OnProgress | None,
 ) -> Iterator[pa.Table]:
     """Yield a table for every `CHUNK` images of a source, from the cache or computed with `workers` threads.
 
-    A table has what `rows` returns for lists of `read(source, index)`. Its column `reason` says why an image cannot be
-    read (`DecodeError.reason`). `kind` is the name of its folder in the cache. Raises DataError if the cache cannot be
-    written.
+    A table has what `rows` returns for lists of thumbnails of this `side`. Its column `reason` says why an image cannot
+    be read (`DecodeError.reason`). `kind` is the name of its folder in the cache. Raises DataError if the cache cannot
+    be written.
     """
     with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
             target = cached_file(kind, _key(source, numbers))
-            compute = partial(_compute, source, numbers, read, rows, pool, progress)
+            compute = partial(_compute, source, numbers, side, rows, pool, progress)
             table = stored_table(target, schema, compute, f"the {kind} of images")
             if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
                 target.unlink(missing_ok=True)  # the disk may give these images the next time
@@ -264,14 +269,15 @@ def _key(source: IndexedSource, numbers: range) -> str:
 def _compute(
     source: IndexedSource,
     numbers: range,
-    read: Callable[[IndexedSource, int], Any],
-    rows: Callable[[list[Any]], pa.RecordBatch],
+    side: int,
+    rows: Callable[[list[_Thumbnail]], pa.RecordBatch],
     pool: ThreadPool | None,
     progress: OnProgress | None,
     writer: pa.RecordBatchWriter,
 ) -> None:
     """Read some images and write their rows."""
-    batch: list[Any] = []
+    batch: list[_Thumbnail] = []
+    read = partial(_read_thumbnail, side)
     for done, one in enumerate(each_image(pool, read, source, numbers), start=numbers.start + 1):
         batch.append(one)
         if len(batch) == _ROWS or done == numbers.stop:
@@ -281,15 +287,15 @@ def _compute(
             progress(done, len(source))
 
 
-def _read_thumbnail(source: IndexedSource, index: int) -> _Thumbnail:
+def _read_thumbnail(side: int, source: IndexedSource, index: int) -> _Thumbnail:
     """Return the digest and the thumbnail of one image, or why it cannot be read."""
     try:
         stored = source[index].image
         # a JPEG may be decoded at a fraction of its size, which changes the thumbnail by at most a level
-        image = picture(stored, short_side=4 * SIDE)
-        return _Thumbnail(digest(stored), thumbnail(image), "")
+        image = picture(stored, short_side=_DECODED)
+        return _Thumbnail(digest(stored), thumbnail(image, side), "")
     except DecodeError as error:
-        return _Thumbnail(bytes(16), np.zeros((SIDE, SIDE), np.uint8), error.reason)
+        return _Thumbnail(bytes(16), np.zeros((side, side), np.uint8), error.reason)
 
 
 def _rows(batch: list[_Thumbnail]) -> pa.RecordBatch:
@@ -332,34 +338,15 @@ def windows_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress 
     Raises DataError if the cache cannot be written.
     """
     parts = [np.empty((0, WINDOWS), np.uint64)]
-    for table in tables_of(source, "window-hashes", _WINDOW_SCHEMA, _window_thumbnail, _window_rows, workers, progress):
+    for table in tables_of(source, "window-hashes", _WINDOW_SCHEMA, WINDOW_SIDE, _window_rows, workers, progress):
         parts.append(table["windows"].combine_chunks().flatten().to_numpy().reshape(-1, WINDOWS))
     return np.concatenate(parts)
 
 
-class _WindowThumbnail(NamedTuple):
-    """Thumbnail of one image."""
-
-    pixels: np.ndarray
-    """uint8 [WINDOW_SIDE, WINDOW_SIDE]; zeros if the image cannot be read."""
-    reason: str
-    """Why the image cannot be read; "" if it can be read."""
-
-
-def _window_rows(batch: list[_WindowThumbnail]) -> pa.RecordBatch:
+def _window_rows(batch: list[_Thumbnail]) -> pa.RecordBatch:
     values = pa.array(hash_windows(np.stack([one.pixels for one in batch])).ravel(), pa.uint64())
     reasons = pa.array([one.reason for one in batch], pa.string())
     return pa.record_batch([pa.FixedSizeListArray.from_arrays(values, WINDOWS), reasons], schema=_WINDOW_SCHEMA)
-
-
-def _window_thumbnail(source: IndexedSource, index: int) -> _WindowThumbnail:
-    """Return the grey thumbnail of one image, or why it cannot be read."""
-    try:
-        image = picture(source[index].image, short_side=2 * WINDOW_SIDE)
-    except DecodeError as error:
-        return _WindowThumbnail(np.zeros((WINDOW_SIDE, WINDOW_SIDE), np.uint8), error.reason)
-    grey = Image.fromarray(image).convert("L")
-    return _WindowThumbnail(np.asarray(grey.resize((WINDOW_SIDE, WINDOW_SIDE), Image.Resampling.BILINEAR)), "")
 
 
 def hash_windows(thumbnails: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from PIL import Image
 from vitrail.data.images import png
 from vitrail.data.images.decode import DICOM
 from vitrail.data.images.pixels import check_finite
-from vitrail.data.images.stored import read, stored
+from vitrail.data.images.stored import bands_text, read, stored
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits, Data
@@ -73,17 +73,22 @@ def choose_bands(
     """
     if given is not None:
         given.require_consistent()
-        return _shown(_agreeing(given, data), data)
-    asked = data.channels is not None or data.bits is not None
-    if not asked and weights is not None:
+        for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
+            if asked not in (None, has):
+                raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
+        return _shown(given, data)
+    asks = data.channels is not None or data.bits is not None
+    if not asks and weights is not None:
         channels, bits, why = weights.channels, weights.bits, "as the weights need"
     else:
         kind = bands_to_keep(data, found, rgb=weights is None)
         if kind is None:
-            if not asked:
-                _note_lost_bits(found, decisions)
+            deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
+            if deep and not asks:
+                share = f"{deep[0][1]} of {len(found)} images have {deep[0][0]}"
+                decisions["bits"] = f"8 bits of RGB: {share}. data.channels and data.bits keep them all"
             return None
-        (channels, bits), why = kind, "as data.channels and data.bits say" if asked else "as they are stored"
+        (channels, bits), why = kind, "as data.channels and data.bits say" if asks else "as they are stored"
     _require(channels, bits, found, why)
     decisions["bands"] = f"{_words(channels, bits)}: {why}"
     if weights is not None and (weights.channels, weights.bits) == (channels, bits):
@@ -112,14 +117,6 @@ def bands_to_keep(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> t
     return channels, bits
 
 
-def _agreeing(given: Bands, data: Data) -> Bands:
-    """Return `given`. Raises UsageError if `data` asks for other bands."""
-    for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
-        if asked not in (None, has):
-            raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
-    return given
-
-
 def _shown(bands: Bands, data: Data) -> Bands:
     """Return `bands` with the display that `data` asks for. Raises UsageError as `Bands.require_consistent` does."""
     bands = bands if data.display is None else replace(bands, display=data.display)
@@ -145,19 +142,8 @@ def _require(channels: int, bits: Bits, found: Sequence[Layout], why: str) -> No
         )
 
 
-def _note_lost_bits(found: Sequence[Layout], decisions: dict[str, str]) -> None:
-    """Note that images have more bits than RGB keeps."""
-    deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
-    if deep:
-        kind, count = deep[0]
-        decisions["bits"] = (
-            f"8 bits of RGB: {count} of {len(found)} images have {kind}. data.channels and data.bits keep them all"
-        )
-
-
 def _words(channels: int, bits: Bits | None) -> str:
-    bands = "1 band" if channels == 1 else f"{channels} bands"
-    return f"{bands} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
+    return f"{bands_text(channels)} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
 
 
 def _layout(channels: int | None, source: IndexedSource, index: int) -> Layout | None:

@@ -131,22 +131,19 @@ def open_image(path: Path, pixels: Pixels, tile_height: int, *, pipe: bool = Fal
     except DecodeError as error:
         if error.reason not in ("too-many-pixels", "too-large"):
             raise
-        convert = _from_dicom(path, pixels) if kind == DICOM else _by_libvips(path)
+        tiled = f"{path.with_suffix('')}-tiled.tif"
+        convert = f"vips autorot {path} '{tiled}[tile,compression=deflate,bigtiff]'"
+        if kind == DICOM:
+            convert = _from_dicom(path, pixels, tiled)
         message = f"{error}. It cannot be read in parts: {why}. Convert it to a TIFF of tiles: {convert}"
         raise DecodeError(message, reason=error.reason) from error
 
 
-def _by_libvips(path: Path) -> str:
-    """Return the command that writes an ordinary image as a TIFF of tiles."""
-    return f"vips autorot {path} '{path.with_suffix('')}-tiled.tif[tile,compression=deflate,bigtiff]'"
-
-
-def _from_dicom(path: Path, pixels: Pixels) -> str:
+def _from_dicom(path: Path, pixels: Pixels, target: str) -> str:
     """Return the command that writes the values that vitrail reads from a DICOM file, which libvips does not read."""
     values = "pixels.pixel_array(f)"
     if isinstance(pixels, Banded) and pixels.bands.bits == "32f":
         values = f"pixels.apply_modality_lut({values}, dcmread(f)).astype('float32')"
-    target = f"{path.with_suffix('')}-tiled.tif"
     return (
         f'python -c "import tifffile; from pydicom import dcmread, pixels; f = {str(path)!r}; '
         f'tifffile.imwrite({target!r}, {values}, tile=(256, 256), bigtiff=True)"'

@@ -98,12 +98,21 @@ def find_file(name: str, folder: Path, what: str) -> Path:
     raise DataError(f"there is no {what} {name!r} (data.label_from): looked for {looked}.{near}")
 
 
-def files_near(folder: Path, endings: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
-    """Yield (file, its path as `find_file` finds it) of the small files in a folder and in the folder above."""
-    for place in (folder, Path(os.path.abspath(folder)).parent):
+def _first_near(images: Images, endings: tuple[str, ...], fitting: Callable[[Path, Lookup], str | None]) -> str | None:
+    """Return the first fitting small file in the folder of the images, or in the folder above: the argument for it.
+
+    fitting: Function of a file that returns what follows its path in the argument; None if the file does not fit.
+    """
+    lookup = Lookup(images)
+    for place in (images.folder, Path(os.path.abspath(images.folder)).parent):
         for file in sorted(place.iterdir()):
-            if file.suffix.lower() in endings and file.is_file() and file.stat().st_size <= _SMALL:
-                yield file, os.path.relpath(file, folder)
+            try:
+                small = file.suffix.lower() in endings and file.is_file() and file.stat().st_size <= _SMALL
+                if small and (rest := fitting(file, lookup)) is not None:
+                    return os.path.relpath(file, images.folder) + rest
+            except (DataError, OSError):
+                continue
+    return None
 
 
 class LabelRow(NamedTuple):
@@ -136,17 +145,15 @@ class Lookup:
         if not parts:
             return []
         for candidates in (self._named, self._stems):
-            found = [number for number in candidates.get(parts[-1], ()) if self._lies_in(number, parts[:-1])]
+            found = [
+                number
+                for number in candidates.get(parts[-1], ())
+                if (*self._above, *self._images.paths[number].split("/"))[-len(parts) : -1] == parts[:-1]
+            ]
             whole = [number for number in found if self._images.paths[number].count("/") == len(parts) - 1]
             if found:
                 return whole if len(whole) == 1 else found
         return []
-
-    def _lies_in(self, number: int, folders: tuple[str, ...]) -> bool:
-        if not folders:
-            return True
-        above = (*self._above, *self._images.paths[number].split("/")[:-1])
-        return above[-len(folders) :] == folders
 
 
 def assigned(
@@ -170,7 +177,8 @@ def assigned(
         elif number not in first:
             labels[number], first[number] = label, row.where
         elif columns.per_image == "several":
-            labels[number] = tuple(chain.from_iterable(_names(one) for one in (labels[number], label)))
+            both = (labels[number], label)
+            labels[number] = tuple(chain.from_iterable([one] if isinstance(one, str) else one or () for one in both))
         elif labels[number] == label:
             findings.drop(row.id, f"{file.name}, {row.where}: listed before, in {first[number]}")
         else:
@@ -198,10 +206,6 @@ def _image_of(row: LabelRow, file: Path, lookup: Lookup, images: Images) -> int 
             f"{listing(sorted(images.paths[number] for number in found), 3)}. Write the path below {images.folder}"
         )
     return found[0] if found else None
-
-
-def _names(label: FoundLabel) -> tuple[str, ...]:
-    return (label,) if isinstance(label, str) else label or ()
 
 
 _USUAL = (
@@ -264,9 +268,6 @@ def _propose_names(images: Images) -> str | None:
         if None not in labels and 2 <= len(labels) <= len(images.paths) / 2:
             return argument
     return None
-
-
-NAMES = Kind("name: PATTERN", _read_names, _propose_names)
 
 
 _DEEPEST = 3
@@ -340,9 +341,6 @@ def _keys(value: Any, depth: int = 1) -> Iterator[str]:
     for name, inner in value.items():
         yield name
         yield from (f"{name}.{key}" for key in _keys(inner, depth + 1))
-
-
-JSON = Kind("json: KEY", _read_json, _propose_json)
 
 
 ENDINGS = (".txt", ".lst", ".list", ".csv", ".tsv")
@@ -427,17 +425,12 @@ def _read_list(argument: str, images: Images, columns: Columns, findings: Findin
 
 def _propose_list(images: Images) -> str | None:
     """Return the list in the folder of the images, or in the folder above, that names some of them."""
-    lookup = Lookup(images)
-    for file, name in files_near(images.folder, ENDINGS):
-        try:
-            if is_list(file) and any(lookup.images_named(row.id) for row in list_rows(file)[:_ROWS]):
-                return name
-        except (DataError, OSError):
-            continue
-    return None
 
+    def fitting(file: Path, lookup: Lookup) -> str | None:
+        names = is_list(file) and any(lookup.images_named(row.id) for row in list_rows(file)[:_ROWS])
+        return "" if names else None
 
-LIST = Kind("list: FILE", _read_list, _propose_list)
+    return _first_near(images, ENDINGS, fitting)
 
 
 ID_COLUMNS = (*IMAGE_COLUMNS, "id", "image_id", "image_name", "id_code", "name")
@@ -469,18 +462,11 @@ def _read_table(argument: str, images: Images, columns: Columns, findings: Findi
 
 def _propose_table(images: Images) -> str | None:
     """Return the table in the folder of the images, or in the folder above, one of whose columns names them."""
-    lookup = Lookup(images)
-    for file, name in files_near(images.folder, TABLE_SUFFIXES):
-        try:
-            if found := _columns(file, lookup):
-                return f"{name} {found[0]} -> {found[1]}"
-        except (DataError, OSError):
-            continue
-    return None
+    return _first_near(images, TABLE_SUFFIXES, _columns)
 
 
-def _columns(file: Path, lookup: Lookup) -> tuple[str, str] | None:
-    """Return the columns of ids and of labels; None if no column names images, or if none divides them."""
+def _columns(file: Path, lookup: Lookup) -> str | None:
+    """Return " ID -> LABEL" of a table; None if no column names images, or if none divides them."""
     header, rows = read_rows(file)
     if {*PREDICTIONS} <= {*header}:  # guesses of a network are no labels
         return None
@@ -496,13 +482,15 @@ def _columns(file: Path, lookup: Lookup) -> tuple[str, str] | None:
         if place != id and 2 <= len({row[place].strip() for row in cells}) <= len(cells) / 2
     ]
     divide.sort(key=lambda place: header[place].strip().lower() not in LABEL_COLUMNS)
-    return (header[id], header[divide[0]]) if divide else None
+    return f" {header[id]} -> {header[divide[0]]}" if divide else None
 
 
-TABLE = Kind("table: FILE ID -> LABEL", _read_table, _propose_table)
-
-
-KINDS: dict[str, Kind] = {"name": NAMES, "list": LIST, "table": TABLE, "json": JSON}
+KINDS: dict[str, Kind] = {
+    "name": Kind("name: PATTERN", _read_names, _propose_names),
+    "list": Kind("list: FILE", _read_list, _propose_list),
+    "table": Kind("table: FILE ID -> LABEL", _read_table, _propose_table),
+    "json": Kind("json: KEY", _read_json, _propose_json),
+}
 FORMS = ", ".join(repr(kind.form) for kind in KINDS.values())
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.images.stored import DEPTHS, bands_first
-from vitrail.data.item import DataSet, Findings, IndexedSource, Item, Subset
+from vitrail.data.item import DataSet, Findings, IndexedSource, Reader, Subset
 from vitrail.data.labels.numbers import Numbers, target_names
-from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
+from vitrail.data.labels.sets import Labels, LabelSets, Named, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Columns
 from vitrail.data.split import hold_out
@@ -33,24 +33,20 @@ _PAIRS = {
 }
 
 
-class ArraySource:
+class ArraySource(Reader):
     """Images that are rows of one array [N, H, W, bands]; uint8 [N, H, W] is grey, copied to three channels."""
 
     def __init__(self, name: str, images: np.ndarray, labels: Labels, class_names: list[str]) -> None:
+        super().__init__(labels, np.full(len(images), images[:1].nbytes, dtype=np.int64), class_names)
         self._name = name
         self._images = images
-        self.labels = labels
-        self.sizes = np.full(len(images), images[:1].nbytes, dtype=np.int64)
-        self.class_names = class_names
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
+    def image(self, index: int) -> np.ndarray:
+        """See `Reader.image`."""
         image = np.asarray(self._images[index])
         if image.ndim == 2 and image.dtype == np.uint8:
             image = np.repeat(image[:, :, None], 3, axis=2)
-        return Item(np.ascontiguousarray(image), label_at(self.labels, index), self.id(index))
+        return np.ascontiguousarray(image)
 
     def id(self, index: int) -> str:
         """See `IndexedSource.id`: the split and the row, counted from 0."""

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.cache import cached_table, pa, pc, pq, valid
-from vitrail.data.item import DataSet, Findings, IndexedSource, Item
+from vitrail.data.item import DataSet, Findings, IndexedSource, Reader
 from vitrail.data.labels.cells import class_columns, read_cells, unsplit
 from vitrail.data.labels.numbers import Numbers, target_names
-from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, label_names, label_text, named, order_classes
+from vitrail.data.labels.sets import Labels, LabelSets, Named, label_names, label_text, named, order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
 from vitrail.data.sources.table import (
@@ -259,7 +259,7 @@ class _List(NamedTuple):
 _ROWS = 512  # rows copied at a time: the most of a data set that is in memory
 
 
-class ArrowSource:
+class ArrowSource(Reader):
     """Images in the rows of Arrow columns; only the row asked for is copied into memory."""
 
     def __init__(
@@ -271,39 +271,31 @@ class ArrowSource:
         class_names: list[str],
         root: Path,
     ) -> None:
+        lengths = pc.fill_null(pc.binary_length(images), 0)
+        super().__init__(labels, lengths.to_numpy().astype(np.int64), class_names)
         self._name = name
         self._images = images
         self._paths = paths
         self._root = root
-        self.labels = labels
-        self.class_names = class_names
-        lengths = pc.fill_null(pc.binary_length(images), 0)
-        self.sizes = lengths.to_numpy().astype(np.int64)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        image = self._images[index].as_py()
-        if image is None:
-            image = self._outside(index)
-        return Item(image, label_at(self.labels, index), self.id(index))
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`: the split and the row, counted from 0."""
-        return f"{self._name}[{index}]"
-
-    def _outside(self, index: int) -> bytes:
+    def image(self, index: int) -> bytes:
+        """See `Reader.image`: the bytes in the row, or those of the file that it names."""
+        image: bytes | None = self._images[index].as_py()
+        if image is not None:
+            return image
         path = self._paths[index].as_py()
         if not path:
             raise DecodeError(f"{self.id(index)} holds neither bytes nor a path", reason="empty")
         return read_file(self._root / path)
 
+    def id(self, index: int) -> str:
+        """See `IndexedSource.id`: the split and the row, counted from 0."""
+        return f"{self._name}[{index}]"
+
 
 class _Opened(NamedTuple):
     """The columns of one split before its labels are read."""
 
-    where: str
     images: pa.ChunkedArray
     paths: pa.ChunkedArray | pa.Array | None
     """None if `images` are paths."""
@@ -353,10 +345,11 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
             with open_regular(part) as stream:
                 tables.append(pq.read_table(stream, columns=[image, *labels]))
         table = valid(pa.concat_tables(tables))
-        return _Opened(where, table[image], None, _label_column(table, labels, schema, where), files[0].parent)
+        return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
-    kept = {name: _stored_type(schema.field(name).type) for name in labels}
+    types = {name: schema.field(name).type for name in labels}
+    kept = {name: kind.value_type if isinstance(kind, pa.DictionaryType) else kind for name, kind in types.items()}
     names = {name: f"label{number or ''}" for number, name in enumerate(labels)}
     target = pa.schema({"image": pa.large_binary(), "path": pa.string(), **{names[n]: t for n, t in kept.items()}})
 
@@ -368,7 +361,7 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
     settings: dict[str, object] = {"image": image, "label": labels[0] if len(labels) == 1 else list(labels)}
     table = cached_table(files, settings, target, copy)
     renamed = table.select(list(names.values())).rename_columns(list(labels))
-    return _Opened(where, table["image"], table["path"], _label_column(renamed, labels, schema, where), files[0].parent)
+    return _Opened(table["image"], table["path"], _label_column(renamed, labels, schema, where), files[0].parent)
 
 
 def _column(files: list[Path], name: str) -> pa.ChunkedArray:
@@ -378,10 +371,6 @@ def _column(files: list[Path], name: str) -> pa.ChunkedArray:
         with open_regular(file) as stream:
             found += valid(pq.read_table(stream, columns=[name]))[name].chunks
     return pa.chunked_array(found)
-
-
-def _stored_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
 
 
 def _label_column(table: pa.Table, labels: tuple[str, ...], schema: pa.Schema, where: str) -> LabelColumns:
@@ -403,14 +392,10 @@ def _batches(file: Path, image: str, labels: Sequence[str], schema: pa.Schema) -
     with _readable(file), open_regular(file) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(_ROWS, columns=[image, *labels]):
             batch.validate(full=True)
-            yield _plain(batch, image, labels, schema)
-
-
-def _plain(batch: pa.RecordBatch, image: str, labels: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    images, paths = _bytes_and_paths(batch[image])
-    columns = [images.cast(pa.large_binary()), paths.cast(pa.string())]
-    columns += [batch[name].cast(schema.field(2 + number).type) for number, name in enumerate(labels)]
-    return pa.record_batch(columns, schema=schema)
+            columns = [*_bytes_and_paths(batch[image]), *(batch[name] for name in labels)]
+            yield pa.record_batch(
+                [column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)], schema
+            )
 
 
 def _bytes_and_paths(images: Any) -> tuple[Any, Any]:
@@ -429,7 +414,7 @@ def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Fi
         (f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), "")
         for row, path in enumerate(opened.images)
     )
-    (source,) = Rows(opened.root, findings, class_names if several else None).read(rows, opened.where).values()
+    (source,) = Rows(opened.root, findings, class_names if several else None).read(rows, opened.labels.where).values()
     return source
 
 
@@ -461,7 +446,7 @@ def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
         class_names = getattr(getattr(feature, "feature", feature), "names", None)
         images, paths = _bytes_and_paths(table.column(image))
         labels = LabelColumns(name, {label: table.column(label) for label in names}, class_names)
-        opened[name] = _Opened(name, images, paths, labels, root)
+        opened[name] = _Opened(images, paths, labels, root)
     return _labelled(opened, columns, findings)
 
 

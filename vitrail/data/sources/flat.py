@@ -62,7 +62,10 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
     if "" not in parts:
         note_others(root, list(parts.values()), findings)
     listed = {name: _listed(part, findings, columns.selection) for name, part in parts.items()}
-    images = Images(path, [below for name, part in parts.items() for below in _paths(path, part, listed[name])])
+    images = Images(path, [])
+    for name, part in parts.items():
+        prefix = "" if part == path else f"{part.relative_to(path).as_posix()}/"
+        images.paths.extend(prefix + below for below in listed[name].names())
     if not images.paths:
         raise DataError(no_images(path, columns.selection))
     assert columns.label_from is not None
@@ -98,12 +101,6 @@ def _listed(path: Path, findings: Findings, selection: Selection) -> FileSource:
     return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
 
 
-def _paths(path: Path, part: Path, source: FileSource) -> list[str]:
-    """Return the paths below `path` of the images of a folder within it."""
-    prefix = "" if part == path else f"{part.relative_to(path).as_posix()}/"
-    return [prefix + source.id(number) for number in range(len(source))]
-
-
 def _first_fork(path: Path) -> Path:
     """Return the folder below `path` that holds more than the next folder: archives often hold their folder."""
     for _ in range(_DEEPEST):
@@ -125,20 +122,16 @@ def _splits(path: Path) -> dict[str, Path]:
 
 def refuse_flat(path: Path) -> None:
     """Raise DataError, with advice on where the labels may be, for a folder of images without class folders."""
-    if problem := _flat(path):
-        raise DataError(f"{problem}. {label_advice(path)}.\nWithout this setting, {EXPECTED}")
-
-
-def _flat(path: Path) -> str | None:
-    """Return in words how a folder holds images but no class folders; None if it holds class folders or no images."""
     folders = [folder for folder in folders_in(path) if layout(folder) != "empty"]
     if not folders and has_image(path):
         count = len(_image_names(path))
-        return f"{path} holds {count:,} image{'s' * (count != 1)} and no class folder with images"
-    roles = [split_word(folder.name) for folder in folders]
-    if folders and all(roles) and any(map(_trains, roles)) and all(layout(one) == "images" for one in folders):
-        return f"{path}: {' and '.join(f'{folder.name}/' for folder in folders)} hold images but no class folders"
-    return None
+        problem = f"{path} holds {count:,} image{'s' * (count != 1)} and no class folder with images"
+    else:
+        words = [split_word(folder.name) for folder in folders]
+        if not all(words) or not any(map(_trains, words)) or any(layout(one) != "images" for one in folders):
+            return
+        problem = f"{path}: {' and '.join(f'{folder.name}/' for folder in folders)} hold images but no class folders"
+    raise DataError(f"{problem}. {label_advice(path)}.\nWithout this setting, {EXPECTED}")
 
 
 def _trains(word: str) -> bool:

@@ -20,8 +20,8 @@ import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, IndexedSource, Item, Subset, origin, role_of
-from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, named, order_classes
+from vitrail.data.item import SYSTEM_FILE, DataSet, Findings, IndexedSource, Item, Reader, Subset, origin, role_of
+from vitrail.data.labels.sets import Labels, LabelSets, Named, named, order_classes
 from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
@@ -46,11 +46,10 @@ class Links(NamedTuple):
         return int(np.count_nonzero(self.labels.counts > 1))
 
 
-def links(files: np.ndarray, labels: np.ndarray, width: int) -> Links | None:
-    """Return each file once, with all its classes; None if no file lies in two folders of classes.
-
-    files: int64 [N, 2], device and number of the file behind each name; zeros where the system has no such numbers.
-    """
+def _links(tree: _Tree) -> Links | None:
+    """Return each file once, with all its classes; None if no file lies in two folders of classes."""
+    files, labels, width = tree.files, tree.source.labels, len(tree.source.class_names)
+    assert isinstance(labels, np.ndarray)
     if not len(files) or not files[:, 1].all() or len(np.unique(files[:, 1])) == len(files):
         return None
     _, first, group = np.unique(files, axis=0, return_index=True, return_inverse=True)
@@ -75,24 +74,19 @@ EXPECTED = """expected is one folder per class, in split folders or not:
     photos/dog/3.jpg           photos/val/cat/3.jpg"""
 
 
-class FileSource:
+class FileSource(Reader):
     """Images in separate files, named relative to `root`. The names take about 60 bytes per image (`packed_names`)."""
 
     def __init__(
         self, root: Path, names: np.ndarray, labels: Labels, sizes: np.ndarray, class_names: list[str]
     ) -> None:
+        super().__init__(labels, sizes, class_names)
         self._root = os.fsencode(root)
         self._names = names
-        self.labels = labels
-        self.sizes = sizes
-        self.class_names = class_names
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        name = _unpacked(self._names[index])
-        return Item(read_file(os.path.join(self._root, name)), label_at(self.labels, index), os.fsdecode(name))
+    def image(self, index: int) -> bytes:
+        """See `Reader.image`."""
+        return read_file(os.path.join(self._root, _unpacked(self._names[index])))
 
     def id(self, index: int) -> str:
         """See `IndexedSource.id`: the path below the root."""
@@ -131,8 +125,7 @@ def _unpacked(name: str) -> bytes:
 
 def file_source(root: Path, files: Sequence[tuple[str, int, int]], class_names: list[str]) -> FileSource:
     """Return the images `files`, each (name below `root`, label or UNKNOWN, size in bytes)."""
-    labels = np.array([label for _, label, _ in files], dtype=np.int64)
-    return _source(root, files, Named(labels, class_names))
+    return _source(root, files, Named(np.array([label for _, label, _ in files], dtype=np.int64), class_names))
 
 
 def named_file_source(
@@ -270,7 +263,7 @@ class _Tree(NamedTuple):
 
     source: FileSource
     files: np.ndarray
-    """int64 [N, 2]: device and number of the file behind each name."""
+    """int64 [N, 2]: device and number of the file behind each name; zeros where the system has no such numbers."""
 
 
 def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) -> _Tree:
@@ -307,7 +300,7 @@ def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage
 
     That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`links.FEWEST`).
     """
-    found = {name: _links_of(tree) for name, tree in trees.items()}
+    found = {name: _links(tree) for name, tree in trees.items()}
     several = sum(one.several for one in found.values() if one is not None)
     share = several / sum(len(tree.source) for tree in trees.values())
     use = per_image == "several" or (per_image == "auto" and share >= FEWEST)
@@ -321,11 +314,6 @@ def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage
         for name, tree in trees.items()
     }
     return DataSet(dict(sources), findings)
-
-
-def _links_of(tree: _Tree) -> Links | None:
-    assert isinstance(tree.source.labels, np.ndarray)
-    return links(tree.files, tree.source.labels, len(tree.source.class_names))
 
 
 def _split_folders(folders: list[Path], named: Collection[str] = ()) -> list[Path]:
@@ -479,26 +467,6 @@ def _file(entry: os.DirEntry[str], name: str, findings: Findings) -> _File | Non
         reason = error.strerror or "unreadable"
     findings.drop(name, reason)
     return None
-
-
-class Files:
-    """The files at `paths`, in this order; the id of each is its path. An `IndexedSource` without labels."""
-
-    def __init__(self, paths: Iterable[str | Path]) -> None:
-        self._paths = [os.fspath(path) for path in paths]
-        self.class_names: list[str] = []
-        self.labels = np.full(len(self._paths), UNKNOWN, dtype=np.int64)
-        self.sizes = np.zeros(len(self._paths), dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> Item:
-        return Item(read_file(self._paths[index]), UNKNOWN, self._paths[index])
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`."""
-        return self._paths[index]
 
 
 class Located(Subset):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from glob import has_magic
 from pathlib import Path
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import HEIC, heic_advice, heic_installed
-from vitrail.data.item import DataSet, Findings, IndexedSource, Subset, split_title
+from vitrail.data.item import DataSet, IndexedSource, Subset, split_title
 from vitrail.data.labels.kind import alike_classes, of_one_kind
 from vitrail.data.labels.label_from import ENDINGS, is_list
 from vitrail.data.labels.sets import known
@@ -29,7 +29,7 @@ from vitrail.data.sources.folder import FileSource, has_image, is_class_tree
 from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import Reference, read_list, refers_to, selected
+from vitrail.data.sources.lists import read_list, refers_to, selected
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shard_files import is_address
 from vitrail.data.sources.shards import read_shards
@@ -89,16 +89,16 @@ def open_path(path: str, columns: Columns = Columns(), *, labels: bool = True) -
         path, pattern = str(Path(*parts[:first])), "/".join(parts[first:])
         columns = columns._replace(selection=columns.selection._replace(given=pattern))
     try:
-        found = _find(path, columns, labels)
+        found = _read(path, columns, labels)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
-    return _checked(path, found, columns)
+    return _with_labels_of_one_kind(path, found, columns)
 
 
 def open_data_set(data: Data, *, labels: bool = True) -> DataSet:
     """Return the data set that `data` describes, of the user's own class too. Raises DataError as `open_path` does."""
     found = data_set(data.find(labels=labels))
-    return _checked(data.path, found, data.columns) if is_own(type(data)) else found
+    return _with_labels_of_one_kind(data.path, found, data.columns) if is_own(type(data)) else found
 
 
 def open_whole(data: Data, *, labels: bool = True) -> DataSet:
@@ -139,11 +139,11 @@ def open_to_predict(data: Data) -> DataSet:
     return found
 
 
-def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
+def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> DataSet:
     """Return the data set without splits that hold no image, with labels of one kind (`of_one_kind`).
 
     Raises DataError if no split is left, and for images that cannot be read without a package."""
-    there = any(map(len, found.splits.values()))
+    there = found.count
     found = selected(found, columns.selection)
     kept = {name: source for name, source in found.splits.items() if len(source)}
     if not kept and there:
@@ -151,23 +151,17 @@ def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
     if not kept:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
-    found.findings.warnings += masks_beside(kept.values())
-    found.findings.warnings += _outside(path, found.findings)
-    found.findings.warnings += alike_classes(kept.values())
-    for name in found.splits:
-        if name not in kept:
-            found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
-    return of_one_kind(DataSet(kept, found.findings), columns)
-
-
-def _outside(path: str, findings: Findings) -> Iterator[str]:
-    """Yield a warning if images lie outside the folder of the data."""
+    findings = found.findings
+    findings.warnings += masks_beside(kept.values())
     if findings.outside:
         what = "image lies" if findings.outside == 1 else "images lie"
-        yield (
+        findings.warnings.append(
             f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
             f"{findings.first_outside}. They are used, but `vitrail data pack` does not copy them unasked"
         )
+    findings.warnings += alike_classes(kept.values())
+    findings.warnings += [f"{split_title(name)} holds no images: left out" for name in found.splits if name not in kept]
+    return of_one_kind(DataSet(kept, findings), columns)
 
 
 def _refuse_unreadable(path: str, splits: Mapping[str, IndexedSource]) -> None:
@@ -184,7 +178,8 @@ def _refuse_unreadable(path: str, splits: Mapping[str, IndexedSource]) -> None:
         raise DataError(f"{counts} images of {path} cannot be read. {heic_advice()}{without}")
 
 
-def _find(path: str, columns: Columns, labels: bool) -> DataSet:
+def _read(path: str, columns: Columns, labels: bool) -> DataSet:
+    """Return the data set at `path` as its reader gives it."""
     place = Path(path).expanduser()
     if columns.label_from is not None:
         _require_folder(path, place, columns.label_from)
@@ -195,7 +190,7 @@ def _find(path: str, columns: Columns, labels: bool) -> DataSet:
     if path and place.is_dir():
         return open_folder(place, columns, labels)
     if place.is_file():
-        return _find_file(place, columns)
+        return _read_file(place, columns)
     if path.startswith(PREFIX):
         return read_task(path, open_path)
     if path in CATALOG:
@@ -245,12 +240,18 @@ def _missing(path: str, place: Path) -> DataError:
     )
 
 
-def _find_file(path: Path, columns: Columns) -> DataSet:
+def _read_file(path: Path, columns: Columns) -> DataSet:
     suffix = path.suffix.lower()
     if suffix in ENDINGS and is_list(path):
         return read_index_lists(path.parent, {"": path}, columns)
     if suffix in table.TABLE_SUFFIXES and (listed := refers_to(path)) is not None:
-        return read_list(path, _listed(path, listed, columns))
+        try:
+            selection = columns.selection._replace(lists=())  # they name images of the list
+            label_from = listed.label_from or columns.label_from
+            found = open_path(listed.data, columns._replace(label_from=label_from, selection=selection))
+        except DataError as error:
+            raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error
+        return read_list(path, found)
     if suffix in table.TABLE_SUFFIXES:
         return table.read_tables(path, [path], columns)
     if suffix == ".parquet":
@@ -260,13 +261,3 @@ def _find_file(path: Path, columns: Columns) -> DataSet:
     if suffix == ".tar":
         return read_shards(path, [path])
     raise DataError(f"{path} is a file of no known kind. Valid are {_KINDS}")
-
-
-def _listed(path: Path, listed: Reference, columns: Columns) -> DataSet:
-    """Open the data set that a list of images refers to."""
-    try:
-        selection = columns.selection._replace(lists=())  # they name images of the list
-        label_from = listed.label_from or columns.label_from
-        return open_path(listed.data, columns._replace(label_from=label_from, selection=selection))
-    except DataError as error:
-        raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error

@@ -88,11 +88,8 @@ def _in_folder(system: Any, path: str, split: str) -> tuple[dict[str, str], list
         packed = {e.rpartition("/")[2]: e for e in inside if system.exists(f"{e}/{INDEX}")}
         if packed:
             return packed, []
-        return {}, [tar for entry in inside for tar in sorted(_tars_in(system, entry))]
-
-
-def _tars_in(system: Any, folder: str) -> set[str]:
-    return {str(e["name"]) for e in system.ls(folder, detail=True) if str(e["name"]).endswith(".tar")}
+        listed = ({str(found["name"]) for found in system.ls(entry, detail=True)} for entry in inside)
+        return {}, [name for names in listed for name in sorted(names) if name.endswith(".tar")]
 
 
 def _read_packed(system: Any, folders: dict[str, str]) -> DataSet:

@@ -138,7 +138,7 @@ def read_table(
     label, classes = _label_columns(file, header, rows, columns, {image, split})
     used = {header[place] for place in (image, split, label) if place is not None} | {*classes}
     unused_columns(header, used, file.name, findings)
-    predictions = _is_predictions(header)
+    predictions = any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
     text = unescape_formula if predictions else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
@@ -155,7 +155,11 @@ def read_table(
                     f"{file}, {where}: {len(row)} cells, and the header has {len(header)}. Add or remove cells"
                 )
             cells = [row[place] for place in places]
-            table.labels.append(_joined(cells) if numbers else marked(cells, classes, f"{file}, {where}"))
+            if not numbers:
+                table.labels.append(marked(cells, classes, f"{file}, {where}"))
+            else:  # a row that lacks a number has no label
+                lacks = any(cell.strip().lower() in MISSING for cell in cells)
+                table.labels.append("" if lacks else SEPARATOR.join(cells))
         else:
             cell = text(_cell(row, label))
             table.labels.append(from_text(cell) if predictions else cell)
@@ -179,18 +183,9 @@ def unused_columns(names: Iterable[str], used: Iterable[str], where: str, findin
             )
 
 
-def _joined(cells: list[str]) -> str:
-    """Return the cells of numbers as one text; "" if one is missing."""
-    return "" if any(cell.strip().lower() in MISSING for cell in cells) else SEPARATOR.join(cells)
-
-
 def _cell(row: list[str], place: int) -> str:
     """Return a cell of a row, which may be shorter than the header."""
     return row[place].strip() if place < len(row) else ""
-
-
-def _is_predictions(header: list[str]) -> bool:
-    return any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
 
 
 def read_rows(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:

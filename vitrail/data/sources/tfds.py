@@ -263,7 +263,7 @@ def read_tfds(path: Path, columns: Columns = Columns(), label: TaskLabel | None 
         wanted = label or TaskLabel((default,))
         names = list(wanted.names) or _class_names(prepared, wanted.keys[0])
         counts = {split: _stated_count(prepared, split) for split in prepared.splits}
-    tables = {split: _index(files, image, wanted, names) for split, files in prepared.splits.items()}
+    tables = {split: _Index(files, image, wanted, names).table() for split, files in prepared.splits.items()}
     for split, table in tables.items():
         if counts[split] not in (None, len(table)):
             raise DataError(
@@ -402,12 +402,6 @@ def _stated_count(prepared: PreparedData, split: str) -> int | None:
     return None if count is None else int(count)
 
 
-def _index(files: list[Path], image: str, label: TaskLabel, names: list[str]) -> pa.Table:
-    maker = _Index(files, image, label, names)
-    settings: dict[str, object] = {"format": "tfds 2", "image": image, "label": maker.settings}
-    return cached_table(files, settings, index_schema(), maker.write)
-
-
 @dataclass(frozen=True)
 class _Index:
     """Makes the index of a split: where each image lies, and its class."""
@@ -417,12 +411,13 @@ class _Index:
     label: TaskLabel
     names: list[str]
 
-    @property
-    def settings(self) -> list[object]:
-        """What the index depends on, besides the files."""
-        return [list(self.label.keys), getattr(self.label.compute, "__qualname__", ""), self.names]
+    def table(self) -> pa.Table:
+        """Return the index, from the cache or made."""
+        label = [list(self.label.keys), getattr(self.label.compute, "__qualname__", ""), self.names]
+        settings: dict[str, object] = {"format": "tfds 2", "image": self.image, "label": label}
+        return cached_table(self.files, settings, index_schema(), self._write)
 
-    def write(self, writer: pa.RecordBatchWriter) -> None:
+    def _write(self, writer: pa.RecordBatchWriter) -> None:
         rows = self._rows()
         while some := list(islice(rows, _ROWS)):
             writer.write_table(index_table(some))

@@ -98,12 +98,12 @@ class InspectionInputs:
     @cached_property
     def source(self) -> IndexedSource:
         """The given images, else the data set, else the validation images of the first network's run."""
-        from vitrail.data.sources.folder import Files
+        from vitrail.data.sources.indexed import GivenImages
         from vitrail.evaluation.predict import find_images
 
         if self.paths:
             data = read_settings(self.reading, used=READ if self.data is not None else ("include", "exclude"))
-            return Files(find_images(self.paths, data.columns.selection._replace(lists=())))
+            return GivenImages(list(find_images(self.paths, data.columns.selection._replace(lists=()))))
         return self.data_set if self.data is not None else _validation_images(self.first)
 
     def pictures(self, most: int, what: str) -> list[Pictures]:

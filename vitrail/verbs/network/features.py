@@ -128,7 +128,8 @@ def open_images(
     `reading` are settings of the data.
     """
     from vitrail.data.item import Findings
-    from vitrail.data.sources.folder import Files, Located
+    from vitrail.data.sources.folder import Located
+    from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.predict import find_images
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
@@ -142,7 +143,7 @@ def open_images(
     if splits is not None:
         return splits
     findings = Findings("files")
-    files = Files(find_images(paths, data.columns.selection, findings))
+    files = GivenImages(list(find_images(paths, data.columns.selection, findings)))
     warn_of_ignored(findings)
     return {"": files}
 
