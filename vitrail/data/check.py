@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.images.decode import FORMATS
+from vitrail.data.images.decode import format_of
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
 from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, role_of, split_title
@@ -193,8 +193,9 @@ def describe(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
         usual = data.dtype == np.uint8 and data.ndim == 3 and data.shape[2] == 3
         mode = "RGB" if usual else f"{data.dtype} {data.shape[2] if data.ndim == 3 else 1} bands"
         return (data.shape[0], data.shape[1]), "array", mode
-    format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
-    if format is None:
+    try:
+        format = format_of(data)
+    except DecodeError:
         return (0, 0), "unknown", "unknown"
     if format.reader is None or format.name == "TIFF":
         try:

@@ -53,25 +53,22 @@ _COLOURS = 64
 def masks_beside(sources: Iterable[IndexedSource]) -> Iterator[str]:
     """Yield a warning for each source of files in which half of the images or more have the name of another one."""
     for source in sources:
-        if isinstance(source, FileSource) and (warning := _pairs(source)):
-            yield warning
-
-
-def _pairs(source: FileSource) -> str | None:
-    """Return the warning about names that occur with two endings. Files of one folder are sorted by name."""
-    first = [row for row, (one, two) in enumerate(pairwise(map(os.path.splitext, source.names()))) if one[0] == two[0]]
-    if 4 * len(first) < len(source) or not first:
-        return None
-    stem, *pair = *os.path.splitext(source.id(first[0])), os.path.splitext(source.id(first[0] + 1))[1]
-    large = int(source.sizes[first].sum() < source.sizes[np.array(first) + 1].sum())
-    jpeg = [ending.lower() in _JPEG for ending in pair]
-    image = pair[large if jpeg[0] == jpeg[1] else jpeg.index(True)]
-    (mask,) = {*pair} - {image}
-    return (
-        f"{2 * len(first):,} of {len(source):,} images have a name that occurs with two endings, such as {stem}{image} "
-        f"and {mask}: the {mask} files are probably masks of the photographs. To use the photographs alone, add "
-        f"--data.include '*{image}'"
-    )
+        if not isinstance(source, FileSource):
+            continue
+        names = pairwise(map(os.path.splitext, source.names()))  # files of one folder are sorted by name
+        first = [row for row, (one, two) in enumerate(names) if one[0] == two[0]]
+        if 4 * len(first) < len(source) or not first:
+            continue
+        stem, *pair = *os.path.splitext(source.id(first[0])), os.path.splitext(source.id(first[0] + 1))[1]
+        large = int(source.sizes[first].sum() < source.sizes[np.array(first) + 1].sum())
+        jpeg = [ending.lower() in _JPEG for ending in pair]
+        image = pair[large if jpeg[0] == jpeg[1] else jpeg.index(True)]
+        (mask,) = {*pair} - {image}
+        yield (
+            f"{2 * len(first):,} of {len(source):,} images have a name that occurs with two endings, such as "
+            f"{stem}{image} and {mask}: the {mask} files are probably masks of the photographs. To use the photographs "
+            f"alone, add --data.include '*{image}'"
+        )
 
 
 def refuse_mask_folders(path: Path, found: DataSet) -> None:

@@ -199,7 +199,7 @@ def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = 
     train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
     class_names = train.class_names
     if labels:
-        _check_labels(train, name, data.path, findings)
+        _require_labels(train, name, data.path, findings)
     mark = fingerprint(found.splits)
     measured = test_split(found, data, names)
     chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
@@ -212,35 +212,42 @@ def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = 
     if data.strict:
         findings.require_whole(data.path)
     test = None if measured is None else others[measured]
-    size = data.subset
-    if size is not None and data.validation == SUBSET:
-        train, size = Subset(train, subset(train, size, seed)), None
+    if data.subset is not None and data.validation == SUBSET:  # the validation images are some of the subset
+        train = Subset(train, subset(train, data.subset, seed))
     if chosen is not None:
-        validation, held = others[chosen], dict[str, Any](validation=chosen)
+        validation, origin = others[chosen], dict[str, Any](validation=chosen)
     elif data.fold is not None or data.holdout > 0:
-        remaining, out = (
-            fold_of(found, names, train, data, seed) if data.fold is not None else hold_out(train, data.holdout, seed)
-        )
-        if not len(out):
-            raise DataError(
-                f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
-                "images, name a validation split (data.validation), or set data.holdout to 0"
-            )
-        ids = [train.id(int(index)) for index in out]
-        part: dict[str, Any] = {"share": data.holdout}
-        if data.fold is not None:
-            shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
-            part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in out]}
-        held = {"seed": seed, **part, "from": name, "ids": ids}
-        train, validation = Subset(train, remaining), Subset(train, out)
+        remaining, held, origin = _held_out(found, names, train, data, seed)
+        train, validation = Subset(train, remaining), Subset(train, held)
     else:
-        validation, held = None, {}
-    if size is not None:
-        train = Subset(train, subset(train, size, seed))
-    return Splits(train, validation, test, list(class_names), findings, mark, held)
+        validation, origin = None, {}
+    if data.subset is not None and data.validation != SUBSET:
+        train = Subset(train, subset(train, data.subset, seed))
+    return Splits(train, validation, test, list(class_names), findings, mark, origin)
 
 
-def _check_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
+def _held_out(
+    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Return (indices for training, indices held out for validation, `Splits.held_out`). Raises DataError for none."""
+    name = "+".join(names)
+    part: dict[str, Any]
+    if data.fold is not None:
+        remaining, held = fold_of(found, names, train, data, seed)
+        shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
+        part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in held]}
+    else:
+        remaining, held = hold_out(train, data.holdout, seed)
+        part = {"share": data.holdout}
+    if not len(held):
+        raise DataError(
+            f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
+            "images, name a validation split (data.validation), or set data.holdout to 0"
+        )
+    return remaining, held, {"seed": seed, **part, "from": name, "ids": [train.id(int(index)) for index in held]}
+
+
+def _require_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
     """Raise DataError unless the training images all have a label and are of at least two classes."""
     warnings = "".join(f". {line}" for line in findings.warnings[:3])
     unlabelled = int(np.count_nonzero(~known(train.labels)))

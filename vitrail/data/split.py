@@ -41,7 +41,8 @@ def stratified(labels: LabelSets, ranks: np.ndarray, share: float) -> np.ndarray
     lacking = np.stack([counts - part, part])  # [2, classes]: images of each label that the rest and the part lack
     size = round(share * len(labels))
     room = [len(labels) - size, size]
-    members = _members(labels, ranks)
+    order, ends = np.lexsort((ranks[labels.rows], labels.classes)), np.cumsum(counts)
+    members = [images.tolist() for images in np.split(labels.rows[order], ends[:-1])]  # of each label, by their ranks
     left = counts.copy()
     taken = np.full(len(labels), -1, dtype=np.int8)
     queue = [(int(count), label) for label, count in enumerate(counts.tolist()) if count]
@@ -67,14 +68,6 @@ def stratified(labels: LabelSets, ranks: np.ndarray, share: float) -> np.ndarray
     taken[free] = 0
     taken[free[: max(0, room[1])]] = 1
     return taken == 1
-
-
-def _members(labels: LabelSets, ranks: np.ndarray) -> list[list[int]]:
-    """Return the images of each label in the order of their ranks."""
-    rows = labels.rows
-    order = np.lexsort((ranks[rows], labels.classes))
-    ends = np.cumsum(class_counts(labels, labels.width))
-    return [part.tolist() for part in np.split(rows[order], ends[:-1])]
 
 
 def stratified_order(labels: LabelSets, ranks: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from vitrail.data.labels.sets import (
     one_label,
     order_classes,
     stored_texts,
+    translated,
 )
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.split import fingerprint, hold_out, stratified, stratified_order, subset
@@ -44,7 +45,7 @@ def test_sets_are_sorted_lists_without_repeats(sets: list[list[int] | None], dat
     for row, one in enumerate(expected):
         assert marks[row].tolist() == ([-1] * WIDTH if one is None else [int(k in one) for k in range(WIDTH)])
     assert class_counts(labels, WIDTH).tolist() == [sum(k in (one or []) for one in expected) for k in range(WIDTH)]
-    turned = labels.translated(np.array([4, 3, 2, 1, 0]), WIDTH)
+    turned = translated(labels, np.array([4, 3, 2, 1, 0]), WIDTH)
     assert plain(turned) == [None if one is None else sorted(4 - k for k in one) for one in expected]
 
 

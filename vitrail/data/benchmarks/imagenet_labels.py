@@ -16,7 +16,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -107,13 +106,10 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     An image may have several classes or none. Raises DataError for a file that is not real.json.
     """
     value = read_json(path, DataError)
-    if not isinstance(value, list) or not all(_are_classes(one) for one in value):
+    lists = isinstance(value, list) and all(isinstance(one, list) for one in value)
+    if not lists or not all(type(number) is int and 0 <= number < 1000 for one in value for number in one):
         raise DataError(f"{path} is not real.json, which is a list with one list of classes (0 to 999) for each image")
     return [tuple(one) for one in value]
-
-
-def _are_classes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1000 for one in value)
 
 
 def read_labels(path: Path) -> dict[int, int]:

@@ -128,10 +128,6 @@ class HashedImages:
         firsts = self.copies.firsts
         return firsts[self.hashes.hashed[firsts]]
 
-    def windows(self, workers: int, progress: OnProgress | None) -> np.ndarray:
-        """Return the hashes of the windows of all images, uint64 [N, windows]. Raises as `windows_of` does."""
-        return np.concatenate([windows_of(part.source, workers=workers, progress=progress) for part in self.parts])
-
     @property
     def bad(self) -> Iterator[BadImage]:
         """Yield the images that cannot be read and are therefore not compared."""
@@ -244,7 +240,11 @@ def candidates(
     found = [_exact(left, right)]
     other = left if right is None else right
     sides = [(left, other)] if right is None else [(left, other), (other, left)]
-    windows = [side.windows(workers, progress) for side, _ in sides] if crops else []
+    windows = [  # uint64 [N, windows] of each side
+        np.concatenate([windows_of(part.source, workers=workers, progress=progress) for part in side.parts])
+        for side, _ in sides
+        if crops
+    ]
     for way in (False, True)[: 1 + mirrored]:
         found += _found(left, right, _near(left, other, distance, int(way)), distance, mirrored=way)
         for hashes, (one, whole) in zip(windows, sides, strict=False):

@@ -13,7 +13,7 @@ import numpy as np
 from vitrail.data.images.stored import DEPTHS, bands_first
 from vitrail.data.item import DataSet, Findings, IndexedSource, Reader, Subset
 from vitrail.data.labels.numbers import Numbers, target_names
-from vitrail.data.labels.sets import Labels, LabelSets, Named, order_classes
+from vitrail.data.labels.sets import Labels, LabelSets, Named, named, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Columns
 from vitrail.data.split import hold_out
@@ -145,10 +145,7 @@ def _label_reader(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[np.
     wide = {name: array for name, array in arrays.items() if array.ndim > 2 or widths[name] > 1}
     if not wide:
         class_names = order_classes({str(value) for array in arrays.values() for value in np.unique(array)})
-        position = {name: index for index, name in enumerate(class_names)}
-        return lambda array: Named(
-            np.array([position[str(label)] for label in array.reshape(-1).tolist()], dtype=np.int64), class_names
-        )
+        return lambda array: named([str(label) for label in array.reshape(-1).tolist()], class_names)
     for name, array in arrays.items():
         if array.ndim != 2 or widths[name] != max(widths.values()) or not np.isin(array, (0, 1)).all():
             raise DataError(
