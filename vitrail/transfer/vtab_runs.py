@@ -19,7 +19,7 @@ from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate
 from vitrail.data.benchmarks.vtab_tasks import VtabTask
 from vitrail.data.roles import NONE, split_data_set
 from vitrail.data.settings import Data
-from vitrail.data.sources.index_lists import PARTS, WHOLE
+from vitrail.data.sources.lists import PARTS, WHOLE
 from vitrail.data.sources.open import open_data_set
 from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError

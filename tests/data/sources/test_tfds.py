@@ -19,7 +19,7 @@ from vitrail.data.benchmarks.vtab_tasks import TASKS, TaskLabel, count_objects, 
 from vitrail.data.check import stats
 from vitrail.data.images.decode import decode
 from vitrail.data.settings import Columns
-from vitrail.data.sources.index_lists import index_lists
+from vitrail.data.sources.lists import index_lists
 from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.sources.tfds import read_tfds
 from vitrail.errors import DataError, UsageError

@@ -18,7 +18,7 @@ from vitrail.data.benchmarks.vtab_tasks import TRAIN, VALIDATION, VtabTask, rang
 from vitrail.data.images.decode import decode
 from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, Item, Subset
 from vitrail.data.settings import Columns
-from vitrail.data.sources.index_lists import PARTS, WHOLE, index_lists, read_index_lists
+from vitrail.data.sources.lists import PARTS, WHOLE, index_lists, read_index_lists
 from vitrail.data.sources.tfds import prepared_folders, read_tfds, version_of
 from vitrail.data.split import subset
 from vitrail.errors import DataError, UsageError

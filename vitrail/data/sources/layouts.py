@@ -19,7 +19,7 @@ from vitrail.data.masks import refuse_mask_folders
 from vitrail.data.settings import Columns
 from vitrail.data.sources import flat, folder, table
 from vitrail.data.sources.arrow import open_saved, read_parquet
-from vitrail.data.sources.index_lists import index_lists, read_index_lists
+from vitrail.data.sources.lists import index_lists, read_index_lists
 from vitrail.data.sources.shards import packed_folders, read_packed, read_shards
 from vitrail.data.sources.tfds import prepared_folders, read_tfds
 from vitrail.errors import DataError, UsageError

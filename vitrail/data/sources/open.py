@@ -26,10 +26,9 @@ from vitrail.data.sources import table
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
 from vitrail.data.sources.folder import FileSource, has_image, is_class_tree
-from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import read_list, refers_to, selected
+from vitrail.data.sources.lists import read_index_lists, read_list, refers_to, selected
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shard_files import is_address
 from vitrail.data.sources.shards import read_shards
