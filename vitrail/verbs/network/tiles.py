@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.images.tiles import TileBox, Tiling
 from vitrail.errors import DecodeError, UsageError
 from vitrail.files import refuse_other_files
 from vitrail.version import need
@@ -16,6 +15,7 @@ from vitrail.version import need
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitrail.data.images.tiles import TileBox, Tiling
     from vitrail.data.settings import Preprocess
     from vitrail.evaluation.predict import Prediction, Row
 
