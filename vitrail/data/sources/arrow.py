@@ -28,11 +28,11 @@ from vitrail.data.sources.folder import read_file
 from vitrail.data.sources.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
-    Rows,
     encode_labels,
     find_column,
     group_by_split,
     leaves,
+    read_records,
     unused_columns,
 )
 from vitrail.errors import DataError, DecodeError
@@ -414,7 +414,8 @@ def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Fi
         (f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), "")
         for row, path in enumerate(opened.images)
     )
-    (source,) = Rows(opened.root, findings, class_names if several else None).read(rows, opened.labels.where).values()
+    names = class_names if several else None
+    (source,) = read_records(rows, opened.labels.where, opened.root, findings, names).values()
     return source
 
 
