@@ -165,7 +165,7 @@ class Tally:
 
 
 def stats(data: Data | str | Path) -> Stats:
-    """Count a data set's images and classes and look at the headers of a sample. Raises as `find` does."""
+    """Count a data set's images and classes and look at the headers of a sample. Raises as `open_path` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
     tally = Tally(_SAMPLE * len(found.splits))
@@ -348,7 +348,7 @@ class Report:
 
 
 def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | None = None) -> Report:
-    """Decode every image of every split and compare their contents. Raises as `find` does."""
+    """Decode every image of every split and compare their contents. Raises as `open_path` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
     total, look = found.count, partial(_look, decoded=True)
