@@ -61,7 +61,7 @@ def write_list(
     label_from: str | None = None,
     raw: bool = False,
 ) -> None:
-    """Write `splits`, each taken from the splits of `found`, which is what `open_path(data)` returned with `label_from`.
+    """Write `splits`, each taken from the splits of `found`, the data set at `data` read with `label_from`.
 
     `raw` is SafeWriter's. Raises UsageError where the file cannot be written.
     """
