@@ -50,16 +50,16 @@ def trained(steps: int, out: Path) -> str:
 
 def measured(model: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the mean of each number over the seeds, in percent."""
-    from vitrail.data.item import View
-    from vitrail.data.sources.open import find
+    from vitrail.data.item import Subset
+    from vitrail.data.sources.open import open_path
     from vitrail.transfer.audit import out_of_fold, suspects
     from vitrail.verbs.flags.compute import Compute
     from vitrail.verbs.network.features import Embedder
 
     folder, split = SETS[name]
-    source = find(str(DATA / folder)).splits[split]
+    source = open_path(str(DATA / folder)).splits[split]
     some = np.arange(len(source))[:: 1 if not options.quick else len(source) // 60]
-    found = Embedder(model, Compute())(View(source, some))
+    found = Embedder(model, Compute())(Subset(source, some))
     results: dict[str, list[float]] = {number: [] for number in NUMBERS}
     for seed in options.seeds:
         given, wrong = flipped(found.labels, len(found.class_names), options.share, seed)

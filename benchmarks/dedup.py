@@ -87,9 +87,9 @@ DISTANCES = (6, 10)
 def images_of(place: str, split: str, most: int) -> list[Image.Image]:
     """Return at most `most` images of a data set, evenly spaced."""
     from vitrail.data.images.decode import decode
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import open_path
 
-    source = find(place).splits[split]
+    source = open_path(place).splits[split]
     chosen = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int))
     stored = [source[int(index)].image for index in chosen]
     return [Image.fromarray(decode(one) if isinstance(one, bytes) else one) for one in stored]
@@ -147,12 +147,12 @@ def different(images: list[Image.Image]) -> list[Image.Image]:
 def write(images: list[Image.Image], folder: Path) -> Any:
     """Write images to a folder and return their hashes."""
     from vitrail.data.copies.dedup import HashedImages, hashed
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import open_path
 
     folder.mkdir(parents=True)
     for number, image in enumerate(images):
         image.save(folder / f"{number:05}.png", compress_level=1)
-    return HashedImages(hashed(str(folder.parent), find(str(folder.parent), labels=False), [""]))
+    return HashedImages(hashed(str(folder.parent), open_path(str(folder.parent), labels=False), [""]))
 
 
 def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -173,8 +173,8 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
         left, right = (write(one, Path(scratch) / place / "x") for one, place in ((copies, "copies"), (images, "all")))
         for distance in DISTANCES:
             for how, find in ways.items():
-                pairs = find(left, right, distance=distance, mirrored=True)
-                pairs = pairs if find is candidates else pairs.chosen(pairs.copy)
+                pairs = open_path(left, right, distance=distance, mirrored=True)
+                pairs = pairs if find is candidates else pairs.rows_at(pairs.copy)
                 own = np.tile(chosen, len(KINDS))[pairs.left] == pairs.right
                 found = np.isin(np.arange(len(copies)), pairs.left[own])
                 recall = {kind: round(float(found[kinds == kind].mean()), 3) for kind in KINDS}
@@ -182,7 +182,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
                 precision = round(float(own.mean()), 3) if len(own) else None
                 yield dict(set=name, distance=distance, how=how, **counts, precision=precision, recall=recall)
             if options.sheets:
-                pairs_sheet(options.sheets / f"{name} {distance}.png", left, right, pairs.chosen(~own))
+                pairs_sheet(options.sheets / f"{name} {distance}.png", left, right, pairs.rows_at(~own))
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:

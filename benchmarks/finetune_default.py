@@ -86,9 +86,9 @@ def flowers() -> Images:
 
 def digits() -> Images:
     """Return the training images of the embedded digits and their classes."""
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import open_path
 
-    train = find("digits").splits["train"]
+    train = open_path("digits").splits["train"]
     pixels = np.stack([np.asarray(train[row].image) for row in range(len(train))])
     return np.broadcast_to(pixels, (*pixels.shape[:3], 3)).copy(), np.asarray(train.labels)
 

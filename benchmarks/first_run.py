@@ -43,9 +43,10 @@ from PIL import Image, ImageOps
 from benchmarks import compare, record
 from benchmarks.cells import Cell, Cells
 from benchmarks.learn import json_of, vitrail_verb
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import one_label
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.roles import Splits
+from vitrail.data.sources.open import open_data
 
 LOG = record.RESULTS / "first_run.jsonl"
 VERBS = ("finetune",)
@@ -62,8 +63,8 @@ BUSY = "import torch\na = torch.randn(1024, 1024)\nwhile True:\n    a @ a"
 class Images(NamedTuple):
     """The images of one set as all sides but vitrail see them."""
 
-    train: list[Listed]
-    measured: Listed
+    train: list[IndexedSource]
+    measured: IndexedSource
     where: str
     """Which images are measured: test or validation."""
 
@@ -88,7 +89,7 @@ def opened(data: str, seed: int) -> Images:
     return Images([splits.train, splits.validation] if drawn else [splits.train], splits.test, "test")
 
 
-def pictures(sources: list[Listed]) -> Iterator[Image.Image]:
+def pictures(sources: list[IndexedSource]) -> Iterator[Image.Image]:
     """Yield the images of the sources, upright and in colour."""
     for source in sources:
         for index in range(len(source)):

@@ -67,12 +67,12 @@ def budget(
 
 def measured(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Train the network, embed the images, and return the accuracies of each rule."""
-    from vitrail.data.item import View
-    from vitrail.data.sources.open import find
+    from vitrail.data.item import Subset
+    from vitrail.data.sources.open import open_path
     from vitrail.verbs.flags.compute import Compute
     from vitrail.verbs.network.features import Embedder
 
-    splits = find("digits").splits
+    splits = open_path("digits").splits
     known = {name: np.flatnonzero(np.asarray(source.labels) < KNOWN) for name, source in splits.items()}
     train = splits["train"]
     pixels = np.stack([train[row].image for row in known["train"].tolist()])
@@ -81,7 +81,7 @@ def measured(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     model = vitrail_verb(["train", str(folder / "known.npz"), *flags.split()])["folder"]
     embedder, parts = Embedder(model, Compute()), {}
     for name, source in splits.items():
-        found = embedder(View(source, np.setdiff1d(np.arange(len(source)), known[name])))
+        found = embedder(Subset(source, np.setdiff1d(np.arange(len(source)), known[name])))
         parts[name] = (found.features, found.labels - KNOWN)
     rows = []
     for rule in RULES:

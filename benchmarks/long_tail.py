@@ -46,16 +46,16 @@ def tail(classes: int, most: int, factor: float) -> list[int]:
 
 def write_tail(data: str, file: Path, factor: float, seed: int) -> list[int]:
     """Write a list of the long-tailed training images and of all test images; return the images of each class."""
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
     from vitrail.data.sources.lists import write_list
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import open_path
 
-    found = find(data)
+    found = open_path(data)
     train = found.splits["train"]
     counts = tail(len(train.class_names), int(np.bincount(train.labels).min()), factor)
     mixed = np.random.default_rng(seed).permutation(len(train))
     chosen = [mixed[train.labels[mixed] == klass][:count] for klass, count in enumerate(counts)]
-    write_list(file, data, found, {"train": View(train, np.concatenate(chosen)), "test": found.splits["test"]})
+    write_list(file, data, found, {"train": Subset(train, np.concatenate(chosen)), "test": found.splits["test"]})
     return counts
 
 

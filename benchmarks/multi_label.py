@@ -32,9 +32,9 @@ NETWORK = "--vit.patch=8 --vit.width=96 --vit.depth=4 --vit.heads=3 --vit.mlp-di
 def write_scenes(folder: Path, split: str, count: int) -> None:
     """Write scenes as PNG files and a table of their labels, split.csv."""
     from vitrail.data.images.decode import decode
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import open_path
 
-    source, random = find(str(DATA)).splits[split], np.random.default_rng(SETS[split])
+    source, random = open_path(str(DATA)).splits[split], np.random.default_rng(SETS[split])
     rows = [np.flatnonzero(np.asarray(source.labels) == label) for label in range(CLASSES)]
     (folder / split).mkdir()
     with open(folder / f"{split}.csv", "w", newline="") as file:

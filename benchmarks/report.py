@@ -29,8 +29,9 @@ from rich.table import Table
 
 from benchmarks import record
 from vitrail.config import to_yaml
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Data, Preprocess
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.sources.open import open_data
 from vitrail.evaluation.classify import Classification, save_classification
 from vitrail.model.build import build
 from vitrail.model.variants import variant

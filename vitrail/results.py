@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 from vitrail.costs.table6 import Table6Row
-from vitrail.data.check import Report
-from vitrail.data.images.pillow import ModelInput
+from vitrail.data.check import Report, Stats
+from vitrail.data.images.ops import ModelInput
 from vitrail.data.loading.pack import PackResult
-from vitrail.data.stats import Stats
 from vitrail.evaluation.features import Features
 from vitrail.exports.write import Exported
 from vitrail.inspection.distance import Distances

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.data.bands.pixels import pixels_of
+from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import UNKNOWN, Item
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision
@@ -212,7 +212,7 @@ def _are_images(X: Any) -> bool:
 
 
 class _Images:
-    """Images in memory or in files, as a `Listed` source without labels.
+    """Images in memory or in files, as an `IndexedSource` without labels.
 
     rgb: The network reads RGB with 8 bits. Otherwise its pixels read the arrays as they are.
     """
@@ -245,6 +245,6 @@ class _Images:
         return Item(array if array.ndim == 3 else np.repeat(array[:, :, None], 3, axis=2), UNKNOWN, self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         image = self._images[index]
         return str(image) if isinstance(image, str | Path) else f"image {index}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError
 
 # "Three things", Table 9: images to train on, to test on, classes
@@ -30,4 +30,4 @@ def test_the_follow_ups_transfer_sets(name: str) -> None:
 
 def test_what_is_not_on_the_hub_says_where_it_is() -> None:
     with pytest.raises(DataError, match=r"not on the hub.*visipedia/inat_comp/tree/master/2019"):
-        find("inaturalist2019")
+        open_path("inaturalist2019")

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from vitrail import cli
-from vitrail.data.check import check
-from vitrail.data.stats import stats
+from vitrail.data.check import check, stats
 from vitrail.errors import DataError
 
 

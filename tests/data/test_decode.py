@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from peak_memory import peak_growth
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from vitrail.data.images.decode import MAX_PIXELS, decode
-from vitrail.data.images.orientation import orientation
+from vitrail.data.images.decode import MAX_PIXELS, decode, orientation
 from vitrail.errors import DecodeError
 
 REFUSED = {

@@ -13,11 +13,12 @@ from run_folders import Page, answers, run_folder
 
 from vitrail import report
 from vitrail.config import to_yaml
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import LabelSets
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.sources.open import open_data
 from vitrail.data.split import folds
 from vitrail.errors import UsageError
 from vitrail.reports.compare import compare
@@ -40,7 +41,7 @@ def test_folds_differ_by_one_image_at_most(count: int) -> None:
 
 def test_folds_depend_on_ids_and_seed_not_on_order() -> None:
     images = source(np.arange(60) % 3, 3)
-    backwards = View(images, np.arange(60)[::-1])
+    backwards = Subset(images, np.arange(60)[::-1])
     first = folds(images, 4, seed=1)
     assert np.array_equal(folds(backwards, 4, seed=1)[::-1], first)
     assert not np.array_equal(folds(images, 4, seed=2), first)
@@ -58,7 +59,7 @@ def opened(fold: str, path: str = "digits", **settings: str) -> Splits:
     return open_data(Data(path=path, fold=fold, **settings))  # type: ignore[arg-type]
 
 
-def ids(images: Listed | None) -> list[str]:
+def ids(images: IndexedSource | None) -> list[str]:
     assert images is not None
     return [images.id(number) for number in range(len(images))]
 

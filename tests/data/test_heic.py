@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.check import check
-from vitrail.data.images import heic
+from vitrail.data import image_names
+from vitrail.data.check import check, describe
 from vitrail.data.images.decode import FORMATS, decode
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import find_data
-from vitrail.data.stats import describe
+from vitrail.data.sources.open import open_data_set
 from vitrail.errors import DataError, DecodeError
 from vitrail.evaluation.predict import find_images
 
@@ -87,17 +86,17 @@ def test_a_folder_of_photographs_of_a_phone(tmp_path: Path) -> None:
 def test_without_the_package_they_are_counted_and_the_cure_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heic, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_names, "find_spec", lambda name: None)
     root = phone(tmp_path, "cat/1.HEIC", "cat/2.heif", "dog/1.heic", "dog/2.jpg")
     with pytest.raises(DataError) as error:
-        find_data(Data(str(root)))
+        open_data_set(Data(str(root)))
     said = str(error.value)
     assert "2 .heic and 1 .heif images" in said and "vitrail's extra heic" in said and "convert them" in said
     assert said.endswith("leave them out: --data.exclude '*.heic' --data.exclude '*.heif'")
-    left = find_data(Data(str(root), exclude=("*.heic", "*.heif")))
+    left = open_data_set(Data(str(root), exclude=("*.heic", "*.heif")))
     assert left.splits[""].class_names == ["dog"]
     with pytest.raises(DataError, match="convert them") as error:
-        find_data(Data(str(phone(tmp_path / "all", "cat/1.heic", "dog/1.heic"))))
+        open_data_set(Data(str(phone(tmp_path / "all", "cat/1.heic", "dog/1.heic"))))
     assert "leave them out" not in str(error.value)
     with pytest.raises(DecodeError, match="vitrail's extra heic") as wrong:
         decode((root / "cat" / "1.HEIC").read_bytes())

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import find_data
+from vitrail.data.sources.open import open_data_set
 from vitrail.errors import DataError
 
 
@@ -23,7 +23,7 @@ def write(root: Path, *names: str, mask: bool = False) -> None:
 
 
 def warnings(data: Data) -> list[str]:
-    return [line for line in find_data(data).findings.warnings if "masks" in line]
+    return [line for line in open_data_set(data).findings.warnings if "masks" in line]
 
 
 def test_masks_beside_photographs(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_masks_beside_photographs(tmp_path: Path) -> None:
     (line,) = warnings(Data(str(tmp_path)))
     assert line.startswith("12 of 12 images") and "crack/Imgs/0.jpg and .png" in line
     assert line.endswith("add --data.include '*.jpg'")
-    cured = find_data(Data(str(tmp_path), include=("*.jpg",)))
+    cured = open_data_set(Data(str(tmp_path), include=("*.jpg",)))
     assert len(cured.splits[""]) == 6 and not cured.findings.warnings
 
 
@@ -58,25 +58,25 @@ def test_one_level_too_high(tmp_path: Path) -> None:
         mask=True,
     )
     with pytest.raises(DataError) as error:
-        find_data(Data(str(tmp_path)))
+        open_data_set(Data(str(tmp_path)))
     said = str(error.value)
     assert "trimaps/" in said and "annotations/" in said and "are masks" in said
     assert f"{tmp_path / 'images'}. " in said and r"--data.label-from 'name: ^(.+)_[0-9]+\.'" in said
     by_name = dict(label_from=r"name: ^(.+)_[0-9]+\.")
     with pytest.raises(DataError, match=r"out: --data\.exclude annotations --data\.exclude trimaps"):
-        find_data(Data(str(tmp_path), **by_name))
-    cured = find_data(Data(str(tmp_path), exclude=("annotations", "trimaps"), **by_name))
+        open_data_set(Data(str(tmp_path), **by_name))
+    cured = open_data_set(Data(str(tmp_path), exclude=("annotations", "trimaps"), **by_name))
     assert len(cured.splits[""]) == 6 and cured.splits[""].class_names == ["Bengal", "beagle"]
-    assert find_data(Data(str(tmp_path / "images"), **by_name)).splits[""].class_names == ["Bengal", "beagle"]
+    assert open_data_set(Data(str(tmp_path / "images"), **by_name)).splits[""].class_names == ["Bengal", "beagle"]
 
 
 def test_people_with_masks_are_photographs(tmp_path: Path) -> None:
     write(tmp_path, *(f"{kind}/{number}.jpg" for kind in ("mask", "without_mask") for number in range(3)))
-    assert find_data(Data(str(tmp_path))).splits[""].class_names == ["mask", "without_mask"]
+    assert open_data_set(Data(str(tmp_path))).splits[""].class_names == ["mask", "without_mask"]
 
 
 def test_a_folder_of_masks_without_photographs_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path, *(f"{kind}/{number}.png" for kind in ("labels", "cats") for number in range(3, 6)), mask=True)
     write(tmp_path, "dogs/9.png")
-    found = find_data(Data(str(tmp_path), exclude=("cats",)))
+    found = open_data_set(Data(str(tmp_path), exclude=("cats",)))
     assert found.splits[""].class_names == ["dogs", "labels"]  # no name of a photograph is among the masks

@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import vitrail
-from vitrail.data.images.decode import decode, pixels_of
+from vitrail.data.images.decode import decode, pillow_pixels
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DecodeError, UsageError
 from vitrail.evaluation.predict import Unreadable, predict_files
@@ -109,9 +109,9 @@ def test_orientations_are_applied_once(turn: int) -> None:
         Image.fromarray(NOISE).save(file, kind, exif=exif)
         with Image.open(file) as image:
             expected = np.asarray(ImageOps.exif_transpose(image))
-            assert (pixels_of(image) == expected).all()
+            assert (pillow_pixels(image) == expected).all()
             for changed in (image.convert("RGB"), ImageOps.exif_transpose(image), image.copy()):
-                assert (pixels_of(changed) == expected).all()
+                assert (pillow_pixels(changed) == expected).all()
 
 
 def test_a_transparent_colour_is_white_at_any_depth() -> None:
@@ -121,20 +121,20 @@ def test_a_transparent_colour_is_white_at_any_depth() -> None:
         file = BytesIO()
         image = Image.fromarray(levels * (255 // ((1 << bits) - 1)))
         image.save(file, "PNG", transparency=1, bits=bits)
-        assert (pixels_of(Image.open(file)) == decode(file.getvalue())).all()
+        assert (pillow_pixels(Image.open(file)) == decode(file.getvalue())).all()
         loaded = Image.open(file)
         loaded.load()
-        pixels_of(loaded)
+        pillow_pixels(loaded)
         assert loaded.info["transparency"] == 1  # the caller's image is not changed
 
 
 def test_images_that_were_never_a_file() -> None:
     rgb = Image.fromarray(NOISE)
-    assert (pixels_of(rgb) == NOISE).all()
+    assert (pillow_pixels(rgb) == NOISE).all()
     for mode in ("L", "1", "P", "RGBA", "LA", "CMYK", "YCbCr", "HSV", "I;16", "F"):
-        found = pixels_of(rgb.convert("L").convert(mode) if mode in ("I;16", "F") else rgb.convert(mode))
+        found = pillow_pixels(rgb.convert("L").convert(mode) if mode in ("I;16", "F") else rgb.convert(mode))
         assert found.shape == NOISE.shape and found.dtype == np.uint8
-    assert (pixels_of(rgb.convert("RGBA")) == NOISE).all()
+    assert (pillow_pixels(rgb.convert("RGBA")) == NOISE).all()
 
 
 def test_the_result_is_torchvisions_for_ordinary_images() -> None:

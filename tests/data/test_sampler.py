@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from vitrail.data.item import Item
 from vitrail.data.loading.loader import Batch, Loader
-from vitrail.data.loading.order import EpochOrder, stream
-from vitrail.data.loading.sampler import ClassSampler, class_shares, places_per_class
+from vitrail.data.loading.order import ClassSampler, EpochOrder, class_shares, places_per_class, stream
 from vitrail.errors import UsageError
 
 SIDE = 2

@@ -17,7 +17,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from vitrail import Augment, Preprocess, cli
 from vitrail.data.images.ops import train_transform
-from vitrail.data.sources.indexed import IndexedSource, data_set
+from vitrail.data.sources.indexed import TorchSource, data_set
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import classify
 
@@ -141,7 +141,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_an_image(form: str) -> None:
-    source = IndexedSource("train", Torch(FORMS[form], [2, 0, 2, 0]))
+    source = TorchSource("train", Torch(FORMS[form], [2, 0, 2, 0]))
     assert source.class_names == ["0", "2"] and source.labels.tolist() == [1, 0, 1, 0]
     for index in range(4):
         assert np.array_equal(source[index].image, PIXELS[index]) and source[index].id == f"train[{index}]"
@@ -149,7 +149,7 @@ def test_every_form_of_an_image(form: str) -> None:
 
 def test_grey_images_have_three_channels() -> None:
     for grey in (PIXELS[0, :, :, 0], PIXELS[0, :, :, :1], torch.from_numpy(PIXELS[0, :, :, 0])):
-        found = IndexedSource("x", [(grey, 0)])[0].image
+        found = TorchSource("x", [(grey, 0)])[0].image
         assert np.array_equal(found, np.repeat(PIXELS[0, :, :, :1], 3, axis=2))
 
 
@@ -160,15 +160,15 @@ class Files(list):
 
 
 def test_images_may_be_alone_if_labels_are_beside_them() -> None:
-    found = IndexedSource("x", Files([b"one file", b"another"]))
+    found = TorchSource("x", Files([b"one file", b"another"]))
     assert [(item.image, item.label) for item in (found[0], found[1])] == [(b"one file", 1), (b"another", 0)]
 
 
 def test_names_of_classes() -> None:
-    named = IndexedSource("x", Torch(FORMS["array"], ["cat", "ant", "cat", None]))
+    named = TorchSource("x", Torch(FORMS["array"], ["cat", "ant", "cat", None]))
     assert named.class_names == ["ant", "cat"] and named.labels.tolist() == [1, 0, 1, -1]
     torchvisions = Torch(FORMS["array"], [1, 1, 0, 1], classes=["b", "a"], targets=[1, 1, 0, 1])
-    assert IndexedSource("x", torchvisions).class_names == ["b", "a"]
+    assert TorchSource("x", torchvisions).class_names == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_is_no_data_set(found: Any, reason: str) -> None:
 @pytest.mark.parametrize("image", [PIXELS[0] / 255, torch.zeros(3, 4, 4), "a.png", PIXELS[0, :, :, :2]])
 def test_what_is_no_image(image: Any) -> None:
     with pytest.raises(DataError, match=r"x\[0\].*Valid are PIL pictures"):
-        IndexedSource("x", [(image, 0)])[0]
+        TorchSource("x", [(image, 0)])[0]
 
 
 # metric

@@ -21,7 +21,7 @@ from vitrail import world
 from vitrail.data.item import ids
 from vitrail.data.loading.pack import pack
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation import bulk
 from vitrail.evaluation.bulk import COMPLETE, JOB, Job
@@ -54,7 +54,7 @@ def first_pixels(source, receive) -> list[tuple[str, str]]:
 
 
 def job(folder: Path, shards: Path, **about) -> Job:
-    return Job(folder, find(str(shards)).splits, {"verb": "test", **about})
+    return Job(folder, open_path(str(shards)).splits, {"verb": "test", **about})
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -67,7 +67,7 @@ def test_every_shard_has_an_answer_and_a_marker(shards: Path, tmp_path: Path) ->
     state = one.run(first_pixels, 0, 1, lambda *done: told.append(done))
     assert state.complete and state.images == COUNT and told[-1] == (COUNT, COUNT)
     assert state.parts == sum(1 for _ in shards.glob("*.tar")) > 2
-    assert sorted(id for id, _ in state.bad) == sorted(find(str(shards)).splits[""].id(i) for i in (9, 19))
+    assert sorted(id for id, _ in state.bad) == sorted(open_path(str(shards)).splits[""].id(i) for i in (9, 19))
     one.merge(tmp_path / "all.parquet")
     assert pq.read_table(tmp_path / "all.parquet")["pixel"].to_pylist() == [i for i in range(COUNT) if i % 10 != 9]
     assert json.loads((tmp_path / "out" / COMPLETE).read_text())["images"] == COUNT
@@ -259,7 +259,7 @@ def test_ids_of_splits_open_below_the_data_and_are_unique(tmp_path: Path) -> Non
         receive({"id": pa.array(ids(source, np.arange(len(source)))), "length": pa.array(source.sizes)})
         return []
 
-    one = Job(tmp_path / "out", find(str(data)).splits, {"verb": "test"}, data)
+    one = Job(tmp_path / "out", open_path(str(data)).splits, {"verb": "test"}, data)
     assert one.run(lengths, 0, 1).complete
     one.merge(tmp_path / "all.parquet")
     rows = pq.read_table(tmp_path / "all.parquet").to_pylist()

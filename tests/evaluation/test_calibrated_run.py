@@ -19,7 +19,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logit, softmax
 
 import vitrail
-from vitrail.data.item import View
+from vitrail.data.item import Subset
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Steps
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.train
 HOW: dict[str, Any] = dict(device="cpu", precision="float32", engine="torch", workers=0)
 
 
-def arrays(images: View) -> np.ndarray:
+def arrays(images: Subset) -> np.ndarray:
     """uint8 [n, 8, 8, 3]"""
     return np.stack([np.asarray(images[i].image) for i in range(len(images))])
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitrail.data.copies.dedup import HashedImages, Pairs, candidates, hashed
 from vitrail.data.settings import Preprocess
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import WeightsError
 from vitrail.evaluation import duplicates
 from vitrail.evaluation.duplicates import cosines
@@ -47,7 +47,7 @@ def write(root: Path, *numbers: int) -> Path:
 
 
 def gathered(*places: Path) -> HashedImages:
-    return HashedImages([part for place in places for part in hashed(str(place), find(str(place)), [""])])
+    return HashedImages([part for place in places for part in hashed(str(place), open_path(str(place)), [""])])
 
 
 def seen(model: ViT, image: np.ndarray) -> np.ndarray:

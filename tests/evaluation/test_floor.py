@@ -14,7 +14,7 @@ from run_folders import answers, run_folder
 from sklearn.linear_model import Ridge
 
 from benchmarks.first_run import hog
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import read_digits
 from vitrail.training.checkpoints.state import Result, RunStatus
@@ -25,7 +25,7 @@ from vitrail.verbs.train.train import show
 pytestmark = pytest.mark.page
 
 
-def digits() -> tuple[Listed, Listed]:
+def digits() -> tuple[IndexedSource, IndexedSource]:
     splits = read_digits().splits
     return splits["train"], splits["test"]
 

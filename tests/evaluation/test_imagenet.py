@@ -19,8 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.benchmarks.imagenet import PROTOCOLS, Benchmark, open_benchmark
-from vitrail.data.benchmarks.imagenet_labels import part, read_labels, wnids
-from vitrail.data.benchmarks.objectnet import read_mapping
+from vitrail.data.benchmarks.imagenet_labels import part, read_labels, read_mapping, wnids
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError

@@ -14,8 +14,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 import vitrail
-from vitrail.data.images.ops import eval_transform
-from vitrail.data.images.views import VIEWS, views
+from vitrail.data.images.ops import VIEWS, eval_transform, views
 from vitrail.data.settings import Preprocess
 from vitrail.durations import Steps
 from vitrail.errors import UsageError

@@ -21,7 +21,7 @@ from scenes import draw
 from vitrail import load
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources.lists import read_list, refers_to, write_list
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.data.spreadsheet import SafeWriter, escape_formula, unescape_formula
 from vitrail.errors import WeightsError
 from vitrail.evaluation.classify import refusing
@@ -78,17 +78,17 @@ def test_66_lists_and_tables_give_true_names_back(tmp_path: Path) -> None:
     names = ("'=a", "+b", "-1+c", "@d", "=e")
     draw(tmp_path / "photos", classes=names, count=2)
     data = str(tmp_path / "photos")
-    found = find(data)
+    found = open_path(data)
     write_list(tmp_path / "list.csv", data, found, found.splits)
     assert refers_to(tmp_path / "list.csv") == (data, None)
-    again = read_list(tmp_path / "list.csv", find(data))
+    again = read_list(tmp_path / "list.csv", open_path(data))
     for name, source in found.splits.items():
         assert again.splits[name].class_names == source.class_names == sorted(names)
         assert again.splits[name].labels.tolist() == source.labels.tolist()
     with open(tmp_path / "table.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)  # a table of the user is read as it is
         writer.writerows([("path", "label"), *((f"photos/{name}/0.png", name) for name in names)])
-    (table,) = find(str(tmp_path / "table.csv")).splits.values()
+    (table,) = open_path(str(tmp_path / "table.csv")).splits.values()
     assert table.class_names == sorted(names)
     with open(tmp_path / "groups.csv", "w", newline="", encoding="utf-8") as file:
         SafeWriter(file).writerows([("class", "group"), *((name, f"={name}") for name in names)])

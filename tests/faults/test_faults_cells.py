@@ -13,7 +13,7 @@ import torch
 from scenes import draw
 
 from vitrail.data.settings import Preprocess
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card
@@ -104,7 +104,7 @@ def test_66_predictions_on_stdout(scene: Path) -> None:
 def test_66_lists_are_read_back_with_the_true_names(scene: Path, tmp_path: Path, raw: list[str]) -> None:
     for case in ("keep list", "split"):
         file, _ = written(scene, tmp_path / case, case, *raw)
-        found = find(str(file)).splits
+        found = open_path(str(file)).splits
         assert {name for source in found.values() for name in source.class_names} == set(NAMES)
 
 
@@ -113,6 +113,6 @@ def test_66_predictions_are_a_table_with_the_true_names(scene: Path, tmp_path: P
     file, _ = written(scene, tmp_path, "predict")
     done = commands.run("predict", "../model", "*.png", "--json", cwd=tmp_path / "loose")
     expected = {row["path"]: row["class"] for row in json.loads(done.out)["images"]}
-    (table,) = find(str(file)).splits.values()
+    (table,) = open_path(str(file)).splits.values()
     found = {table.id(i): table.class_names[label] for i, label in enumerate(table.labels)}
     assert found == expected and set(found) == set(WRITTEN["predict"])

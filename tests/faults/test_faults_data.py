@@ -20,12 +20,12 @@ from peak_memory import peak_growth
 from PIL import Image
 from scenes import SHORT, as_nobody, draw, open_to_all, snapshot
 
-from vitrail.data.copies.leaks import leaked
+from vitrail.data.check import leaked
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources import folder as folder_module
 from vitrail.data.sources.arrays import read_npz
 from vitrail.data.sources.folder import read_file
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 from vitrail.model.build import build
@@ -246,7 +246,7 @@ def test_44_archives_with_ways_out_or_bombs(tmp_path: Path) -> None:
     with (place / "train.tar").open("r+b") as file:
         file.truncate(offset + big.size + 1024)
     before = sorted(tmp_path.rglob("*"))
-    (source,) = find(str(place)).splits.values()
+    (source,) = open_path(str(place)).splits.values()
     assert len(source) == 4 and [source[i].image == picture for i in range(3)] == [True] * 3
     with pytest.raises(DecodeError) as error:
         source[3]
@@ -256,7 +256,7 @@ def test_44_archives_with_ways_out_or_bombs(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.writestr("../../evil/1.png", picture)
     with pytest.raises(DataError, match="no known kind"):
-        find(str(tmp_path / "photos.zip"))
+        open_path(str(tmp_path / "photos.zip"))
 
 
 @pytest.mark.parametrize(("count", "stored"), [(3 * 2**30, 3 * 2**30), (2**50, 100)])
@@ -310,7 +310,7 @@ def test_14_held_out_images_that_were_trained_on(tmp_path: Path, monkeypatch: py
     splits = open_data(str(data))
     assert splits.validation is not None
     assert leaked(splits.train, splits.validation) == ["red/copy0.png", "red/copy1.png"]
-    monkeypatch.setattr("vitrail.data.copies.leaks.READ_AT_MOST", 100)
+    monkeypatch.setattr("vitrail.data.check.READ_AT_MOST", 100)
     assert leaked(splits.train, splits.validation) is None
 
 
@@ -331,16 +331,16 @@ def test_16_a_read_that_fails_once_and_one_that_fails_for_good(tmp_path: Path, m
 
 def vanishing(victim: str) -> None:
     """Delete a file as soon as the data have been opened."""
-    from vitrail.data.sources import open as opening
+    from vitrail.data import roles
 
-    original = opening.split_found
+    original = roles.split_data_set
 
-    def split_found(*arguments: object, **options: object) -> object:
+    def split_data_set(*arguments: object, **options: object) -> object:
         splits = original(*arguments, **options)  # type: ignore[arg-type]
         os.unlink(victim)
         return splits
 
-    opening.split_found = split_found  # type: ignore[assignment]
+    roles.split_data_set = split_data_set  # type: ignore[assignment]
 
 
 @pytest.mark.processes

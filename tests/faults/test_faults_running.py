@@ -89,7 +89,7 @@ def stalling(seconds: float, victim: str, module: str, when: str) -> None:
 @pytest.mark.parametrize(
     ("module", "when", "said"),
     [
-        ("vitrail.data.sources.open", "split_found", "reading red/3.png"),
+        ("vitrail.data.roles", "split_data_set", "reading red/3.png"),
         ("vitrail.training.loop", "endless", "reading image red/3.png"),
     ],
 )
@@ -152,7 +152,7 @@ def test_17_19_decoding_needs_no_shared_memory_and_no_processes(photos: Path, tm
 
 def crashing() -> None:
     """The decoder of one image kills the whole process, as a fault in a library does."""
-    from vitrail.data.bands import pixels
+    from vitrail.data.images import pixels
 
     original, calls = pixels.decode, iter(range(10**6))
 
@@ -518,7 +518,7 @@ def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, pho
 
 def killed_after(rows: int) -> None:
     """The process is killed when so many files have been looked at."""
-    from vitrail.data.bands import pixels
+    from vitrail.data.images import pixels
 
     original, calls = pixels.decode, iter(range(1, 10**6))
 

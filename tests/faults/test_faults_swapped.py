@@ -119,7 +119,7 @@ def swapping(kind: str, file: str) -> None:
     from vitrail.data.sources import open as opener
 
     resource.setrlimit(resource.RLIMIT_DATA, (MOST, MOST))
-    listed, read_file = layouts._layouts, opener._find_file
+    listed, read_file = layouts._layouts, opener._read_file
     left = [Path(file)]
 
     def swap() -> None:
@@ -136,7 +136,7 @@ def swapping(kind: str, file: str) -> None:
         swap()
         return read_file(*arguments)
 
-    layouts._layouts, opener._find_file = layouts_then_swap, swap_then_read
+    layouts._layouts, opener._read_file = layouts_then_swap, swap_then_read
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,11 @@ from real_images import SHARED
 from safetensors.torch import save
 
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB
-from vitrail.data.bands.stored import read, stored
 from vitrail.data.images.decode import decode
-from vitrail.data.sources.open import find
-from vitrail.data.tiles.grid import Tiling
-from vitrail.data.tiles.image import open_image, read_tile
+from vitrail.data.images.pixels import EIGHT_BIT_RGB
+from vitrail.data.images.stored import read, stored
+from vitrail.data.images.tiles import Tiling, open_image, read_tile
+from vitrail.data.sources.open import open_path
 from vitrail.errors import DecodeError, UsageError, VitrailError
 from vitrail.training.run import Run
 from vitrail.weights.archive import open_archive
@@ -79,7 +78,7 @@ def test_44_changed_arrays_of_data(tmp_path_factory: pytest.TempPathFactory, nam
     file = tmp_path_factory.getbasetemp() / f"fuzz-data-{name}"
     file.write_bytes(changed(DATA[name], how))
     try:
-        found = find(str(file))
+        found = open_path(str(file))
         for source in found.splits.values():
             assert len(source) <= 1000 and all(source[i].image.shape[2] == 3 for i in range(len(source)))
     except VitrailError:
@@ -96,7 +95,7 @@ def test_06_any_table_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
     file = tmp_path_factory.getbasetemp() / "fuzz.csv"
     file.write_bytes(("path,label\n" + text).encode("utf-8", "surrogatepass"))
     with pytest.raises(VitrailError):
-        find(str(file))  # none of the images is there
+        open_path(str(file))  # none of the images is there
 
 
 @QUIETLY

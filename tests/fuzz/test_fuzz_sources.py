@@ -23,10 +23,9 @@ from PIL import Image
 from random_inputs import QUIETLY
 from scenes import snapshot
 
-from vitrail.data.check import check
+from vitrail.data.check import check, stats
 from vitrail.data.item import DataSet
-from vitrail.data.sources.open import find, open_data
-from vitrail.data.stats import stats
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DecodeError, VitrailError
 
 pytestmark = pytest.mark.fuzz
@@ -265,7 +264,7 @@ def _opened(path: str, read: Callable[[], Any]) -> Any:
 def test_58_any_folder_is_a_data_set_or_refused(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     folder = plant(tmp_path_factory.getbasetemp() / "fuzz-sources", tree)
     path, before = str(folder), snapshot(folder)
-    found = _opened(path, lambda: find(path))
+    found = _opened(path, lambda: open_path(path))
     if found is not None:
         whole(found)
         counted = stats(path)

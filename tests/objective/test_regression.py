@@ -14,8 +14,7 @@ from PIL import Image
 from torch import nn
 
 from vitrail.cli import main
-from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import Numbers, TargetScale
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import DataError, UsageError, WeightsError

@@ -55,8 +55,8 @@ UNREACHED = {
 }
 """Module or module:symbol -> verbs that do not come to it though the names in the source say so, and why."""
 PART = {
-    ("vitrail.data.imbalance:FAIR", "--metric.name"): "of a command of `vitrail train`",
-    ("vitrail.data.imbalance:ADJUSTED", "--objective.logit-adjustment"): "of a command of `vitrail train`",
+    ("vitrail.data.check:FAIR", "--metric.name"): "of a command of `vitrail train`",
+    ("vitrail.data.check:ADJUSTED", "--objective.logit-adjustment"): "of a command of `vitrail train`",
     ("vitrail.weights.download:_cached", "--revision"): "of a command of hf",
     ("vitrail.weights.save:_check_place", "--overwrite"): "push and verify write into a new folder",
     ("vitrail.verbs.network.features:open_images", "--split"): "search gives no split",
@@ -205,8 +205,8 @@ def test_the_exceptions_are_about_what_there_is() -> None:
 
 def test_the_search_sees_texts_that_functions_reach() -> None:
     """`data audit` told to add --data.label-from, a text four calls away, when it had no such flag."""
-    assert ("vitrail.data.labels.found_in.kinds", "advice") in reached("data audit")
-    (text,) = [text for text in graph()["vitrail.data.labels.found_in.kinds", "advice"].texts if "say so with" in text]
+    assert ("vitrail.data.labels.label_from", "advice") in reached("data audit")
+    (text,) = [text for text in graph()["vitrail.data.labels.label_from", "advice"].texts if "say so with" in text]
     assert list(named(text)) == [(None, "--data.label-from")]
     assert list(named("Run `vitrail data audit X --from Y`, or add --seed")) == [
         ("data audit", "--from"),

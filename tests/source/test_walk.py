@@ -58,13 +58,13 @@ def test_from_the_command_to_the_loss(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_data_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
     """The recipe is chosen by a look at the images; the same images are then trained on."""
     opened: list[str] = []
-    find = opening.find
+    find = opening.open_path
 
     def counting(path: str, *columns: Any, **options: Any) -> Any:
         opened.append(path)
         return find(path, *columns, **options)
 
-    monkeypatch.setattr(opening, "find", counting)
+    monkeypatch.setattr(opening, "open_path", counting)
     words = ["train", "digits", "--out", str(tmp_path), *SMALL, "--quiet"]
     assert cli.main([*words, "--dry-run"] if dry else words) == 0
     assert opened.count("digits") == 1 + (not dry), opened  # the report opens them again: it can be written alone

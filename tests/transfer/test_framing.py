@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.recipes.finetune_by_data import WEIGHTS
@@ -77,7 +77,7 @@ def test_a_class_at_the_border_asks_for_the_whole_image(tmp_path: Path, monkeypa
 
     rounds = []
 
-    def counted(setup: Setup, train: Listed, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def counted(setup: Setup, train: IndexedSource, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         rounds.append(len(rows))
         time.sleep(0.2)
         labels = np.arange(len(rows)) % 2

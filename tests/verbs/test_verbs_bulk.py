@@ -18,7 +18,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Preprocess
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import UsageError
 from vitrail.evaluation.bulk import COMPLETE
 from vitrail.model.variants import variant
@@ -56,7 +56,7 @@ def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: P
     table = pq.read_table(tmp_path / "all.parquet")
     model = vitrail.load(network)
     row = 0
-    for split, source in find(str(digits)).splits.items():
+    for split, source in open_path(str(digits)).splits.items():
         loader = Loader(source, transform=eval_transform(model.card.preprocess), image_size=SIDE, batch_size=97,
                         shuffle=False, drop_last=False)  # fmt: skip
         for batch in loader.epoch(0):
@@ -154,5 +154,5 @@ def test_names_that_are_not_utf8(network: Path, tmp_path: Path, caplog: pytest.L
     assert sorted(match.image for match in found.matches) == in_python
     with open(tmp_path / "found.csv", encoding="utf-8") as lines:
         assert sorted(row["image"] for row in csv.DictReader(lines)) == escaped
-    named = find(str(tmp_path / "predicted.csv")).splits[""]  # a table of results leads back to its images
+    named = open_path(str(tmp_path / "predicted.csv")).splits[""]  # a table of results leads back to its images
     assert sorted(os.path.join(tmp_path, named.id(row)) for row in range(2)) == in_python

@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.settings import Preprocess
 from vitrail.device import available_cores
 from vitrail.errors import UsageError
@@ -101,7 +101,7 @@ def test_inspect_computes_features_in_the_batches_asked_for(
     monkeypatch.setattr(features, "collect", recorded)
     compute = Compute(batch_size=3, workers=0, device="cpu", precision="float32")
     inputs = InspectionInputs([inspected_network(model, "model", compute)], model, [], pictures, None, compute)
-    source: Listed = inputs.data_set
+    source: IndexedSource = inputs.data_set
     assert inputs.features(source)[0].shape == (10, CONFIG.width)
     assert sizes == [3, 3, 3, 1]
 

@@ -141,13 +141,13 @@ def test_training_does_as_many_steps(tmp_path: Path, capsys: Captured) -> None:
 @pytest.mark.full_size
 def test_data_are_opened_once(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probes split the data in another way than training does, and each method decides on a run of its own."""
-    photos, opened, find = drawn(tmp_path / "photos", each=6), [], opening.find
+    photos, opened, find = drawn(tmp_path / "photos", each=6), [], opening.open_path
 
     def counting(path: str, *columns: Any, **options: Any) -> Any:
         opened.append(path)
         return find(path, *columns, **options)
 
-    monkeypatch.setattr(opening, "find", counting)
+    monkeypatch.setattr(opening, "open_path", counting)
     found = as_json([photos, "--from", saved(tmp_path / "weights")], capsys)
     assert [option["name"] for option in found["options"]] == WAYS
     assert opened == [photos]

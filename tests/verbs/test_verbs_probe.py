@@ -20,7 +20,7 @@ from vitrail.config import to_yaml
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Data, Preprocess
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError, UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
@@ -69,7 +69,7 @@ def pixels(network: Path, flowers: Path, size: tuple[int, int] = SIZE) -> dict[s
     model: Any = vitrail.load(network, image_size=size)
     transform = eval_transform(Preprocess(size, resize="squash"))
     found = {}
-    for name, source in find(str(flowers)).splits.items():
+    for name, source in open_path(str(flowers)).splits.items():
         images = []
         for index in range(len(source)):
             image = decode((flowers / name / source.id(index)).read_bytes())

@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 import vitrail
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.exports.write import export_model
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence

@@ -1,6 +1,10 @@
 """The cache folder for derived files, never inside the user's data: `VITRAIL_CACHE`, else `~/.cache/vitrail`.
 
 A cached table is an Arrow file, read through a memory map: only the rows that are used are read from the disk.
+
+pyarrow is imported when it is first used: `pa`, and `pc` and `pq` for its modules compute and parquet. The modules here
+that open data sets import these names. So a folder of images needs no pyarrow, which is larger than
+all other packages of an installation for inference together, and a second to import is saved.
 """
 
 from __future__ import annotations
@@ -10,12 +14,35 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vitrail.data.arrow_package import pa
 from vitrail.disk import refuse_address, writing
 from vitrail.errors import DataError
 from vitrail.files import open_regular, replacing
+
+
+class _Later:
+    """A module that is imported at the first use of a name in it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)  # the next use does not come here
+        return found
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pa, pc, pq = map(_Later, ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
+
+__all__ = ["pa", "pc", "pq"]
 
 
 def cache_folder() -> Path:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitrail.data.bands.picture import picture
-from vitrail.data.item import Listed
+from vitrail.data.images.pixels import picture
+from vitrail.data.item import IndexedSource
 from vitrail.errors import DecodeError, UsageError
 from vitrail.files import replacing
 
@@ -27,7 +27,7 @@ _INK, _FAINT, _PAPER = (20, 20, 20), (215, 215, 215), (255, 255, 255)
 class Frame(NamedTuple):
     """Pictures that belong together, and the lines below them."""
 
-    pictures: Sequence[tuple[Listed, int]]
+    pictures: Sequence[tuple[IndexedSource, int]]
     """Source and index of each picture; an empty place is drawn for an unreadable one."""
     lines: Sequence[str]
 
@@ -53,7 +53,7 @@ def write_contact_sheet(file: Path, title: str, frames: Iterable[Frame]) -> None
         sheet.save(temporary, "PNG")
 
 
-def _picture(source: Listed, index: int) -> Image.Image:
+def _picture(source: IndexedSource, index: int) -> Image.Image:
     """Return one picture on a square."""
     square = Image.new("RGB", (SIDE - 2, SIDE - 2), _FAINT)
     try:

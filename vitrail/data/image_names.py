@@ -6,10 +6,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
-from vitrail.data.images import heic
 from vitrail.files import open_regular
+from vitrail.version import install_extra
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
                       ".avif", ".heic", ".heif", ".hif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm",
@@ -120,4 +121,17 @@ def bad_kinds(bad: Iterable[tuple[str, str]]) -> str:
     """Return the number of unreadable images, (name, reason), of each kind, and what HEIC files need."""
     counts = Counter((ending_of(name), reason) for name, reason in bad)
     found = ", ".join(f"{count:,} {ending} ({why})" for (ending, why), count in counts.most_common(_KINDS))
-    return found + f". {heic.advice()}" * any(ending in HEIC and why == "unsupported" for ending, why in counts)
+    return found + f". {heic_advice()}" * any(ending in HEIC and why == "unsupported" for ending, why in counts)
+
+
+_CONVERT = "convert them to JPEG (`sips -s format jpeg *.heic --out jpeg` on a Mac, `heif-convert` on Linux)"
+
+
+def heic_installed() -> bool:
+    """Return whether HEIC files can be read."""
+    return find_spec("pillow_heif") is not None
+
+
+def heic_advice() -> str:
+    """Return what HEIC files need, and what else can be done with them."""
+    return f"HEIC files need the package pillow-heif: {install_extra('heic')}, or {_CONVERT}"

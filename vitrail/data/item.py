@@ -1,12 +1,13 @@
 """The interface of all data sources: images by index, and a report of what was left out.
 
-A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a path into a `DataSet`: its splits, each a `Listed`
-source, and `Findings`, which say what was left out and why. `open` chooses and joins the splits.
+A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a path into a `DataSet`: its splits, each an
+`IndexedSource`, and `Findings`, which say what was left out and why. `roles` chooses and joins the splits.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -15,7 +16,16 @@ import numpy as np
 
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import UNKNOWN as UNKNOWN
-from vitrail.data.labels.sets import Label, Labels, as_sets, class_counts, joined, label_at, order_classes, translated
+from vitrail.data.labels.sets import (
+    Label,
+    Labels,
+    as_sets,
+    class_counts,
+    concatenated,
+    label_at,
+    order_classes,
+    translated,
+)
 from vitrail.errors import DataError, DecodeError
 from vitrail.words import listing
 
@@ -60,7 +70,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Listed(Source, Protocol):
+class IndexedSource(Source, Protocol):
     """A source that knows labels, sizes and ids of all its images without reading them."""
 
     sizes: np.ndarray
@@ -77,10 +87,10 @@ class Listed(Source, Protocol):
 
 
 @runtime_checkable
-class Distant(Listed, Protocol):
+class RemoteSource(IndexedSource, Protocol):
     """A source that should be asked for many images at once, because each request takes a network round trip."""
 
-    distant: bool
+    remote: bool
     """Should images be requested ahead of time?"""
 
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
@@ -88,12 +98,33 @@ class Distant(Listed, Protocol):
         ...
 
 
-def is_distant(source: Source) -> TypeGuard[Distant]:
+def is_remote(source: Source) -> TypeGuard[RemoteSource]:
     """Return whether images of this source should be requested ahead of time."""
-    return bool(getattr(source, "distant", False))
+    return bool(getattr(source, "remote", False))
 
 
-def ids(source: Listed, indices: np.ndarray) -> list[str]:
+class Reader(ABC):
+    """Base of sources that read their images one by one; an `IndexedSource`."""
+
+    def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str]) -> None:
+        self.labels, self.sizes, self.class_names = labels, sizes, class_names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(self.image(index), label_at(self.labels, index), self.id(index))
+
+    @abstractmethod
+    def image(self, index: int) -> bytes | np.ndarray:
+        """Return an image as it is stored (`Item.image`)."""
+
+    @abstractmethod
+    def id(self, index: int) -> str:
+        """See `IndexedSource.id`."""
+
+
+def ids(source: IndexedSource, indices: np.ndarray) -> list[str]:
     """Return the ids of several images, in one call if the source supports it."""
     many = getattr(source, "ids", None)
     return [source.id(index) for index in indices.tolist()] if many is None else list(many(indices))
@@ -163,19 +194,24 @@ class Findings:
 class DataSet:
     """The splits of a data set by name (a single split named "" if the data are not split), and the findings."""
 
-    splits: dict[str, Listed]
+    splits: dict[str, IndexedSource]
     findings: Findings
 
+    @property
+    def count(self) -> int:
+        """Number of images in all splits."""
+        return sum(map(len, self.splits.values()))
 
-class View:
-    """Some images of a source, with labels as indices into another list of class names; a `Listed` source itself.
+
+class Subset:
+    """Some images of a source, with labels as indices into another list of class names; an `IndexedSource` itself.
 
     With `several` labels are sets, of one class each where the source has one label for each image.
     """
 
     def __init__(
         self,
-        source: Listed,
+        source: IndexedSource,
         indices: np.ndarray | None = None,
         class_names: Sequence[str] | None = None,
         *,
@@ -188,7 +224,7 @@ class View:
         labels = as_sets(labels, len(self.class_names)) if several else labels
         self.labels: Labels = labels if self._indices is None else labels[self._indices]
         self.sizes = source.sizes if self._indices is None else source.sizes[self._indices]
-        self.distant = is_distant(source)
+        self.remote = is_remote(source)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -198,7 +234,7 @@ class View:
         return Item(item.image, label_at(self.labels, index), item.id)
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         return self._source.id(self._there(index))
 
     def ids(self, indices: np.ndarray) -> list[str]:
@@ -206,44 +242,44 @@ class View:
         return ids(self._source, indices if self._indices is None else self._indices[indices])
 
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
-        """See `Distant.fetch`."""
-        assert is_distant(self._source)
+        """See `RemoteSource.fetch`."""
+        assert is_remote(self._source)
         return self._source.fetch(indices if self._indices is None else self._indices[indices])
 
-    def within(self, index: int) -> tuple[Listed, int]:
+    def within(self, index: int) -> tuple[IndexedSource, int]:
         """Return the source that an image is taken from, and its index there."""
         return self._source, self._there(index)
 
     def _there(self, index: int) -> int:
-        """Return the index in the source of an image of this view."""
+        """Return the index in the source of an image of this subset."""
         return range(len(self))[index] if self._indices is None else int(self._indices[index])
 
 
-class Unlabelled(View):
+class Unlabelled(Subset):
     """A source whose labels are all UNKNOWN, for use with splits whose classes are `class_names`."""
 
-    def __init__(self, source: Listed, class_names: Sequence[str]) -> None:
+    def __init__(self, source: IndexedSource, class_names: Sequence[str]) -> None:
         super().__init__(source)
         self.class_names = list(class_names)
         self.labels = np.full(len(source), UNKNOWN, dtype=np.int64)
 
 
-class Joined:
-    """Several splits in sequence, their classes matched by name; a `Listed` source itself.
+class Concatenated:
+    """Several splits in sequence, their classes matched by name; an `IndexedSource` itself.
 
     The id of an image is "<split>/<id in the split>", so that it stays unique.
     """
 
-    def __init__(self, splits: Mapping[str, Listed]) -> None:
+    def __init__(self, splits: Mapping[str, IndexedSource]) -> None:
         lists = [list(source.class_names) for source in splits.values()]
         same = all(names == lists[0] for names in lists)
         self.class_names = lists[0] if same else order_classes({name for names in lists for name in names})
         self._names = list(splits)
-        self._parts = [View(source, class_names=self.class_names) for source in splits.values()]
+        self._parts = [Subset(source, class_names=self.class_names) for source in splits.values()]
         self._ends = np.cumsum([len(part) for part in self._parts])
-        self.labels = joined([part.labels for part in self._parts])
+        self.labels = concatenated([part.labels for part in self._parts])
         self.sizes = np.concatenate([part.sizes for part in self._parts])
-        self.distant = all(part.distant for part in self._parts)  # one place has one kind of file system
+        self.remote = all(part.remote for part in self._parts)  # one place has one kind of file system
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -254,11 +290,11 @@ class Joined:
         return Item(item.image, item.label, self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         part, place = self._place(index)
         return f"{self._names[part]}/{self._parts[part].id(place)}"
 
-    def within(self, index: int) -> tuple[Listed, int]:
+    def within(self, index: int) -> tuple[IndexedSource, int]:
         """Return the split that an image is taken from, and its index there."""
         part, place = self._place(index)
         return self._parts[part], place
@@ -268,10 +304,10 @@ class Joined:
         return self._of_parts(indices, lambda name, part, places: [f"{name}/{id}" for id in part.ids(places)])
 
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
-        """See `Distant.fetch`."""
+        """See `RemoteSource.fetch`."""
         return self._of_parts(indices, lambda name, part, places: part.fetch(places))
 
-    def _of_parts(self, indices: np.ndarray, ask: Callable[[str, View, np.ndarray], list[T]]) -> list[T]:
+    def _of_parts(self, indices: np.ndarray, ask: Callable[[str, Subset, np.ndarray], list[T]]) -> list[T]:
         """Ask each split for its images among `indices`, and return the answers in the order of `indices`."""
         answers: list[Any] = [None] * len(indices)
         parts = np.searchsorted(self._ends, indices, side="right")
@@ -289,14 +325,14 @@ class Joined:
         return part, index - int(self._ends[part]) + len(self._parts[part])
 
 
-def origin(source: Listed, index: int) -> tuple[Listed, int]:
+def origin(source: IndexedSource, index: int) -> tuple[IndexedSource, int]:
     """Return the source that a reader opened for an image of `source`, and the image's index there."""
-    while isinstance(source, View | Joined):
+    while isinstance(source, Subset | Concatenated):
         source, index = source.within(index)
     return source, index
 
 
-def _translate(source: Listed, class_names: list[str]) -> Labels:
+def _translate(source: IndexedSource, class_names: list[str]) -> Labels:
     """Return the labels of `source` as indices into `class_names`. Raises DataError for an unknown class."""
     if source.class_names == class_names:
         return source.labels

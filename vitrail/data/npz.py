@@ -76,19 +76,16 @@ class Npz:
             members = [info for info in self.zip.infolist() if not info.is_dir()]
             if only is not None:
                 members = [info for info in members if info.filename.removesuffix(".npy") in only]
-            self._check_sizes(members)
+            unpacked, packed = sum(info.file_size for info in members), path.stat().st_size
+            if unpacked > max(LARGEST_UNPACKED, LARGEST_RATIO * packed):
+                raise error(
+                    f"{path} has {packed:,} bytes and claims to unpack to {unpacked:,}: no weights compress like that"
+                )
             self.headers = {info.filename[: -len(".npy")]: self._header(info) for info in members}
         except DAMAGED_ZIP as problem:
             raise error(f"{path} cannot be read: truncated, damaged or not an .npz ({problem})") from problem
         if len(self.headers) != len(members):
             raise error(f"{path} holds two arrays with the same name; each name must be unique")
-
-    def _check_sizes(self, members: list[zipfile.ZipInfo]) -> None:
-        unpacked, packed = sum(info.file_size for info in members), self.path.stat().st_size
-        if unpacked > max(LARGEST_UNPACKED, LARGEST_RATIO * packed):
-            raise self.error(
-                f"{self.path} has {packed:,} bytes and claims to unpack to {unpacked:,}: no weights compress like that"
-            )
 
     def _header(self, info: zipfile.ZipInfo) -> ArrayHeader:
         name = info.filename.removesuffix(".npy")

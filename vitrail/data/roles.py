@@ -1,14 +1,31 @@
-"""Which splits are used for training, for validation and for the final test."""
+"""Divide a data set into images for training, for validation and for the final test: its splits, or a part of one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
-from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, is_usual, role_of, split_title
+from vitrail.data.item import (
+    ROLES,
+    Concatenated,
+    DataSet,
+    Findings,
+    IndexedSource,
+    Subset,
+    Unlabelled,
+    is_usual,
+    role_of,
+    split_title,
+)
 from vitrail.data.labels.kind import without_labels
-from vitrail.data.labels.sets import class_counts, known
+from vitrail.data.labels.sets import LabelSets, class_counts, known
 from vitrail.data.settings import Data
-from vitrail.data.split import folds
+from vitrail.data.sources.flat import label_advice
+from vitrail.data.sources.folder import EXPECTED, Located
+from vitrail.data.split import fingerprint, folds, hold_out, subset
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.words import listing
 
@@ -77,7 +94,9 @@ def validation_split(found: DataSet, data: Data, train: list[str], test: str | N
     return None
 
 
-def fold_of(found: DataSet, names: list[str], train: Listed, data: Data, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def fold_of(
+    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices for training, indices of the fold `data.fold` for validation), int64, each ascending.
 
     names: The splits that `train` consists of. A validation split that is not used causes a warning, and so do classes
@@ -124,13 +143,15 @@ def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
     return name
 
 
-def matched(found: DataSet, split: str, class_names: list[str], *, required: bool, labels: bool) -> Listed | None:
+def matched(
+    found: DataSet, split: str, class_names: list[str], *, required: bool, labels: bool
+) -> IndexedSource | None:
     """Return a split with its labels as indices into `class_names`.
 
     A split whose classes do not match is used without labels (`labels` is False), rejected with DataError
     (`required`), or left out with a warning."""
     try:
-        return View(found.splits[split], class_names=class_names)
+        return Subset(found.splits[split], class_names=class_names)
     except DataError as error:
         if not labels:
             return Unlabelled(found.splits[split], class_names)
@@ -138,3 +159,121 @@ def matched(found: DataSet, split: str, class_names: list[str], *, required: boo
             raise DataError(f"{split_title(split)} has {error}") from error
         found.findings.warnings.append(f"{split_title(split)} left out: it has {error}")
         return None
+
+
+@dataclass
+class Splits:
+    """Data opened for training. The labels of all splits are indices into `class_names`."""
+
+    train: IndexedSource
+    validation: IndexedSource | None
+    test: IndexedSource | None
+    class_names: list[str]
+    report: Findings
+    fingerprint: str
+    held_out: dict[str, Any] = field(default_factory=dict)
+    """Origin of the validation images: {"validation": split name} if the data have such a split, else
+    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`,
+    and "paths", which are below the data."""
+
+    def in_order(self, class_names: list[str]) -> Splits:
+        """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
+
+        Runs of an earlier version have another order of the classes of folders that are numbers.
+        """
+        if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
+            return self
+        train = Subset(self.train, class_names=class_names)
+        held = (
+            None if part is None else Subset(part, class_names=class_names) for part in (self.validation, self.test)
+        )
+        validation, test = held
+        return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
+
+
+def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
+    """Split the data set at `data.path` for training. Raises as `open_data` does."""
+    findings = found.findings
+    names = training_splits(found, data)
+    name = "+".join(names)
+    train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
+    class_names = train.class_names
+    if labels:
+        _require_labels(train, name, data.path, findings)
+    mark = fingerprint(found.splits)
+    measured = test_split(found, data, names)
+    chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
+    asked = {chosen, measured if data.test is not None else None}
+    others = {
+        split: matched(found, split, class_names, required=split in asked, labels=labels)
+        for split in found.splits
+        if split not in names
+    }
+    if data.strict:
+        findings.require_whole(data.path)
+    test = None if measured is None else others[measured]
+    if data.subset is not None and data.validation == SUBSET:  # the validation images are some of the subset
+        train = Subset(train, subset(train, data.subset, seed))
+    if chosen is not None:
+        validation, origin = others[chosen], dict[str, Any](validation=chosen)
+    elif data.fold is not None or data.holdout > 0:
+        remaining, held, origin = _held_out(found, names, train, data, seed)
+        train, validation = Subset(train, remaining), Subset(train, held)
+    else:
+        validation, origin = None, {}
+    if data.subset is not None and data.validation != SUBSET:
+        train = Subset(train, subset(train, data.subset, seed))
+    return Splits(train, validation, test, list(class_names), findings, mark, origin)
+
+
+def _held_out(
+    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Return (indices for training, indices held out for validation, `Splits.held_out`). Raises DataError for none."""
+    name = "+".join(names)
+    part: dict[str, Any]
+    if data.fold is not None:
+        remaining, held = fold_of(found, names, train, data, seed)
+        shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
+        part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in held]}
+    else:
+        remaining, held = hold_out(train, data.holdout, seed)
+        part = {"share": data.holdout}
+    if not len(held):
+        raise DataError(
+            f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
+            "images, name a validation split (data.validation), or set data.holdout to 0"
+        )
+    return remaining, held, {"seed": seed, **part, "from": name, "ids": [train.id(int(index)) for index in held]}
+
+
+def _require_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
+    """Raise DataError unless the training images all have a label and are of at least two classes."""
+    warnings = "".join(f". {line}" for line in findings.warnings[:3])
+    unlabelled = int(np.count_nonzero(~known(train.labels)))
+    where = f"split {split!r} of {path}" if split else path
+    if unlabelled:
+        raise DataError(
+            f"{unlabelled} of {len(train)} images of {where} ({findings.kind}) have no label. "
+            f"Label them, remove them, or choose a recipe that needs no labels{warnings}"
+        )
+    if without_labels(train.labels, len(train.class_names)):
+        raise DataError(
+            f"none of the {len(train)} images of {where} ({findings.kind}) has any of its {len(train.class_names)} "
+            f"labels, so there is nothing to learn. Check the labels{warnings}"
+        )
+    if isinstance(train.labels, LabelSets):
+        counts = class_counts(train.labels, len(train.class_names))
+        if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
+            title = split_title(split)
+            findings.warnings.append(
+                f"no image of {title} has the labels {listing(names)}: the network cannot learn them"
+            )
+    if not isinstance(train.labels, np.ndarray):
+        return
+    if len(train.class_names) < 2:
+        tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
+        raise DataError(
+            f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
+            f"{warnings}{tree}"
+        )

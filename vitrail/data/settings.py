@@ -5,11 +5,13 @@ The docstring of each field is the help text of its flag.
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from vitrail.data.selection import Selection
 from vitrail.errors import UsageError
 from vitrail.import_path import Open, find
 from vitrail.ranges import (
@@ -25,6 +27,69 @@ from vitrail.ranges import (
     Share,
     Side,
 )
+
+LIST = ".csv"
+"""Ending of a value of `Data.exclude` that is a list of images, not a pattern."""
+
+
+class Selection(NamedTuple):
+    """Patterns of the images that are used and of those that are left out. Without patterns all images are used."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    """CSV files of excluded images."""
+    given: str = ""
+    """Pattern at the end of the path of the data, such as '*/*.jpg' of 'photos/*/*.jpg', which images must fit, too."""
+    root: str = ""
+    """Folder of the data. Patterns are compared with paths below it."""
+
+    @classmethod
+    def of(cls, include: tuple[str, ...], exclude: tuple[str, ...]) -> Selection:
+        """Return the selection by the values of the two settings."""
+        lists = tuple(value for value in exclude if value.lower().endswith(LIST))
+        return cls(tuple(include), tuple(value for value in exclude if value not in lists), lists)
+
+    @property
+    def patterns(self) -> bool:
+        """Whether there are patterns."""
+        return bool(self.include or self.exclude or self.given)
+
+    def reason(self, path: str) -> str:
+        """Return why an image is left out, with the setting; "" if it is used."""
+        path = path.removeprefix(f"{self.root}/") if self.root else path
+        if fitting := [pattern for pattern in self.exclude if _compiled(pattern).fullmatch(path)]:
+            return f"left out by data.exclude {', '.join(map(repr, fitting))}"
+        if self.include and not any(_compiled(pattern).fullmatch(path) for pattern in self.include):
+            return f"not among the images of data.include ({', '.join(map(repr, self.include))})"
+        if self.given and not _compiled(self.given).fullmatch(path):
+            return f"not among the images of the pattern {self.given!r}"
+        return ""
+
+    def __str__(self) -> str:
+        """Return the settings in words."""
+        parts = (
+            ("data.include", self.include),
+            ("data.exclude", self.exclude),
+            ("the pattern", (self.given,) if self.given else ()),
+        )
+        return " and ".join(f"{name} {', '.join(map(repr, values))}" for name, values in parts if values)
+
+
+ALL = Selection()
+"""All images."""
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern that fits a path if one or several neighbouring names of the path fit, in any case.
+
+    Its "*" stands for any characters, "/" included, and "**/" also for nothing, as in a shell.
+    """
+    body = fnmatch.translate(pattern.removeprefix("./").strip("/").replace("**/", "*"))
+    body = re.sub(r"\\[Zz]$", "", body)
+    return re.compile(f"(?:.*/)?{body}(?:/.*)?", re.IGNORECASE | re.DOTALL)
+
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,11 +190,12 @@ class Data(Open, section="data"):
         have a length and return (image, label) by number (`vitrail.data.sources.indexed`); or one such data set.
         labels: The run learns from labels. Raises DataError if there are no data.
         """
-        return find("vitrail.data.sources.open:find")(self.path, self.columns, labels=labels)
+        return find("vitrail.data.sources.open:open_path")(self.path, self.columns, labels=labels)
 
     @property
     def columns(self) -> Columns:
         """Columns of the images and the labels, where and how labels are read, and which images are used."""
+        splits = [*self.train.split("+"), self.validation, self.test]
         return Columns(
             self.image_column,
             self.label_column,
@@ -138,13 +204,8 @@ class Data(Open, section="data"):
             self.labels_per_image,
             self.label_from,
             Selection.of(self.include, self.exclude),
-            self._named_splits(),
+            tuple(name for name in splits if name and name not in ("train", "none", "subset")),  # train is the default
         )
-
-    def _named_splits(self) -> tuple[str, ...]:
-        """Return the splits that the settings name, apart from "train", which is the default."""
-        names = [*self.train.split("+"), self.validation, self.test]
-        return tuple(name for name in names if name and name not in ("train", "none", "subset"))
 
 
 class Columns(NamedTuple):
@@ -189,7 +250,7 @@ class Bands(Settings):
     display: tuple[Channels, ...] = (1,)
     """The bands that pictures show as red, green and blue, counted from 1; or a single one, shown as grey."""
 
-    def check(self) -> None:
+    def require_consistent(self) -> None:
         """Raise UsageError if there is no band, for lists of different lengths, and for a display of other bands."""
         if not self.mean:
             raise UsageError(

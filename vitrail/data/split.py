@@ -1,29 +1,101 @@
 """Splits that are stratified, seeded and stable: the id of an image decides whether it is held out, not its position.
 
 Every image has a pseudo-random rank, a hash of (seed, purpose, id). Adding images therefore moves few others to
-another split, and a smaller share or subset is part of every larger one."""
+another split, and a smaller share or subset is part of every larger one.
+
+Of images with several labels each label has its share in a split, by iterative stratification: Sechidis, Tsoumakas and
+Vlahavas, "On the Stratification of Multi-Label Data" (ECML PKDD 2011), algorithm 1: the label with the fewest images
+left is dealt with first, because later nothing could balance it. Each of its images goes to the part that lacks this
+label most, then to the part that lacks images most. Images without a label come last.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterator
 
 import numpy as np
 
-from vitrail.data.item import Listed, ids
+from vitrail.data.item import IndexedSource, ids
 from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import LabelSets, stored_texts
-from vitrail.data.labels.stratify import stratified, stratified_order
+from vitrail.data.labels.sets import LabelSets, class_counts, stored_texts
 from vitrail.errors import UsageError
+
+_LEAF = 16
+"""Number of images that are not divided further in a stratified order."""
+
+
+def stratified(labels: LabelSets, ranks: np.ndarray, share: float) -> np.ndarray:
+    """Return which images belong to the smaller part, bool [N].
+
+    share: The part's share of the images, and of the images of each label; of a label with two images or more, the aim
+    is at least one image in each part. ranks: One number per image; images are dealt with in this order, and the
+    result does not depend on their places.
+    """
+    present, classes = np.unique(labels.classes, return_inverse=True)
+    labels = LabelSets(labels.ends, classes, len(present), labels.known)  # without classes that no image has
+    counts = class_counts(labels, labels.width)
+    # a label with one image is not rounded: halves of images with such labels only would be all and nothing
+    part = np.where(counts > 1, np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)), share * counts)
+    lacking = np.stack([counts - part, part])  # [2, classes]: images of each label that the rest and the part lack
+    size = round(share * len(labels))
+    room = [len(labels) - size, size]
+    order, ends = np.lexsort((ranks[labels.rows], labels.classes)), np.cumsum(counts)
+    members = [images.tolist() for images in np.split(labels.rows[order], ends[:-1])]  # of each label, by their ranks
+    left = counts.copy()
+    taken = np.full(len(labels), -1, dtype=np.int8)
+    queue = [(int(count), label) for label, count in enumerate(counts.tolist()) if count]
+    heapq.heapify(queue)
+    while queue:
+        count, label = heapq.heappop(queue)
+        if count != left[label]:  # images of this label went away with a rarer label
+            if left[label]:
+                heapq.heappush(queue, (int(left[label]), label))
+            continue
+        for image in members[label]:
+            if taken[image] >= 0:
+                continue
+            rest, wanted = lacking[:, label]
+            side = int(wanted > rest or (wanted == rest and room[1] > room[0]))
+            taken[image] = side
+            room[side] -= 1
+            its = labels.at(image)
+            lacking[side, its] -= 1
+            left[its] -= 1
+    free = np.flatnonzero(taken < 0)
+    free = free[np.argsort(ranks[free], kind="stable")]
+    taken[free] = 0
+    taken[free[: max(0, room[1])]] = 1
+    return taken == 1
+
+
+def stratified_order(labels: LabelSets, ranks: np.ndarray) -> np.ndarray:
+    """Return an order of the images in which the first k have about the share of each label, for any k; int64 [N].
+
+    The images are halved by `stratified` again and again. The first k images are whole halves, quarters, eighths and
+    so on, and part of the smallest one.
+    """
+    done: list[np.ndarray] = []
+    pending = [np.argsort(ranks, kind="stable")]
+    while pending:
+        images = pending.pop()
+        if len(images) <= _LEAF:
+            done.append(images)
+            continue
+        first = stratified(labels[images], ranks[images], 0.5)
+        pending += [images[~first], images[first]]
+    return np.concatenate(done) if done else np.empty(0, dtype=np.int64)
+
 
 _BLOCK = 1 << 16
 
 
-def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(source: IndexedSource, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices for training, indices held out), int64, each ascending.
 
     Of every class with two images or more, round(share * n) but at least one is held out, and at least one
-    remains. Images with several labels are split by iterative stratification (`vitrail.data.labels.stratify`), which
+    remains. Images with several labels are split by iterative stratification (`vitrail.data.split`), which
     aims at the same; a smaller share is then not part of a larger one. Raises UsageError unless 0 < share < 1."""
     if not 0 < share < 1:
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
@@ -36,7 +108,7 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-def folds(source: Listed, count: int, seed: int) -> np.ndarray:
+def folds(source: IndexedSource, count: int, seed: int) -> np.ndarray:
     """Return the fold of each image, int64 [N] from 0 to count - 1, for cross-validation.
 
     Folds differ by at most one image, and so do the images of a class in them. Images with several labels are divided
@@ -59,7 +131,7 @@ def folds(source: Listed, count: int, seed: int) -> np.ndarray:
     return found
 
 
-def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
+def subset(source: IndexedSource, size: int | float, seed: int) -> np.ndarray:
     """Return the ascending indices of `size` images, or of that share of them if it is not a whole number.
 
     Classes are in proportion (stratified), and a smaller subset lies in every larger one of the same seed. Raises
@@ -77,14 +149,14 @@ def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
     return np.sort(order[:count])
 
 
-def _classes(source: Listed) -> np.ndarray:
+def _classes(source: IndexedSource) -> np.ndarray:
     """Return the classes in which splits are stratified, int64 [N]: one for all images whose labels are numbers."""
     labels = source.labels
     assert not isinstance(labels, LabelSets)
     return np.zeros(len(source), dtype=np.int64) if isinstance(labels, Numbers) else labels
 
 
-def _within_class(source: Listed, labels: np.ndarray, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+def _within_class(source: IndexedSource, labels: np.ndarray, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (place of each image in its class by rank, number of images of its class)."""
     _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.lexsort((_ranks(source, seed, purpose), inverse))
@@ -94,7 +166,7 @@ def _within_class(source: Listed, labels: np.ndarray, seed: int, purpose: str) -
     return position, counts[inverse]
 
 
-def _ranks(source: Listed, seed: int, purpose: str) -> np.ndarray:
+def _ranks(source: IndexedSource, seed: int, purpose: str) -> np.ndarray:
     """Return one pseudo-random uint64 per image, a function of (seed, purpose, id)."""
     prefix = f"{seed}/{purpose}/".encode()
     ranks = np.empty(len(source), dtype=np.uint64)
@@ -118,7 +190,7 @@ def row_digest(id: str, size: int, name: str) -> bytes:
     return hashlib.blake2b(f"{id}\0{size}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
-def fingerprint(splits: dict[str, Listed]) -> str:
+def fingerprint(splits: dict[str, IndexedSource]) -> str:
     """Return a hash of names, sizes and classes of all images, whatever their order; 16 hex digits.
 
     Dates and the location of the data do not matter. Contents matter only if they change the length of a file.
@@ -131,7 +203,7 @@ def fingerprint(splits: dict[str, Listed]) -> str:
     return total.hexdigest()
 
 
-def _digests(source: Listed) -> np.ndarray:
+def _digests(source: IndexedSource) -> np.ndarray:
     """Return `row_digest` of every image as a number, uint64 [N]; an index may already contain them."""
     indexed = getattr(source, "digests", None)
     if indexed is not None and (digests := indexed()) is not None:

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.arrow_package import pa, pq
-from vitrail.data.item import Listed, View, ids
-from vitrail.data.sources.located import Located
+from vitrail.data.cache import pa, pq
+from vitrail.data.item import IndexedSource, Subset, ids
+from vitrail.data.sources.folder import Located
 from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
 from vitrail.files import read_json_object, refuse_other_files, replacing, sha256, write_once
@@ -41,7 +41,7 @@ UnreadableImages = list[tuple[str, str]]
 """(id, reason) of images that cannot be read."""
 ResultColumns = Mapping[str, pa.Array]
 """Results for some images: columns of one length, one of them "id"."""
-ComputeColumns = Callable[[Listed, Callable[[ResultColumns], None]], UnreadableImages]
+ComputeColumns = Callable[[IndexedSource, Callable[[ResultColumns], None]], UnreadableImages]
 """Images, and a function that receives their results -> the unreadable images.
 
 It receives columns of the same names and types again and again, for the readable images in their order, and first of
@@ -52,13 +52,13 @@ class ResultPart(NamedTuple):
     """Images whose results go to one file."""
 
     name: str
-    source: Listed
+    source: IndexedSource
     indices: np.ndarray
     split: str | None = None
     """The split that the images are in; None if the data set has no splits."""
 
 
-def parts(splits: dict[str, Listed], path: str | Path | None = None) -> list[ResultPart]:
+def parts(splits: dict[str, IndexedSource], path: str | Path | None = None) -> list[ResultPart]:
     """Return the parts of a data set: its shards, or pieces of `CHUNK` images if it has none.
 
     path: The data set as the user named it, which the ids of images are relative to (default: ids as in the splits).
@@ -74,7 +74,7 @@ def parts(splits: dict[str, Listed], path: str | Path | None = None) -> list[Res
     return found
 
 
-def _pieces(source: Listed, split: str) -> list[tuple[str, np.ndarray]]:
+def _pieces(source: IndexedSource, split: str) -> list[tuple[str, np.ndarray]]:
     begins = range(0, len(source), CHUNK)
     return [(split or "all", np.arange(begin, min(begin + CHUNK, len(source)))) for begin in begins]
 
@@ -106,7 +106,7 @@ class Job:
     """
 
     def __init__(
-        self, folder: Path, splits: dict[str, Listed], about: dict[str, Any], path: str | Path | None = None
+        self, folder: Path, splits: dict[str, IndexedSource], about: dict[str, Any], path: str | Path | None = None
     ) -> None:
         self.folder = folder
         self.parts = parts(splits, path)
@@ -205,7 +205,7 @@ class Job:
         with writing(file, DataError):
             with replacing(file) as partial:
                 with closing(_Rows(partial)) as rows:
-                    bad = compute(View(part.source, part.indices), lambda columns: _add(rows, part.split, columns))
+                    bad = compute(Subset(part.source, part.indices), lambda columns: _add(rows, part.split, columns))
                 written = {"bytes": partial.stat().st_size, "sha256": sha256(partial)}
             facts = {"images": len(part.indices), "rows": rows.count, "bad": bad, **written}
             with replacing(self._path(part, "done.json")) as partial:

@@ -19,7 +19,7 @@ from vitrail.data.check import OnProgress
 from vitrail.data.copies.dedup import HashedImages, Pairs
 from vitrail.data.images.geometry import Compose, Flip
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import View
+from vitrail.data.item import Subset
 from vitrail.data.loading.loader import Loader
 from vitrail.device import Precision
 from vitrail.errors import WeightsError
@@ -54,7 +54,7 @@ def cosines(
     preprocess = model.card.preprocess
     prepare = eval_transform(preprocess)
 
-    def embed(source: View, mirrored: bool) -> Features:
+    def embed(source: Subset, mirrored: bool) -> Features:
         loader = Loader(
             source,
             transform=Compose((prepare, Flip(1.0)), prepare.pixels) if mirrored else prepare,
@@ -82,14 +82,14 @@ def cosines(
     return found
 
 
-def _directions(images: HashedImages, numbers: np.ndarray, embed: Callable[[View], Features]) -> np.ndarray:
+def _directions(images: HashedImages, numbers: np.ndarray, embed: Callable[[Subset], Features]) -> np.ndarray:
     """Return features of length 1 of each image, float32 [K, width]; NaN if unreadable. Each image is read once."""
     distinct, places = np.unique(numbers, return_inverse=True)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     parts = images.part_of(distinct)
     for part in np.unique(parts).tolist():
         mine = np.flatnonzero(parts == part)
-        readable = embed(View(images.parts[part].source, distinct[mine] - images.numbers(part).start))
+        readable = embed(Subset(images.parts[part].source, distinct[mine] - images.numbers(part).start))
         found.append((mine[readable.index], unit_rows(readable.features)))
     result = np.full((len(distinct), found[0][1].shape[1]), np.nan, np.float32)
     for rows, features in found:

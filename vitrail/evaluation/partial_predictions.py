@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.tiles.grid import TileBox
+from vitrail.data.images.tiles import TileBox
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.evaluation.predict import Prediction, Row, Unreadable

@@ -21,18 +21,17 @@ import torch
 
 from vitrail.data.image_names import KINDS, images_among, in_junk, is_junk, other_files
 from vitrail.data.images.geometry import Op
-from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.ops import eval_transform, tile_transform
+from vitrail.data.images.tiles import TileBox, Tiling, prepared_tiles
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import SYSTEM_FILE, Findings, Listed
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.item import SYSTEM_FILE, Findings, IndexedSource
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
-from vitrail.data.selection import ALL, Selection
+from vitrail.data.settings import ALL, Selection
 from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
-from vitrail.data.tiles.grid import TileBox, Tiling
-from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
@@ -169,7 +168,7 @@ def _below(folder: Path, visited: set[tuple[int, int]], findings: Findings) -> I
 
 def predict_files(
     model: Any,
-    paths: Iterable[str | Path] | Listed,
+    paths: Iterable[str | Path] | IndexedSource,
     *,
     top: int = 5,
     batch_size: int = 32,
@@ -204,7 +203,7 @@ def predict_files(
     answer: Ranking = partial(_best, outputs, names, top, thresholds=card.thresholds)
     if card.scale is not None:
         answer = partial(_numbers, outputs, names, card.scale)
-    if isinstance(paths, Listed):
+    if isinstance(paths, IndexedSource):
         read = partial(_prepared_item, eval_transform(card.preprocess), paths)
         prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
         return _answered(prepared, answer, batch_size, precision, reject)
@@ -270,7 +269,7 @@ def _each_prepared(
         yield from ordered(pool, prepare, images, ahead=ahead, hung=lambda image: stuck(name(image)))
 
 
-def _prepared_item(transform: Op, source: Listed, index: int) -> PreparedFile:
+def _prepared_item(transform: Op, source: IndexedSource, index: int) -> PreparedFile:
     """Read and prepare an image of a source."""
     return _prepared_as(Path(source.id(index)), transform, lambda: source[index].image)
 

@@ -10,7 +10,7 @@ import torch
 from vitrail.config import plain
 from vitrail.data.images.geometry import MAX_ASPECT
 from vitrail.data.images.ops import CROPPED, covering
-from vitrail.data.images.pixels import BACKGROUND
+from vitrail.data.images.pillow import BACKGROUND
 from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX_IR, OutputName

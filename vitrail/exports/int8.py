@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Data
@@ -148,14 +148,14 @@ def samples(data: Data | str | Path, card: Card) -> Samples:
             f"the network has {card.config.classes} classes and {data.path} has {len(names)}: calibrate on images of "
             "the classes that the network was trained on"
         )
-    return Samples(_some(splits.train, CALIBRATION, card), _some(View(held_out, class_names=names), HELD_OUT, card))
+    return Samples(_some(splits.train, CALIBRATION, card), _some(Subset(held_out, class_names=names), HELD_OUT, card))
 
 
-def _some(source: Listed, most: int, card: Card) -> list[Labelled]:
+def _some(source: IndexedSource, most: int, card: Card) -> list[Labelled]:
     """Return at most `most` images of a source, drawn with seed 0."""
     drawn = np.sort(np.random.default_rng(0).permutation(len(source))[:most])
     loader = Loader(
-        View(source, drawn),
+        Subset(source, drawn),
         transform=eval_transform(card.preprocess),
         image_size=card.preprocess.image_size,
         batch_size=1,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.item import Listed, evenly_spaced
+from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.labels.sets import known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
@@ -25,7 +25,7 @@ MOST_POINTS = 2000
 class DataFeatures:
     """Features of the images of a data set, one row per image."""
 
-    source: Listed
+    source: IndexedSource
     features: np.ndarray
     """float32 [N, width]."""
     index: np.ndarray

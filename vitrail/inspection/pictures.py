@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.check import OnProgress
 from vitrail.data.image_names import bad_kinds
 from vitrail.data.images.geometry import Op, resize
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import Label
 from vitrail.errors import DataError, DecodeError
 from vitrail.inspection.overlay import Box, visible_box
@@ -48,7 +48,7 @@ class Pictures:
 
     def __init__(
         self,
-        source: Listed,
+        source: IndexedSource,
         transform: Op,
         batch_size: int = 8,
         bad: dict[str, str] | None = None,

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.durations import Duration
 

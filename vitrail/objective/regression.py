@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.images.mix import Mix
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Augment
 from vitrail.objective.base import ImageBatch, Objective, Prepared, Task
 from vitrail.objective.settings import Regression

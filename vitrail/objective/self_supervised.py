@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared, Task
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch

@@ -17,7 +17,7 @@ from vitrail.ranges import InputSize, height_width, shortest_size
 from vitrail.training.run import NOMINAL, Run
 
 if TYPE_CHECKING:
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
 
 TINY = 16
 """Largest side in pixels of an image that is treated as a glyph."""
@@ -60,7 +60,7 @@ class Facts:
     """Median of the shorter side in pixels, over a sample of the images."""
 
 
-def facts_of(train: Listed) -> Facts:
+def facts_of(train: IndexedSource) -> Facts:
     """Return the properties of these training images. The side is measured on a few of them."""
     from vitrail.training.resolve import image_sizes
 

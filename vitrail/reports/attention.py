@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from vitrail.costs.count import macs
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import Listed, View, evenly_spaced
+from vitrail.data.item import IndexedSource, Subset, evenly_spaced
 from vitrail.inspection.distance import Distances, attention_distance
 from vitrail.inspection.figures.attention import draw_distances
 from vitrail.inspection.figures.page import STYLE
@@ -56,7 +56,7 @@ class PositionFigure:
     """Whether every layer has its own position embeddings."""
 
 
-def distance_figure(model: Any, source: Listed) -> DistanceFigure | None:
+def distance_figure(model: Any, source: IndexedSource) -> DistanceFigure | None:
     """Measure and draw how far each head attends, over evenly spaced validation images.
 
     `model` is a network with its card. Returns None for a network without a grid of patches. Raises DataError if no
@@ -65,7 +65,7 @@ def distance_figure(model: Any, source: Listed) -> DistanceFigure | None:
     if not _has_grid(model) or not has_maps(model):
         return None
     rows = evenly_spaced(len(source), images_for(model, len(source)))
-    pictures = Pictures(View(source, rows), eval_transform(model.card.preprocess), _BATCH)
+    pictures = Pictures(Subset(source, rows), eval_transform(model.card.preprocess), _BATCH)
     found = attention_distance(model, pictures.tensors(next(model.parameters()).device))
     figure = draw_distances({"best model": found})
     figure.axes[0].set_title("")  # there is only one model, and the text gives the number of images

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.bands.picture import picture
+from vitrail.data.images.pixels import picture
 from vitrail.reports.compare import Against, Comparison
 from vitrail.reports.gallery import Exhibit, decoded_image, guesses, true_class
 

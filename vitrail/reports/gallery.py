@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.bands.pixels import Pixels
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.pixels import Pixels
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.labels.numbers import NumberScores

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from vitrail.data.imbalance import ADJUSTED, EVERY_CLASS, IMBALANCED, flags, imbalance
+from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
@@ -195,7 +195,7 @@ def _rare_classes(seen: _Seen) -> Suggestion | None:
     if imbalance(evaluation.class_count) < IMBALANCED or behind < 0.02:
         return None
     images = seen.record.data_facts.get("images", {}).get("train") or 0
-    helping = flags(images, seen.record.result.get("steps") or 0, objective.loss)
+    helping = fairness_flags(images, seen.record.result.get("steps") or 0, objective.loss)
     if helping != ADJUSTED and seen.run.metric.name in EVERY_CLASS:
         return None
     return Suggestion(

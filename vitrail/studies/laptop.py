@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import known, one_label
-from vitrail.data.roles import NONE
+from vitrail.data.roles import NONE, split_data_set
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.data.sources.lists import write_list
-from vitrail.data.sources.open import find, split_found
+from vitrail.data.sources.open import open_path
 from vitrail.data.split import hold_out
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError
@@ -110,8 +110,8 @@ def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ("digit
     `more` are other data sets to fine-tune on. Raises DataError for fewer than four classes, and the errors of opening
     the data.
     """
-    found = find(data)
-    splits = split_found(found, Data(path=data, holdout=0.0), seed)
+    found = open_path(data)
+    splits = split_data_set(found, Data(path=data, holdout=0.0), seed)
     names = splits.class_names
     if len(names) < 4:
         raise DataError(f"{data} has {len(names)} classes. A study needs at least 4: most to pre-train on, 2 to test")
@@ -120,7 +120,7 @@ def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ("digit
     train, test = splits.train, splits.test
     if test is None or not known(test.labels).any():
         rest, held_out = hold_out(train, TEST, seed)
-        train, test = View(train, rest), View(train, held_out)
+        train, test = Subset(train, rest), Subset(train, held_out)
     folder.mkdir(parents=True, exist_ok=True)
     up = [_of(part, np.setdiff1d(np.arange(len(names)), down)) for part in (train, test)]
     write_list(folder / "up.csv", data, found, {"train": up[0], "test": up[1]})
@@ -139,12 +139,12 @@ def _named(more: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _of(source: Listed, labels: np.ndarray) -> View:
+def _of(source: IndexedSource, labels: np.ndarray) -> Subset:
     """Return the images with one of these labels."""
-    return View(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), labels)))
+    return Subset(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), labels)))
 
 
-def _only(source: Listed, names: list[str]) -> View:
+def _only(source: IndexedSource, names: list[str]) -> Subset:
     """Return the images of these classes, with labels that count them."""
     kept = [source.class_names.index(name) for name in names]
-    return View(View(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), kept))), None, names)
+    return Subset(Subset(source, np.flatnonzero(np.isin(one_label(source.labels, "a study"), kept))), None, names)

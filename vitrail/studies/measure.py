@@ -15,7 +15,7 @@ from vitrail.costs.measure import best as fastest
 from vitrail.data.benchmarks.imagenet import open_benchmark
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Preprocess
@@ -98,7 +98,7 @@ class Probes:
         if metric == "5-shot":
             chosen = ShotSelection(one_label(train.labels, metric), train.class_names, shots=(SHOTS,), seeds=DRAWS)
             embed = _embedder(model)
-            shots = embed(View(train, chosen.rows))
+            shots = embed(Subset(train, chosen.rows))
             shots = replace(shots, index=chosen.rows[shots.index])
             return float(fewshot(chosen, shots, embed(test)).mean[0, 0])
         if self._features is None or self._features[0] != model:
@@ -119,20 +119,20 @@ def _known(path: Path) -> dict[str, float]:
     return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
-def _embedder(model: Path) -> Callable[[Listed], Features]:
+def _embedder(model: Path) -> Callable[[IndexedSource], Features]:
     """Return what computes the features of images by a saved network, with its own preprocessing."""
     network = load(model)
     embed = refusing(predictor(network, choose_device(None), "auto", features=True))
     preprocess = network.card.preprocess
 
-    def features(source: Listed) -> Features:
+    def features(source: IndexedSource) -> Features:
         with closing(_loader(source, eval_transform(preprocess), preprocess)) as loader:
             return collect(embed, loader, source.class_names)
 
     return features
 
 
-def _loader(source: Listed, transform: Op, preprocess: Preprocess) -> Loader:
+def _loader(source: IndexedSource, transform: Op, preprocess: Preprocess) -> Loader:
     return Loader(
         source, transform=transform, image_size=preprocess.image_size, batch_size=BATCH,
         workers=max(1, available_cores() // 2), shuffle=False, drop_last=False,

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, UsageError
 
@@ -24,7 +24,7 @@ class Sets:
     """Name -> the data, in any form that `vitrail train` takes."""
     images: int
     """Number of images to pre-train on at laptop scale, without those that are held out; 0 at the paper's scale."""
-    open_probe: Callable[[], tuple[Listed, Listed]]
+    open_probe: Callable[[], tuple[IndexedSource, IndexedSource]]
     """Function that opens the training images, from which shots are drawn, and the test images."""
 
     def path(self, name: str) -> str:
@@ -35,7 +35,7 @@ class Sets:
         return self.paths[name]
 
     @cached_property
-    def probe(self) -> tuple[Listed, Listed]:
+    def probe(self) -> tuple[IndexedSource, IndexedSource]:
         """The training images, from which shots are drawn, and the test images. Raises the errors of opening them."""
         return self.open_probe()
 
@@ -53,7 +53,7 @@ def published_sets(root: str) -> Sets:
     return sets
 
 
-def _train_and_test(path: str) -> tuple[Listed, Listed]:
+def _train_and_test(path: str) -> tuple[IndexedSource, IndexedSource]:
     splits = open_data(path)
     test = splits.test or splits.validation
     if test is None:

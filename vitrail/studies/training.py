@@ -9,9 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitrail.data.roles import NONE, SUBSET
+from vitrail.data.roles import NONE, SUBSET, Splits
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 from vitrail.studies.sets import Sets
 from vitrail.studies.study import Cell, Stage

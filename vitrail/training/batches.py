@@ -11,7 +11,7 @@ import numpy as np
 from vitrail import world
 from vitrail.data.image_names import bad_kinds
 from vitrail.data.images.ops import eval_transform, train_transform
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.settings import Preprocess
@@ -20,7 +20,7 @@ from vitrail.objective.settings import DINO
 from vitrail.training.run import Run
 
 
-def training_loader(run: Run, source: Listed) -> Loader:
+def training_loader(run: Run, source: IndexedSource) -> Loader:
     """Return a loader of this process's share of `source`, augmented. `run` has every decision made."""
     assert isinstance(run.preprocess, Preprocess) and run.batch_size is not None
     preprocess = run.preprocess
@@ -45,7 +45,7 @@ def micro_batch(run: Run) -> int:
     return -(-run.batch_size // (world.size() * (run.accumulate or 1)))
 
 
-def evaluation_loader(run: Run, source: Listed) -> Loader:
+def evaluation_loader(run: Run, source: IndexedSource) -> Loader:
     """Return a loader of this process's share of `source` without augmentation, each image once."""
     assert isinstance(run.preprocess, Preprocess)
     return Loader(
@@ -99,7 +99,7 @@ def _refuse_if_many(loader: Loader, max_bad: float) -> None:
 
 def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
     """Raise DataError if no image of a class is readable in this process any more."""
-    if not isinstance(loader.source, Listed):
+    if not isinstance(loader.source, IndexedSource):
         return
     labels, classes = loader.source.labels, len(loader.source.class_names)
     new, all_bad, total = (

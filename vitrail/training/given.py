@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrail.data.item import DataSet
+from vitrail.data.roles import Splits, split_data_set
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.indexed import data_set
-from vitrail.data.sources.open import Splits, open_data, split_found
+from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet
@@ -109,7 +110,7 @@ class Given:
         if self.data is None or isinstance(self.data, Data):
             return open_data(run.data, seed=run.seed, labels=run.supervised)
         found: DataSet = data_set(self.data)
-        return split_found(found, run.data, run.seed, labels=run.supervised)
+        return split_data_set(found, run.data, run.seed, labels=run.supervised)
 
     def check_resume(self, folder: RunFolder) -> None:
         """Raise UsageError if the run in `folder` needs objects that were not given."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, fast_float32
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.batch_size import explaining_memory

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
@@ -67,7 +67,7 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     began = time.monotonic()
     rows, parts = np.random.default_rng(run.seed).permutation(len(train))[:MOST], []
     for part in np.split(rows, range(ROUND, len(rows), ROUND)) if math.isfinite(seconds) else [rows]:
-        parts.append(frozen_features(setup, run, View(train, np.sort(part))))
+        parts.append(frozen_features(setup, run, Subset(train, np.sort(part))))
         if world.any_(time.monotonic() - began > seconds):
             break
     features, labels = map(np.concatenate, zip(*parts, strict=True))
@@ -85,7 +85,7 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     )
 
 
-def frozen_features(setup: Setup, run: Run, source: Listed) -> tuple[np.ndarray, np.ndarray]:
+def frozen_features(setup: Setup, run: Run, source: IndexedSource) -> tuple[np.ndarray, np.ndarray]:
     """Return the features, float32 [N, width], and classes, int64 [N], of the labelled images of `source`.
 
     They are those of the network of `setup`, and of images as `run` prepares them for evaluation.

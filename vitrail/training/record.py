@@ -14,10 +14,9 @@ import numpy as np
 
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.copies.leaks import leaked
-from vitrail.data.imbalance import EVERY_CLASS, FAIR, IMBALANCED, described, flags, imbalance
+from vitrail.data.check import EVERY_CLASS, FAIR, IMBALANCED, fairness_flags, imbalance, imbalance_text, leaked
 from vitrail.data.labels.sets import class_counts, label_names
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.run_log import fitting
@@ -276,7 +275,10 @@ def _rare_classes(run: Run, splits: Splits, steps: int) -> Iterator[str]:
     counts = class_counts(splits.train.labels, len(splits.class_names))
     untouched = objective.class_weights == "none" and not objective.logit_adjustment
     if untouched and imbalance(counts) >= IMBALANCED:
-        spread, helping = described(splits.class_names, counts), flags(len(splits.train), steps, objective.loss)
+        spread, helping = (
+            imbalance_text(splits.class_names, counts),
+            fairness_flags(len(splits.train), steps, objective.loss),
+        )
         advice = "" if helping == FAIR and run.metric.name in EVERY_CLASS else f". For rare classes add {helping}"
         yield f"the training images are imbalanced: {spread}{advice}"
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from vitrail import world
-from vitrail.data.bands.choose import choose, layouts
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
+from vitrail.data.images.bands import choose_bands, layouts
 from vitrail.data.images.ops import left_out
-from vitrail.data.item import Listed
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.item import IndexedSource
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
@@ -88,7 +88,7 @@ class Resolved:
 
 
 def resolve(
-    run: Run, train: Listed, class_names: list[str], start: str | None = None, model: nn.Module | None = None
+    run: Run, train: IndexedSource, class_names: list[str], start: str | None = None, model: nn.Module | None = None
 ) -> Resolved:
     """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work.
 
@@ -111,7 +111,7 @@ def resolve(
     if start is not None:
         run = _whole_patches(run, start, decisions)
     asked = None if run.preprocess is None else run.preprocess.bands
-    bands = choose(run.data, asked, weights, found, train, decisions)
+    bands = choose_bands(run.data, asked, weights, found, train, decisions)
     classes = len(class_names) if run.supervised else 0
     if model is None:
         config = model_config(run, start, classes, sizes, decisions)
@@ -124,7 +124,7 @@ def resolve(
     run = with_lora_defaults(run)
     preprocess = replace(_preprocess(run.preprocess, config.image_size, sizes, decisions), bands=bands)
     preprocess = whole.with_fill(preprocess, config.mean)
-    each_way, cut = whole.shown(sizes, preprocess)
+    each_way, cut = whole.parts_shown(sizes, preprocess)
     if each_way and (run.preprocess is None or preprocess.resize == "small"):
         decisions["shown"] = each_way
     if lost := left_out(run.augment, preprocess):
@@ -300,7 +300,7 @@ def build_model(resolved: Resolved) -> nn.Module:
     return model
 
 
-def image_sizes(source: Listed) -> list[tuple[int, int]]:
+def image_sizes(source: IndexedSource) -> list[tuple[int, int]]:
     """Return (height, width) of some images spread over the source, from their headers; [] if none opens.
 
     Raises DataError for a read that hangs.
@@ -348,11 +348,11 @@ def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -
 def _preprocess(
     given: Preparation | None, image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]
 ) -> Preprocess:
-    """Return how images are prepared in evaluation: as given, and by default as `whole.chosen` says."""
+    """Return how images are prepared in evaluation: as given, and by default as `whole.choose_preprocess` says."""
     if given is None:
-        return whole.chosen(image_size, sizes, decisions)
+        return whole.choose_preprocess(image_size, sizes, decisions)
     said = decisions if given.resize is None else {}
-    return given.completed(whole.chosen(given.image_size or image_size, sizes, said))
+    return given.completed(whole.choose_preprocess(given.image_size or image_size, sizes, said))
 
 
 def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
@@ -392,7 +392,7 @@ def _workers(device: torch.device, decisions: dict[str, str]) -> int:
 
 
 def _cache(
-    train: Listed, sizes: list[tuple[int, int]], bands: Bands | None, decisions: dict[str, str]
+    train: IndexedSource, sizes: list[tuple[int, int]], bands: Bands | None, decisions: dict[str, str]
 ) -> Literal["yes", "no"]:
     """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
     if not sizes:

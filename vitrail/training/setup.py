@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from vitrail.data.loading.loader import Loader
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.objective.base import Objective
 from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_values
 from vitrail.training.batches import evaluation_loader, training_loader

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitrail.data.bands.choose import layouts
+from vitrail.data.check import IMBALANCED, imbalance
+from vitrail.data.images.bands import layouts
 from vitrail.data.images.geometry import Size
 from vitrail.data.images.whole import stretched, with_fill
-from vitrail.data.imbalance import IMBALANCED, imbalance
-from vitrail.data.item import Listed, View, evenly_spaced
+from vitrail.data.item import IndexedSource, Subset, evenly_spaced
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Preparation, Preprocess
-from vitrail.data.sources.open import Splits
 from vitrail.durations import Epochs
 from vitrail.ranges import height_width
 from vitrail.training.probe_head import frozen_features
@@ -101,9 +101,9 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
     return WAYS[best], f"{best}: a linear probe gets {reached[best]:.1%} of {count} training images right, {others}"
 
 
-def _round(setup: Setup, train: Listed, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _round(setup: Setup, train: IndexedSource, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the features and labels of the training images `rows` for each way."""
-    part, found = View(train, np.sort(rows)), {}
+    part, found = Subset(train, np.sort(rows)), {}
     for name, way in WAYS.items():
         prepared = with_fill(way.completed(setup.resolved.preprocess), setup.resolved.config.mean)
         found[name] = frozen_features(setup, replace(setup.run, preprocess=prepared), part)

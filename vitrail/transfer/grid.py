@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import merge
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import Splits, open_data
+from vitrail.data.sources.open import open_data
 from vitrail.durations import Percent
 from vitrail.errors import UsageError
 from vitrail.ranges import height_width

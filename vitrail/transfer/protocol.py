@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vitrail.data.item import Listed, role_of
+from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.labels.sets import known
 from vitrail.data.roles import NONE, SUBSET
 from vitrail.data.settings import Data
@@ -122,5 +122,5 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
     return DevSplit(search, final, len(found.train), len(found.validation), 0 if test is None else len(test), how)
 
 
-def _labelled(source: Listed | None) -> bool:
+def _labelled(source: IndexedSource | None) -> bool:
     return source is not None and bool(known(source.labels).any())

@@ -24,9 +24,9 @@ from torch import nn
 
 from vitrail.costs.count import training_flops
 from vitrail.costs.measure import now
-from vitrail.data.item import View, evenly_spaced
+from vitrail.data.item import Subset, evenly_spaced
 from vitrail.data.loading.loader import Batch
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -335,10 +335,10 @@ class Rehearsal:
         matrices = sum(value.numel() for group in groups if group.get("parts") for value in group["params"])
         return (MOMENTS[run.optim.name] + (run.average.kind != "none")) * self._tuned() - matrices
 
-    def _sample(self, images: int) -> View:
+    def _sample(self, images: int) -> Subset:
         """Return training images for the warm-up and `STEPS` steps of `images`, evenly spread."""
         train = self.setup.splits.train
-        return View(train, evenly_spaced(len(train), (STEPS + 1) * images))
+        return Subset(train, evenly_spaced(len(train), (STEPS + 1) * images))
 
     def _blank(self, number: int) -> Batch:
         """Return a batch of black images, for which no loader is needed."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vitrail.config import from_yaml, plain, to_yaml
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.device import available_cores, choose_device, keep_freed_memory
 from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError, VitrailError

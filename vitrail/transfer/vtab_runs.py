@@ -17,10 +17,10 @@ from typing import Any
 from vitrail.config import dotted, plain
 from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate
 from vitrail.data.benchmarks.vtab_tasks import VtabTask
-from vitrail.data.roles import NONE
+from vitrail.data.roles import NONE, split_data_set
 from vitrail.data.settings import Data
-from vitrail.data.sources.index_lists import PARTS, WHOLE
-from vitrail.data.sources.open import find_data, split_found
+from vitrail.data.sources.lists import PARTS, WHOLE
+from vitrail.data.sources.open import open_data_set
 from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.run import LORA, Run
@@ -189,10 +189,10 @@ def _score(
 ) -> TaskScore:
     """Train a task with every seed that is not finished. Raises DataError if its data cannot be used."""
     run = run_of(task, base, root, seeds[0])
-    found = find_data(run.data)
+    found = open_data_set(run.data)
     if WHOLE in found.splits:  # a copy without the division into 800 and 200
         run = replace(run, data=replace(run.data, train=WHOLE))
-    splits = split_found(found, run.data)
+    splits = split_data_set(found, run.data)
     assert splits.test is not None  # it is asked for by name
     score = TaskScore(task, [], len(splits.test), found.findings.lines())
     trials = []

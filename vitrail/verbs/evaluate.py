@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
@@ -71,7 +71,7 @@ class Evaluation:
 class _Task:
     """The images to evaluate, their preprocessing, and their correct classes."""
 
-    source: Listed
+    source: IndexedSource
     name: str
     class_names: list[str]
     transform: Op
@@ -190,7 +190,7 @@ def evaluate(
 def _classify(
     network: ViT | ResNet | Engine, task: _Task, compute: Compute, tta: ViewKind | None = None
 ) -> Classification | LabelScores | NumberScores:
-    from vitrail.data.images.views import VIEWS, views
+    from vitrail.data.images.ops import VIEWS, views
     from vitrail.evaluation.classify import classify, refusing
     from vitrail.evaluation.confidence.views import averaged
     from vitrail.evaluation.imagenet import choosing
@@ -216,7 +216,7 @@ def _said_of_views(
     tta: ViewKind, model: str | Path, found: Classification | LabelScores | NumberScores, seconds: float
 ) -> list[str]:
     """Return notes about an evaluation with several views of each image, which took `seconds`."""
-    from vitrail.data.images.views import VIEWS
+    from vitrail.data.images.ops import VIEWS
 
     images = len(found.index)
     notes = [
@@ -284,17 +284,17 @@ def _given(held: tuple[list[Any], Sequence[Any]], card: Card) -> GivenImages:
 
 
 def _task(
-    network: ViT | ResNet | Engine, model: str | Path, source: Listed, name: str, notes: Sequence[str] = ()
+    network: ViT | ResNet | Engine, model: str | Path, source: IndexedSource, name: str, notes: Sequence[str] = ()
 ) -> _Task:
     """Return the task for images whose labels are the network's. Raises DataError if they are not."""
     from vitrail.data.images.ops import eval_transform
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
     from vitrail.data.labels.sets import one_label
 
     card = network.card
     names = output_names(network, source, model)
     if card.several:
-        source = View(source, several=True)
+        source = Subset(source, several=True)
     elif card.scale is None:
         one_label(source.labels, f"{model}, which predicts one class,")
     return _Task(source, name, names, eval_transform(card.preprocess), notes=[*notes], several=card.several)
@@ -332,9 +332,9 @@ def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: 
 
 def _source(
     model: str | Path, data: str | Path | None, split: str | None, reading: Mapping[str, Any], card: Card
-) -> tuple[Listed, str]:
+) -> tuple[IndexedSource, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
-    from vitrail.data.sources.located import Located
+    from vitrail.data.sources.folder import Located
     from vitrail.data.sources.open import open_data, open_split
 
     written = Path(model) / "config.yaml"

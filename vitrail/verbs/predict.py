@@ -178,9 +178,9 @@ def predict(
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
+    from vitrail.data.images.tiles import tiling
     from vitrail.data.item import Findings
     from vitrail.data.sources.indexed import GivenImages
-    from vitrail.data.tiles.grid import tiling
     from vitrail.evaluation.predict import errors_file, find_images, predict_files
     from vitrail.weights.load import weights_fingerprint
 

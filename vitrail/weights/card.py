@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from vitrail.config import field_types, merge, plain
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
@@ -23,7 +23,7 @@ from vitrail.words import shown
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitrail.data.images.pillow import ModelInput
+    from vitrail.data.images.ops import ModelInput
 
 FORMAT = "vitrail-card"
 VERSION = 1
@@ -94,7 +94,7 @@ class Card:
             object.__setattr__(self, "preprocess", Preprocess(image_size=self.config.image_size))
         bands = self.preprocess.bands
         if bands is not None:
-            bands.check()
+            bands.require_consistent()
             if bands.channels != self.config.channels:
                 raise WeightsError(
                     f"a card with statistics of {bands.channels} bands for a model of {self.config.channels} channels. "
@@ -147,7 +147,7 @@ class Card:
         It is what `predict` does, normalisation included, for `ImageFolder(transform=...)` and the like. Raises
         UsageError for a model of other than 3 channels.
         """
-        from vitrail.data.images.pillow import ModelInput
+        from vitrail.data.images.ops import ModelInput
         from vitrail.model.stems.patch import Normalise
 
         if self.config.channels != 3 or self.preprocess.bands is not None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from vitrail import evaluate, export, fit, load, predict
 from vitrail.config import from_yaml
-from vitrail.data.bands.pixels import pixels_of
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.pixels import pixels_of
 from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs

@@ -18,16 +18,15 @@ from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from vitrail import embed, evaluate, fit, predict
-from vitrail.data.bands.picture import picture
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Banded
-from vitrail.data.bands.stored import read, stored
+from vitrail.data.check import stats
 from vitrail.data.image_names import images_among
 from vitrail.data.images.decode import decode
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, picture
+from vitrail.data.images.stored import read, stored
+from vitrail.data.images.tiff_parts import TiffParts
+from vitrail.data.images.tiles import open_image
 from vitrail.data.settings import Augment, Bands, Data
 from vitrail.data.sources.folder import read_folder
-from vitrail.data.stats import stats
-from vitrail.data.tiles.image import open_image
-from vitrail.data.tiles.tiff_parts import TiffParts
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, DecodeError
 from vitrail.training.run import Model, Optim, Run

@@ -9,11 +9,11 @@ import pytest
 import tifffile
 from PIL import Image
 
-from vitrail.data.bands.choose import layouts
-from vitrail.data.bands.stored import read
+from vitrail.data.images.bands import layouts
+from vitrail.data.images.stored import read
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, DecodeError
 from vitrail.verbs.data.check import pack
 
@@ -30,7 +30,7 @@ def arrays(root: Path) -> Path:
 
 
 def packed(folder: Path, bands: int, bits: str) -> list[np.ndarray]:
-    source = find(str(folder)).splits[""]
+    source = open_path(str(folder)).splits[""]
     return [read(source[number].image, bands, bits) for number in range(len(source))]  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ ORDER = (0, 2, 1, 3)  # class a holds the images 0 and 2
 
 def test_arrays_keep_bands_and_bits(tmp_path: Path) -> None:
     pack_data(str(arrays(tmp_path / "in")), tmp_path / "out")
-    source = find(str(tmp_path / "out")).splits[""]
+    source = open_path(str(tmp_path / "out")).splits[""]
     assert [(one.channels, one.bits, one.picture) for one in layouts(source)] == [(5, "16", False)] * 4
     assert source.class_names == ["a", "b"] and source.labels.tolist() == [0, 0, 1, 1]
     for found, number in zip(packed(tmp_path / "out", 5, "16"), ORDER, strict=True):
@@ -63,7 +63,7 @@ def test_tiff_keeps_its_bands_where_the_flags_ask_for_them(tmp_path: Path) -> No
     pack(tmp_path / "in", tmp_path / "deep", bits="16")
     assert np.array_equal(packed(tmp_path / "deep", 3, "16")[0], VALUES[0][..., :3])
     pack(tmp_path / "in", tmp_path / "rgb")
-    source = find(str(tmp_path / "rgb")).splits[""]
+    source = open_path(str(tmp_path / "rgb")).splits[""]
     assert source[0].image[:2] == b"\xff\xd8"
     with pytest.raises(DataError, match=r"shards of another pack \(bands None instead of \[3, '16'\]\)"):
         pack_data(Data(path=str(tmp_path / "in"), channels=3, bits="16"), tmp_path / "rgb")
@@ -88,7 +88,7 @@ def test_a_damaged_array_in_a_shard_has_a_reason(tmp_path: Path) -> None:
     (shard,) = (tmp_path / "out").glob("*.tar")
     data = shard.read_bytes()
     shard.write_bytes(data.replace(b"'descr'", b"'descx'", 1))
-    source = find(str(tmp_path / "out")).splits[""]
+    source = open_path(str(tmp_path / "out")).splits[""]
     with pytest.raises(DecodeError) as error:
         _ = source[0].image
     assert error.value.reason == "corrupt"

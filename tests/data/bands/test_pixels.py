@@ -13,18 +13,15 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vitrail.data.bands.choose import choose, layouts
-from vitrail.data.bands.measure import measured
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Banded, pixels_of
-from vitrail.data.images.augment import MOVES
-from vitrail.data.images.band_augment import ErasingBands, MovingAugment
+from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
+from vitrail.data.images.bands import choose_bands, layouts, measure_bands
 from vitrail.data.images.geometry import Flip
-from vitrail.data.images.ops import eval_transform, left_out, train_transform
-from vitrail.data.images.views import views
+from vitrail.data.images.ops import eval_transform, left_out, train_transform, views
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, pixels_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.folder import Files
+from vitrail.data.sources.indexed import GivenImages
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, DecodeError, UsageError
 
@@ -40,14 +37,14 @@ def source(images: np.ndarray) -> ArraySource:
 def npy(folder: Path, images: np.ndarray) -> Files:
     for number, image in enumerate(images):
         np.save(folder / f"{number}.npy", image)
-    return Files(sorted(folder.glob("*.npy")))
+    return GivenImages(sorted(folder.glob("*.npy")))
 
 
 def chosen(
     train: Any, weights: Bands | None = None, given: Bands | None = None, **data: Any
 ) -> tuple[Any, dict[str, str]]:
     decisions: dict[str, str] = {}
-    return choose(Data(**data), given, weights, layouts(train, data.get("channels")), train, decisions), decisions
+    return choose_bands(Data(**data), given, weights, layouts(train, data.get("channels")), train, decisions), decisions
 
 
 # statistics
@@ -55,7 +52,7 @@ def chosen(
 
 def test_statistics_are_numpys_over_all_pixels() -> None:
     decisions: dict[str, str] = {}
-    found = measured(source(IMAGES), 4, "16", decisions)
+    found = measure_bands(source(IMAGES), 4, "16", decisions)
     pixels = IMAGES.reshape(-1, 4).astype(np.float64)
     assert found.mean == pytest.approx(pixels.mean(axis=0), rel=1e-12)
     assert found.std == pytest.approx(pixels.std(axis=0), rel=1e-9)
@@ -68,12 +65,12 @@ def test_images_that_cannot_be_read_do_not_count_and_a_constant_band_is_named() 
     images[1, 2, 3, 0] = np.nan
     images[..., 2] = 7
     decisions: dict[str, str] = {}
-    found = measured(source(images), 4, "32f", decisions)
+    found = measure_bands(source(images), 4, "32f", decisions)
     assert found.mean[0] == pytest.approx(np.delete(images, 1, axis=0)[..., 0].astype(np.float64).mean())
     assert (found.mean[2], found.std[2]) == (7.0, 1.0)
     assert "5 training images; band 3 has one value only" in decisions["statistics"]
     with pytest.raises(DataError, match=r"none of 6 training images can be read.*NaN or infinity in band 1, 2, 3, 4"):
-        measured(source(np.full_like(images, np.nan)), 4, "32f", {})
+        measure_bands(source(np.full_like(images, np.nan)), 4, "32f", {})
 
 
 # reading
@@ -83,7 +80,7 @@ def test_bands_are_normalised() -> None:
     stored = np.array([[[10, 20], [12, 12]]], np.uint16)
     found = Banded(BANDS).read(stored)
     assert found.dtype == np.float32 and found.tolist() == [[[0.0, 0.0], [1.0, -2.0]]]
-    images = Banded(measured(source(IMAGES), 4, "16", {}))
+    images = Banded(measure_bands(source(IMAGES), 4, "16", {}))
     pixels = np.stack([images.read(image) for image in IMAGES]).reshape(-1, 4)
     assert pixels.mean(axis=0) == pytest.approx(np.zeros(4), abs=1e-4) and pixels.std(axis=0) == pytest.approx(
         np.ones(4)
@@ -92,7 +89,7 @@ def test_bands_are_normalised() -> None:
 
 def test_16_bits_reach_the_network() -> None:
     """Two images that differ in one of the lower 8 bits are two images."""
-    banded = Banded(measured(source(IMAGES), 4, "16", {}))
+    banded = Banded(measure_bands(source(IMAGES), 4, "16", {}))
     assert not np.array_equal(banded.read(IMAGES[0]), banded.read(IMAGES[0] ^ 1))
 
 
@@ -121,7 +118,7 @@ def test_display() -> None:
 
 
 def test_bands_are_resized_as_torch_resizes_floats() -> None:
-    bands = measured(source(IMAGES), 4, "16", {})
+    bands = measure_bands(source(IMAGES), 4, "16", {})
     transform = eval_transform(Preprocess((4, 4), "squash", bands=bands))
     image = transform.pixels.read(IMAGES[0])
     found = transform(image, RNG)
@@ -132,7 +129,7 @@ def test_bands_are_resized_as_torch_resizes_floats() -> None:
 
 @pytest.mark.parametrize("kind", ["flip", "crops"])
 def test_views_of_bands(kind: Any) -> None:
-    preprocess = Preprocess((4, 4), "small", 0.5, bands=measured(source(IMAGES), 4, "16", {}))
+    preprocess = Preprocess((4, 4), "small", 0.5, bands=measure_bands(source(IMAGES), 4, "16", {}))
     all_views = views(kind, preprocess, eval_transform(preprocess))
     assert all_views.pixels == pixels_of(preprocess.bands)
     assert all_views(all_views.pixels.read(IMAGES[0]), RNG).shape == ({"flip": 8, "crops": 40}[kind], 4, 4)
@@ -200,7 +197,7 @@ def test_the_loader_gives_normalised_bands_and_leaves_out_only_what_is_damaged(t
     np.save(tmp_path / "1.npy", IMAGES[1][..., :3])
     np.save(tmp_path / "2.npy", IMAGES[2].astype(np.uint8))
     (tmp_path / "3.npy").write_bytes(b"\x93NUMPY")
-    bands = measured(files, 4, "16", {})
+    bands = measure_bands(files, 4, "16", {})
     assert bands.mean == pytest.approx(IMAGES[[0, 4, 5]].reshape(-1, 4).mean(axis=0))
     loader = Loader(files, transform=eval_transform(Preprocess((8, 10), "squash", bands=bands)), image_size=(8, 10),
                     batch_size=6, shuffle=False, drop_last=False)  # fmt: skip
@@ -236,7 +233,7 @@ def test_arrays_keep_what_they_hold(tmp_path: Path) -> None:
 def png(folder: Path, array: np.ndarray) -> Files:
     for number in range(3):
         Image.fromarray(array).save(folder / f"{number}.png")
-    return Files(sorted(folder.glob("*.png")))
+    return GivenImages(sorted(folder.glob("*.png")))
 
 
 def test_pictures_are_rgb_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
@@ -314,5 +311,5 @@ def test_layouts_read_headers_only(tmp_path: Path) -> None:
     Image.new("RGB", (30, 20)).save(file, "JPEG")
     data = file.getvalue()
     (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xda") + 14])  # up to the first pixels
-    (found,) = layouts(Files([tmp_path / "a.jpg", tmp_path / "missing.jpg"]))
+    (found,) = layouts(GivenImages([tmp_path / "a.jpg", tmp_path / "missing.jpg"]))
     assert found == (20, 30, 3, "8", True)

@@ -15,9 +15,9 @@ import pytest
 import tifffile
 from PIL import Image
 
-from vitrail.data.bands.picture import picture
-from vitrail.data.bands.stored import bands_first, read, stored
 from vitrail.data.images.decode import decode
+from vitrail.data.images.pixels import picture
+from vitrail.data.images.stored import bands_first, read, stored
 from vitrail.data.npz import read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError

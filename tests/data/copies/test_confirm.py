@@ -7,10 +7,9 @@ import pytest
 from PIL import Image
 
 from vitrail.data.copies import confirm
-from vitrail.data.copies.align import SIDE, correlations
-from vitrail.data.copies.confirm import certainty, find_copies, pairs_sheet
+from vitrail.data.copies.confirm import SIDE, certainty, correlations, find_copies, pairs_sheet
 from vitrail.data.copies.dedup import HashedImages, candidates, hashed
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import UsageError
 
 NOTHING = np.zeros((SIDE, SIDE), np.float32)
@@ -94,7 +93,7 @@ def scans_with_copies(root: Path) -> HashedImages:
     for number in range(3):
         scan(number).resize((200, 200), Image.Resampling.BICUBIC).save(root / "a" / f"{number:02} small.png")
     scan(3).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "a" / "03 mirrored.png")
-    found = find(str(root), labels=False)
+    found = open_path(str(root), labels=False)
     return HashedImages(hashed(str(root), found, found.splits))
 
 
@@ -132,7 +131,7 @@ def test_many_copies_of_one_picture_are_not_what_all_images_share(tmp_path: Path
         picture(0).save(root / f"{number}.jpg", quality=40 + 10 * number)
     picture(1).save(root / "other.png")
     for most in (6, 7):  # copies alone, and with another picture
-        found = find(str(tmp_path / "copies"), labels=False)
+        found = open_path(str(tmp_path / "copies"), labels=False)
         images = HashedImages(hashed("d", found, found.splits))
         assert len(find_copies(images, None)) == 15, most
         (root / "other.png").unlink(missing_ok=True)

@@ -14,11 +14,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from vitrail.cli import main
-from vitrail.data.copies import crops
+from vitrail.data.copies import hashes as hashing
 from vitrail.data.copies.confirm import find_copies
-from vitrail.data.copies.crops import NOTHING, SCALES, SIDE, WINDOWS, hash_windows, near_windows, windows_of
 from vitrail.data.copies.dedup import HashedImages, Pairs, candidates, hashed
-from vitrail.data.item import DataSet, Findings, View
+from vitrail.data.copies.hashes import NOTHING, SCALES, WINDOW_SIDE, WINDOWS, hash_windows, near_windows, windows_of
+from vitrail.data.item import DataSet, Findings, Subset
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.errors import DecodeError
 
@@ -56,15 +56,15 @@ def pairs_of(pairs: Pairs) -> set[tuple[int, int]]:
 @pytest.mark.full_size
 def test_the_hash_of_a_window_is_the_textbook_s_of_its_pixels() -> None:
     """On a grid of finer pixels, a window is a picture of its own, with scipy's transform of it."""
-    small = np.asarray(photographs()[0].convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    small = np.asarray(photographs()[0].convert("L").resize((WINDOW_SIDE, WINDOW_SIDE), Image.Resampling.BILINEAR))
     hashes = hash_windows(small[None])[0]
     assert hashes.shape == (WINDOWS,) and len(set(hashes.tolist())) > WINDOWS // 2
     number = 0
     for scale in SCALES:
-        begins = np.linspace(0, 1 - scale, round(np.ceil((1 - scale) / crops.STEP)) + 1)
+        begins = np.linspace(0, 1 - scale, round(np.ceil((1 - scale) / hashing.STEP)) + 1)
         for top in begins:
             for left in begins:
-                box = [round(40 * SIDE * edge) for edge in (left, top, left + scale, top + scale)]
+                box = [round(40 * WINDOW_SIDE * edge) for edge in (left, top, left + scale, top + scale)]
                 fine = small.repeat(40, axis=0).repeat(40, axis=1)[box[1] : box[3], box[0] : box[2]].astype(np.float64)
                 if number % 9 == 0:  # a ninth of them, for time
                     low = scipy.fft.dctn(fine, type=2, norm="ortho")[:8, :8]
@@ -101,9 +101,9 @@ def test_crops_within_one_set_come_once_with_the_earlier_image_first() -> None:
 
 
 def test_windows_of_one_colour_and_images_that_cannot_be_read_are_like_nothing() -> None:
-    half = np.zeros((SIDE, SIDE), np.uint8)
-    half[-4:] = np.arange(SIDE) * 4  # only windows at the lower edge have something in them
-    hashes = hash_windows(np.stack([half, np.full((SIDE, SIDE), 90, np.uint8)]))
+    half = np.zeros((WINDOW_SIDE, WINDOW_SIDE), np.uint8)
+    half[-4:] = np.arange(WINDOW_SIDE) * 4  # only windows at the lower edge have something in them
+    hashes = hash_windows(np.stack([half, np.full((WINDOW_SIDE, WINDOW_SIDE), 90, np.uint8)]))
     assert (hashes[1] == NOTHING).all() and (hashes[0] == NOTHING).any() and (hashes[0] != NOTHING).any()
     found = list(near_windows(hashes, np.zeros(3, np.uint64), 31))
     assert all((i == 0).all() for i, _, _ in found)
@@ -113,10 +113,10 @@ def test_a_second_search_reads_no_image(monkeypatch: pytest.MonkeyPatch) -> None
     images = images_of(*photographs())
     (part,) = images.parts
     first = windows_of(part.source, workers=2)
-    monkeypatch.setattr(crops, "picture", None)
+    monkeypatch.setattr(hashing, "picture", None)
     np.testing.assert_array_equal(windows_of(part.source), first)
     with pytest.raises(TypeError):  # other images do not come from the cache
-        windows_of(View(part.source, np.array([3, 1])))
+        windows_of(Subset(part.source, np.array([3, 1])))
 
 
 @pytest.mark.parametrize(("reason", "read_again"), [("unreadable", True), ("corrupt", False)])
@@ -129,14 +129,14 @@ def test_an_image_that_the_disk_could_not_read_is_read_again(
     whole = windows_of(source)
     monkeypatch.setenv("VITRAIL_CACHE", f"{os.environ['VITRAIL_CACHE']}/broken")
     numbers = itertools.count()
-    picture = crops.picture
+    picture = hashing.picture
 
     def failing(stored: bytes | np.ndarray, short_side: int) -> np.ndarray:
         if next(numbers) == 3:
             raise DecodeError("Input/output error", reason=reason)
         return picture(stored, short_side=short_side)
 
-    monkeypatch.setattr(crops, "picture", failing)
+    monkeypatch.setattr(hashing, "picture", failing)
     for expected in (False, read_again):
         found = windows_of(source)
         assert (found[3] != NOTHING).any() == expected

@@ -14,11 +14,11 @@ from PIL import Image, ImageFilter
 
 from vitrail.data.copies import dedup, hashes
 from vitrail.data.copies.confirm import find_copies
-from vitrail.data.copies.counts import shared
 from vitrail.data.copies.dedup import (
     HashedImages,
     hashed,
     remaining,
+    shared,
     split_apart,
     splits_to_clean,
     staying,
@@ -26,9 +26,9 @@ from vitrail.data.copies.dedup import (
 )
 from vitrail.data.copies.hashes import SIDE, bands, hash_thumbnails, hashes_of, near_pairs, thumbnail
 from vitrail.data.images.decode import decode
-from vitrail.data.item import DataSet, Findings, Listed, View
+from vitrail.data.item import DataSet, Findings, IndexedSource, Subset
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, UsageError
 
 
@@ -58,7 +58,7 @@ def source_of(*images: Image.Image, name: str = "s") -> ArraySource:
     return ArraySource(f"{name}-{stack.sum()}", stack, np.zeros(len(stack), np.int64), ["a", "b"])
 
 
-def gathered(**splits: Listed) -> HashedImages:
+def gathered(**splits: IndexedSource) -> HashedImages:
     return HashedImages(hashed("d", DataSet(dict(splits), Findings("arrays")), splits))
 
 
@@ -124,7 +124,7 @@ def reencoded(image: Image.Image) -> dict[str, Image.Image]:
 def test_flowers_are_found_again_however_they_were_encoded_and_not_taken_for_each_other(
     shared_data: Path, tmp_path: Path
 ) -> None:
-    found = find(str(shared_data / "flowers12")).splits["test"]
+    found = open_path(str(shared_data / "flowers12")).splits["test"]
     chosen = [found[index] for index in range(0, len(found), 20)]
     for number, item in enumerate(chosen):
         with Image.open(io.BytesIO(item.image)) as image:
@@ -134,15 +134,15 @@ def test_flowers_are_found_again_however_they_were_encoded_and_not_taken_for_eac
                 save(copy, tmp_path / f"{way}/a/{number:02}.bmp")
         (tmp_path / "originals" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"originals/a/{number:02}.jpg").write_bytes(item.image)
-    originals = gathered(train=find(str(tmp_path / "originals")).splits[""])
+    originals = gathered(train=open_path(str(tmp_path / "originals")).splits[""])
     assert len(find_copies(originals, None)) == 0  # all different
     count = len(chosen)
     for way in [path.name for path in tmp_path.iterdir() if path.name not in ("originals", "mirror")]:
-        copies = gathered(test=find(str(tmp_path / way)).splits[""])
+        copies = gathered(test=open_path(str(tmp_path / way)).splits[""])
         pairs = find_copies(originals, copies)
         assert pairs.left.tolist() == pairs.right.tolist() == list(range(count)), way
         assert not pairs.exact.any() and np.isnan(pairs.cosine).all()
-    mirror = gathered(test=find(str(tmp_path / "mirror")).splits[""])
+    mirror = gathered(test=open_path(str(tmp_path / "mirror")).splits[""])
     assert len(find_copies(originals, mirror)) == 0
     pairs = find_copies(originals, mirror, mirrored=True)
     assert pairs.left.tolist() == pairs.right.tolist() == list(range(count)) and pairs.mirrored.all()
@@ -227,12 +227,12 @@ def test_a_file_that_was_changed_is_read_again_and_nothing_is_written_beside_it(
     for number in range(4):
         save(picture(number), tmp_path / "photos" / "ab"[number % 2] / f"{number}.bmp")
     before = contents(tmp_path)
-    first = hashes_of(find(str(tmp_path / "photos")).splits[""])
+    first = hashes_of(open_path(str(tmp_path / "photos")).splits[""])
     assert contents(tmp_path) == before
     file = tmp_path / "photos" / "a" / "0.bmp"
     save(picture(9), file)  # of the same length
     os.utime(file, ns=(1, 1))
-    second = hashes_of(find(str(tmp_path / "photos")).splits[""])
+    second = hashes_of(open_path(str(tmp_path / "photos")).splits[""])
     changed = (first.frequencies != second.frequencies).any(axis=1)
     assert changed.tolist() == [True, False, False, False]
 
@@ -262,8 +262,8 @@ def test_copies_across_sets_by_kind(tmp_path: Path) -> None:
     save(one, test / "a/one.png")
     save(two, test / "b/two.png")
     save(three.transpose(Image.Transpose.FLIP_LEFT_RIGHT), test / "b/three.png")
-    left = gathered(train=find(str(train)).splits[""])
-    right = gathered(test=find(str(test)).splits[""])
+    left = gathered(train=open_path(str(train)).splits[""])
+    right = gathered(test=open_path(str(test)).splits[""])
     pairs = find_copies(left, right, mirrored=True)
     assert named(left, right, pairs) == {
         ("train", "a/same.png", "test", "a/one.png"),
@@ -297,7 +297,7 @@ def test_within_one_set_the_held_out_splits_stay_and_of_the_others_the_first(tmp
     save(pictures[1], root / "test/a/exact.png")
     save(pictures[2].resize((50, 50)), root / "val/a/smaller.png")
     save(pictures[2].resize((60, 60)), root / "test/a/smaller, too.png")
-    found = find(str(root))
+    found = open_path(str(root))
     images = HashedImages(hashed("photos", found, found.splits))
     pairs = find_copies(images, None)
     assert (pairs.left < pairs.right).all()
@@ -343,7 +343,7 @@ def test_images_that_cannot_be_read_are_listed_and_stay(tmp_path: Path) -> None:
     save(picture(0), tmp_path / "a/good.png")
     (tmp_path / "a/bad.png").write_bytes(b"nothing")
     (tmp_path / "a/bad too.png").write_bytes(b"nothing")
-    images = gathered(train=find(str(tmp_path)).splits[""])
+    images = gathered(train=open_path(str(tmp_path)).splits[""])
     pairs = find_copies(images, None)
     assert len(pairs) == 0 and staying(images, None, pairs).all()
     assert {(bad.id, bad.reason) for bad in images.bad} == {
@@ -383,7 +383,7 @@ equal: at most 8 levels apart (root mean square), while the next nearest are 12 
 
 @pytest.mark.full_size
 def test_copies_in_cifar100(shared_data: Path) -> None:
-    splits = find(str(shared_data / "cifar100")).splits
+    splits = open_path(str(shared_data / "cifar100")).splits
     stored = {splits["train"][index].image: index for index in range(len(splits["train"]))}
     same = [
         (index, stored[image])
@@ -395,8 +395,8 @@ def test_copies_in_cifar100(shared_data: Path) -> None:
         difference = decode(splits["test"][one].image) - decode(splits["train"][two].image).astype(float)
         assert 0 < np.sqrt((difference**2).mean()) < 8
     known = same + list(ALIKE)
-    test = View(splits["test"], np.array([one for one, _ in known] + list(range(300))))
-    train = View(splits["train"], np.array([two for _, two in known] + list(range(300))))
+    test = Subset(splits["test"], np.array([one for one, _ in known] + list(range(300))))
+    train = Subset(splits["train"], np.array([two for _, two in known] + list(range(300))))
     found = find_copies(gathered(train=train), gathered(test=test))
     assert list(zip(found.left.tolist(), found.right.tolist(), strict=True)) == [(n, n) for n in range(len(known))]
     assert found.exact.tolist() == [True] * len(same) + [False] * len(ALIKE)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.item import DataSet, Listed
+from vitrail.data.item import DataSet, IndexedSource
 from vitrail.data.labels.sets import LabelSets, label_names
 
 SETS: list[tuple[str, ...]] = [("cat",), ("cat", "dog"), ("dog", "tree"), (), ("cat", "dog", "tree"), ("tree",)]
@@ -58,13 +58,13 @@ def tar(file: Path, records: Sequence[dict[str, Any] | None]) -> Path:
     return file
 
 
-def names_of(source: Listed) -> list[tuple[str, ...]]:
+def names_of(source: IndexedSource) -> list[tuple[str, ...]]:
     """The names of the labels of each image."""
     assert isinstance(source.labels, LabelSets)
     return [tuple(label_names(source.labels, row, source.class_names)) for row in range(len(source))]
 
 
-def only(found: DataSet) -> Listed:
+def only(found: DataSet) -> IndexedSource:
     """The single split of a data set."""
     (source,) = found.splits.values()
     return source

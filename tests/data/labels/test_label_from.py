@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.item import DataSet, Listed
+from vitrail.data.item import DataSet, IndexedSource
 from vitrail.data.labels.sets import LabelSets, label_names
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.lists import write_list
-from vitrail.data.sources.open import find, open_data, open_split
+from vitrail.data.sources.open import open_data, open_path, open_split
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, UsageError
 
@@ -54,14 +54,14 @@ def write(file: Path, rows: Iterable[tuple[object, ...]], delimiter: str = ",") 
 
 def opened(path: Path, label_from: str | None = None, **settings: str) -> DataSet:
     data = Data(path=str(path), label_from=label_from, **settings)  # type: ignore[arg-type]
-    return find(data.path, data.columns)
+    return open_path(data.path, data.columns)
 
 
-def by_id(source: Listed) -> dict[str, list[str]]:
+def by_id(source: IndexedSource) -> dict[str, list[str]]:
     return {source.id(k): label_names(source.labels, k, source.class_names) for k in range(len(source))}
 
 
-def classes(source: Listed) -> dict[str, str]:
+def classes(source: IndexedSource) -> dict[str, str]:
     return {name: label for name, (label,) in by_id(source).items()}
 
 
@@ -288,7 +288,7 @@ def test_rows_and_images_without_each_other_are_listed(tmp_path: Path, place) ->
     ]
     with pytest.raises(DataError, match=r"data\.strict"):
         open_data(Data(path=str(tmp_path / "d"), label_from="table: labels.csv id -> kind", strict=True))
-    unlabelled = find(str(tmp_path / "d"), Columns(label_from="table: labels.csv id -> kind"), labels=False)
+    unlabelled = open_path(str(tmp_path / "d"), Columns(label_from="table: labels.csv id -> kind"), labels=False)
     assert np.count_nonzero(unlabelled.splits[""].labels == -1) == 2  # they stay where no labels are needed
 
 
@@ -364,7 +364,7 @@ def test_folders_for_training_and_test_are_no_classes(tmp_path: Path, place) -> 
     write(tmp_path / "eyes" / "train.csv", [("id_code", "diagnosis"), *enumerate(kinds)])
     with pytest.raises(DataError, match=r"'table: train.csv id_code -> diagnosis' \(3 classes"):
         open_data(str(tmp_path / "eyes"))
-    assert find(str(tmp_path / "eyes"), labels=False).splits  # which need not be classes where no labels are needed
+    assert open_path(str(tmp_path / "eyes"), labels=False).splits  # which need not be classes then
 
 
 def test_a_folder_one_or_two_levels_too_high(tmp_path: Path, place) -> None:
@@ -390,9 +390,9 @@ def test_only_a_folder_of_images_has_labels_elsewhere(tmp_path: Path, place) -> 
     write(tmp_path / "d" / "labels.csv", [("path", "label"), *((f"{k}.jpg", name) for k, name in enumerate(kinds))])
     for path in (tmp_path / "d" / "labels.csv", "digits", "s3://bucket/train.tar"):
         with pytest.raises(DataError, match="valid for a folder of images only"):
-            find(str(path), Columns(label_from="name: ^(.)"))
+            open_path(str(path), Columns(label_from="name: ^(.)"))
     with pytest.raises(DataError, match="looked for"):
-        find(str(tmp_path / "gone"), Columns(label_from="name: ^(.)"))
+        open_path(str(tmp_path / "gone"), Columns(label_from="name: ^(.)"))
 
 
 def test_a_list_of_images_keeps_where_the_labels_are(tmp_path: Path, place) -> None:

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.item import Joined, View
+from vitrail.data.item import Concatenated, Subset
 from vitrail.data.labels.sets import (
     LabelSets,
     class_counts,
-    joined,
+    concatenated,
     named,
     names_of_text,
     one_label,
     order_classes,
     stored_texts,
+    translated,
 )
-from vitrail.data.labels.stratify import stratified, stratified_order
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.split import fingerprint, hold_out, subset
+from vitrail.data.split import fingerprint, hold_out, stratified, stratified_order, subset
 from vitrail.errors import DataError
 
 WIDTH = 5
@@ -39,13 +39,13 @@ def test_sets_are_sorted_lists_without_repeats(sets: list[list[int] | None], dat
     rows = data.draw(st.lists(st.integers(0, len(sets) - 1), max_size=8))
     assert plain(labels[np.array(rows, dtype=np.int64)]) == [expected[row] for row in rows]
     assert plain(labels[1:3]) == expected[1:3]
-    both = joined([labels, labels[np.array(rows, dtype=np.int64)]])
+    both = concatenated([labels, labels[np.array(rows, dtype=np.int64)]])
     assert isinstance(both, LabelSets) and plain(both) == [*expected, *(expected[row] for row in rows)]
     marks = labels.marks()
     for row, one in enumerate(expected):
         assert marks[row].tolist() == ([-1] * WIDTH if one is None else [int(k in one) for k in range(WIDTH)])
     assert class_counts(labels, WIDTH).tolist() == [sum(k in (one or []) for one in expected) for k in range(WIDTH)]
-    turned = labels.translated(np.array([4, 3, 2, 1, 0]), WIDTH)
+    turned = translated(labels, np.array([4, 3, 2, 1, 0]), WIDTH)
     assert plain(turned) == [None if one is None else sorted(4 - k for k in one) for one in expected]
 
 
@@ -99,7 +99,7 @@ def test_a_split_depends_on_ids_and_not_on_places() -> None:
     labels = random_sets(300)
     whole = source(labels)
     turn = np.random.default_rng(1).permutation(300)
-    turned = View(whole, turn)
+    turned = Subset(whole, turn)
     _, out = hold_out(whole, 0.2, seed=0)
     _, other = hold_out(turned, 0.2, seed=0)
     assert sorted(turn[other].tolist()) == out.tolist()
@@ -123,7 +123,7 @@ def test_subsets_are_nested_and_in_proportion() -> None:
 def test_splits_with_other_classes_are_joined_by_name() -> None:
     first = source(LabelSets.of([[0, 1], []], 5))
     second = ArraySource("t", np.zeros((1, 2, 2), np.uint8), np.array([1]), ["z", "b"])
-    both = Joined({"x": first, "y": second})
+    both = Concatenated({"x": first, "y": second})
     assert both.class_names == ["a", "b", "c", "d", "e", "z"]
     assert isinstance(both.labels, LabelSets) and plain(both.labels) == [[0, 1], [], [1]]
 

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from label_files import NAMES, SETS, images, names_of, only, picture, table, tar
 
-from vitrail.data.item import View
+from vitrail.data.check import stats
+from vitrail.data.item import Subset
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.lists import write_list
-from vitrail.data.sources.open import find, open_data, open_split
-from vitrail.data.stats import stats
+from vitrail.data.sources.open import open_data, open_path, open_split
 from vitrail.errors import DataError, UsageError
 
 CLASSES = ["cat", "dog", "tree"]
@@ -86,7 +86,7 @@ MARKS = marks_of(SETS)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_form_gives_the_same_labels(kind: str, tmp_path: Path) -> None:
-    source = only(find(str(written(kind, tmp_path / "d"))))
+    source = only(open_path(str(written(kind, tmp_path / "d"))))
     assert source.class_names == CLASSES
     assert names_of(source) == SETS
     label = source[4].label
@@ -97,19 +97,19 @@ def test_marks_in_arrays(tmp_path: Path) -> None:
     """As in ChestMNIST of MedMNIST: labels [N, classes] of zeros and ones."""
     pixels = np.zeros((6, 8, 8), np.uint8)
     np.savez(tmp_path / "a.npz", train_images=pixels, train_labels=np.array(MARKS, dtype=np.uint8))
-    source = only(find(str(tmp_path / "a.npz")))
+    source = only(open_path(str(tmp_path / "a.npz")))
     assert names_of(source) == [tuple(str(CLASSES.index(name)) for name in one) for one in SETS]
     np.savez(tmp_path / "b.npz", train_images=pixels, train_labels=2 * np.array(MARKS, dtype=np.uint8))
     with pytest.raises(DataError, match=r"train_labels has shape \(6, 3\)"):
-        find(str(tmp_path / "b.npz"))
+        open_path(str(tmp_path / "b.npz"))
 
 
 def test_lists_of_marks_in_a_column(tmp_path: Path) -> None:
-    source = only(find(str(parquet(tmp_path / "a.parquet", pa.array(MARKS)))))
+    source = only(open_path(str(parquet(tmp_path / "a.parquet", pa.array(MARKS)))))
     assert names_of(source) == [tuple(str(CLASSES.index(name)) for name in one) for one in SETS]
     ragged = [*MARKS[:3], [1, 0], *MARKS[4:]]
     with pytest.raises(DataError, match=r"row 4: 2 values, and the first row has 3"):
-        find(str(parquet(tmp_path / "b.parquet", pa.array(ragged))))
+        open_path(str(parquet(tmp_path / "b.parquet", pa.array(ragged))))
 
 
 def test_data_sets_of_torchs_kind() -> None:
@@ -126,7 +126,7 @@ def test_links_in_several_class_folders_are_one_image(tmp_path: Path) -> None:
     root = images(tmp_path / "d", ["cat/1.png", "cat/2.png", "dog/3.png", "tree/4.png"])
     (root / "dog" / "one.png").symlink_to(root / "cat" / "1.png")
     os.link(root / "cat" / "1.png", root / "tree" / "one.png")
-    source = only(find(str(root)))
+    source = only(open_path(str(root)))
     found = {source.id(row): names for row, names in enumerate(names_of(source))}
     assert found == {
         "cat/1.png": ("cat", "dog", "tree"),
@@ -134,7 +134,7 @@ def test_links_in_several_class_folders_are_one_image(tmp_path: Path) -> None:
         "dog/3.png": ("dog",),
         "tree/4.png": ("tree",),
     }
-    one = find(str(root), Columns(per_image="one"))
+    one = open_path(str(root), Columns(per_image="one"))
     assert len(only(one)) == 6 and isinstance(only(one).labels, np.ndarray)
 
 
@@ -142,20 +142,20 @@ def test_few_links_are_copies_and_not_labels(tmp_path: Path) -> None:
     """Programs that replace copies by links make a few; the data keep one label for each image, with a warning."""
     root = images(tmp_path / "d", [f"{'cat' if number % 2 else 'dog'}/{number}.png" for number in range(120)])
     os.link(root / "cat" / "1.png", root / "dog" / "one.png")
-    found = find(str(root))
+    found = open_path(str(root))
     assert isinstance(only(found).labels, np.ndarray) and len(only(found)) == 121
     assert any("1 images lie in several class folders" in line for line in found.findings.warnings)
-    assert names_of(only(find(str(root), Columns(per_image="several")))).count(("cat", "dog")) == 1
+    assert names_of(only(open_path(str(root), Columns(per_image="several")))).count(("cat", "dog")) == 1
 
 
 def test_names_that_contain_a_separator_stay_names(tmp_path: Path) -> None:
     """A taxonomy: its parts are more than its leaves."""
     leaves = ["life|cat", "life|dog", "life|tree|oak"]
     file = csv_with(tmp_path / "d", [leaves[number % 3] for number in range(6)])
-    found = find(str(file))
+    found = open_path(str(file))
     assert only(found).class_names == leaves and isinstance(only(found).labels, np.ndarray)
     assert any("names of classes contain '|'" in line for line in found.findings.warnings)
-    split = only(find(str(file), Columns(separator="|")))
+    split = only(open_path(str(file), Columns(separator="|")))
     assert split.class_names == ["cat", "dog", "life", "oak", "tree"]
 
 
@@ -164,42 +164,42 @@ def test_exactly_one_label_each_is_one_label(kind: str, tmp_path: Path) -> None:
     """One-hot columns, as ISIC publishes them, and lists of one name are labels of the ordinary kind."""
     sets = [("cat",), ("dog",), ("tree",), ("cat",), ("dog",), ("tree",)]
     path = str(written(kind, tmp_path / "d", sets))
-    found = find(path)
+    found = open_path(path)
     assert only(found).labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert any("used as one label per image" in line for line in found.findings.warnings)
-    assert names_of(only(find(path, Columns(per_image="several")))) == sets
+    assert names_of(only(open_path(path, Columns(per_image="several")))) == sets
 
 
 def test_labels_per_image_one_is_checked(tmp_path: Path) -> None:
     file = written("json cells", tmp_path / "d")
     with pytest.raises(DataError, match=r"image '1.png' has 2 labels, and data.labels_per_image is 'one'"):
-        find(str(file), Columns(per_image="one"))
+        open_path(str(file), Columns(per_image="one"))
 
 
 def test_with_one_label_per_image_no_separator_is_looked_for(tmp_path: Path) -> None:
     file = csv_with(tmp_path / "d", cells := ["cat", "dog", "cat|dog", "dog|cat", "cat", "dog"])
-    assert [len(one) for one in names_of(only(find(str(file))))] == [1, 1, 2, 2, 1, 1]
-    found = find(str(file), Columns(per_image="one"))
+    assert [len(one) for one in names_of(only(open_path(str(file))))] == [1, 1, 2, 2, 1, 1]
+    found = open_path(str(file), Columns(per_image="one"))
     assert [only(found).class_names[label] for label in only(found).labels] == cells
     with pytest.raises(DataError, match=r"image '2.png' has 2 labels"):
-        find(str(file), Columns(separator="|", per_image="one"))
+        open_path(str(file), Columns(separator="|", per_image="one"))
 
 
 def test_with_several_labels_per_image_a_cell_may_be_empty(tmp_path: Path) -> None:
     file = csv_with(tmp_path / "d", ["cat", "", "dog", "cat", "dog", ""])
     with pytest.raises(DataError, match=r"row 3: no label for '1.png'.*set data.labels_per_image to 'several'"):
-        find(str(file))
+        open_path(str(file))
     expected = [("cat",), (), ("dog",), ("cat",), ("dog",), ()]
-    assert names_of(only(find(str(file), Columns(per_image="several")))) == expected
+    assert names_of(only(open_path(str(file), Columns(per_image="several")))) == expected
     texts = parquet(tmp_path / "a.parquet", pa.array([one[0] if one else None for one in expected]))
-    assert names_of(only(find(str(texts), Columns(per_image="several")))) == expected
+    assert names_of(only(open_path(str(texts), Columns(per_image="several")))) == expected
 
 
 def test_predictions_are_labels_even_if_no_image_has_two(tmp_path: Path) -> None:
     images(tmp_path / "d")
     rows = [("0.png", "cat", "0.9"), ("1.png", "", ""), ("2.png", "dog", "0.8")]
     file = table(tmp_path / "d" / "p.csv", [("path", "labels", "probabilities"), *rows])
-    assert names_of(only(find(str(file)))) == [("cat",), (), ("dog",)]
+    assert names_of(only(open_path(str(file)))) == [("cat",), (), ("dog",)]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_predictions_are_labels_even_if_no_image_has_two(tmp_path: Path) -> None
 )
 def test_sets_with_commas_are_noticed(cells: list[str], warned: bool, tmp_path: Path) -> None:
     """A comma is part of many names, so it has to be named; names that look like sets are warned of."""
-    found = find(str(csv_with(tmp_path / "d", cells)))
+    found = open_path(str(csv_with(tmp_path / "d", cells)))
     assert isinstance(only(found).labels, np.ndarray)
     assert any("set data.label_separator to ','" in line for line in found.findings.warnings) is warned
 
@@ -219,7 +219,7 @@ def test_sets_with_commas_are_noticed(cells: list[str], warned: bool, tmp_path: 
 def test_cells_without_names_are_names(tmp_path: Path) -> None:
     """A class may be called ';': a separator stands between names."""
     file = csv_with(tmp_path / "d", cells := [";", ";;", "a", "a;", ";", "a"])
-    source = only(find(str(file)))
+    source = only(open_path(str(file)))
     assert [source.class_names[label] for label in source.labels] == cells
 
 
@@ -238,15 +238,15 @@ def test_lists_that_cannot_be_read(cells: list[str], error: str, tmp_path: Path)
     images(tmp_path / "d")
     file = table(tmp_path / "d" / "labels.csv", [("path", "label"), *zip(NAMES, cells, strict=False)])
     if error == "no":
-        assert only(find(str(file))).class_names == ["['cat'", "['dog']"]  # not all are lists: names
+        assert only(open_path(str(file))).class_names == ["['cat'", "['dog']"]  # not all are lists: names
         return
     with pytest.raises(DataError, match=error):
-        find(str(file))
+        open_path(str(file))
 
 
 def test_a_separator_alone_is_a_name(tmp_path: Path) -> None:
     file = csv_with(tmp_path / "d", [";", "|"] * 3)
-    assert only(find(str(file))).class_names == [";", "|"]
+    assert only(open_path(str(file))).class_names == [";", "|"]
 
 
 def test_labels_of_one_image_each_cannot_be_held_out(tmp_path: Path) -> None:
@@ -262,24 +262,24 @@ def test_ragged_rows_and_other_values_in_columns_of_classes(tmp_path: Path) -> N
     rows = [(name, *marks) for name, marks in zip(NAMES, MARKS, strict=True)]
     file = table(tmp_path / "d" / "labels.csv", [header, *rows[:3], rows[3][:3], *rows[4:]])
     with pytest.raises(DataError, match=r"row 5: 3 cells, and the header has 4"):
-        find(str(file))
+        open_path(str(file))
     file = table(tmp_path / "d" / "labels.csv", [header, *rows[:3], (*rows[3], 1), *rows[4:]])
     with pytest.raises(DataError, match=r"row 5: 5 cells, and the header has 4"):
-        find(str(file))
+        open_path(str(file))
     file = table(tmp_path / "d" / "labels.csv", [header, *rows[:3], (NAMES[3], 1, 7, 0), *rows[4:]])
     with pytest.raises(DataError, match=r"row 5: '7' in the column of class 'dog'"):
-        find(str(file), Columns(classes=("cat", "dog", "tree")))
+        open_path(str(file), Columns(classes=("cat", "dog", "tree")))
     with pytest.raises(UsageError, match="no column 'bird'"):
-        find(str(file), Columns(classes=("cat", "bird")))
+        open_path(str(file), Columns(classes=("cat", "bird")))
 
 
 def test_a_missing_label_in_a_list(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 2: a label in the list is missing"):
-        find(str(parquet(tmp_path / "a.parquet", pa.array([["cat"], ["dog", None], ["cat", "dog"], [], [], []]))))
+        open_path(str(parquet(tmp_path / "a.parquet", pa.array([["cat"], ["dog", None], ["cat", "dog"], [], [], []]))))
     with pytest.raises(DataError, match="lists of list"):
-        find(str(parquet(tmp_path / "b.parquet", pa.array([[["cat"]], [["dog"]], [], [], [], []]))))
+        open_path(str(parquet(tmp_path / "b.parquet", pa.array([[["cat"]], [["dog"]], [], [], [], []]))))
     with pytest.raises(DataError, match=r"000\.json"):
-        find(str(tar(tmp_path / "a.tar", [{"labels": [["cat"]]}, {"labels": ["dog"]}])))
+        open_path(str(tar(tmp_path / "a.tar", [{"labels": [["cat"]]}, {"labels": ["dog"]}])))
 
 
 def test_splits_with_unknown_labels_or_none_at_all(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_label_no_training_image_has_is_said(tmp_path: Path) -> None:
 
 
 def test_the_loader_marks_the_labels_of_a_batch(tmp_path: Path) -> None:
-    source = only(find(str(csv_with(tmp_path / "d", ["|".join(one) for one in SETS]))))
+    source = only(open_path(str(csv_with(tmp_path / "d", ["|".join(one) for one in SETS]))))
     loader = Loader(source, transform=lambda image, random: image, image_size=8, batch_size=4, shuffle=False,
                     drop_last=False, cache=True)  # fmt: skip
     for _ in range(2):  # the second time from the cache
@@ -326,11 +326,11 @@ def test_the_loader_marks_the_labels_of_a_batch(tmp_path: Path) -> None:
 def test_packs_and_lists_keep_the_labels(tmp_path: Path) -> None:
     file = csv_with(tmp_path / "d", ["|".join(one) for one in SETS])
     pack_data(str(file), tmp_path / "packed")
-    packed = only(find(str(tmp_path / "packed")))
+    packed = only(open_path(str(tmp_path / "packed")))
     assert names_of(packed) == SETS and packed.class_names == CLASSES
-    found = find(str(file))
-    write_list(tmp_path / "list.csv", str(file), found, {"train": View(only(found), np.array([1, 3, 4]))})
-    assert names_of(only(find(str(tmp_path / "list.csv")))) == [SETS[1], SETS[3], SETS[4]]
+    found = open_path(str(file))
+    write_list(tmp_path / "list.csv", str(file), found, {"train": Subset(only(found), np.array([1, 3, 4]))})
+    assert names_of(only(open_path(str(tmp_path / "list.csv")))) == [SETS[1], SETS[3], SETS[4]]
 
 
 def test_statistics_count_an_image_for_each_label(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.item import DataSet, Findings, Joined, Unlabelled, View
+from vitrail.data.item import Concatenated, DataSet, Findings, Subset, Unlabelled
 from vitrail.data.labels.kind import of_one_kind
 from vitrail.data.labels.numbers import Numbers, numbers_in
 from vitrail.data.labels.sets import class_counts, known, label_text
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Columns, Data
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError
 
 ONE = np.array([3.5, -0.25, 1e9, 0.1])
@@ -84,7 +84,7 @@ def test_every_form_gives_the_same_numbers(
     write: Callable[[Path, np.ndarray], str], values: np.ndarray, tmp_path: Path
 ) -> None:
     named = tuple("ab"[: values[:1].size]) if write in (csv_columns, parquet_columns) else None
-    found = find(write(tmp_path, values), Columns(per_image="numbers", classes=named))
+    found = open_path(write(tmp_path, values), Columns(per_image="numbers", classes=named))
     (source,) = found.splits.values()
     assert isinstance(source.labels, Numbers)
     assert np.array_equal(source.labels.values, values.reshape(4, -1))
@@ -100,8 +100,8 @@ def test_a_number_in_the_name_of_a_file_and_class_folders(tmp_path: Path) -> Non
         Image.new("RGB", (4, 4)).save(tmp_path / f"flat/face_{number}_x.png")
         (tmp_path / f"tree/{number}").mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / f"tree/{number}/1.png")
-    flat = find(str(tmp_path / "flat"), Columns(per_image="numbers", label_from=r"name: _([0-9]+)_")).splits[""]
-    tree = find(str(tmp_path / "tree"), Columns(per_image="numbers")).splits[""]
+    flat = open_path(str(tmp_path / "flat"), Columns(per_image="numbers", label_from=r"name: _([0-9]+)_")).splits[""]
+    tree = open_path(str(tmp_path / "tree"), Columns(per_image="numbers")).splits[""]
     for source in (flat, tree):
         assert isinstance(source.labels, Numbers)
         assert source.labels.values[:, 0].tolist() == [10, 20, 35]
@@ -131,29 +131,29 @@ def test_what_is_no_number_is_an_error_that_names_the_image(kind: str, tmp_path:
     first, second = cells.split(",", 1)
     table = written(tmp_path, ["path,label", f"0.png,{first}", f"1.png,{second}"])
     with pytest.raises(DataError) as error:
-        find(table, Columns(per_image="numbers"))
+        open_path(table, Columns(per_image="numbers"))
     assert said in str(error.value)
 
 
 def test_numbers_that_parquet_lacks(tmp_path: Path) -> None:
     table = parquet(tmp_path, path=images(tmp_path), label=[1.0, None, 3.0, float("nan")])
     with pytest.raises(DataError, match="row 2: no finite number; 2 rows lack one"):
-        find(table, Columns(per_image="numbers"))
+        open_path(table, Columns(per_image="numbers"))
     table = parquet(tmp_path, path=images(tmp_path), label=[[1.0, 2], [1.0], [3.0, 1], [1.0, 1]])
     with pytest.raises(DataError, match="row 2: 1 numbers, and the first row has 2"):
-        find(table, Columns(per_image="numbers"))
+        open_path(table, Columns(per_image="numbers"))
     table = parquet(tmp_path, path=images(tmp_path), label=pa.array([[]] * 4, pa.list_(pa.float64())))
     with pytest.raises(DataError, match="at least one"):
-        find(table, Columns(per_image="numbers"))
+        open_path(table, Columns(per_image="numbers"))
     table = parquet(tmp_path, path=images(tmp_path), a=[1.0] * 4, b=["x"] * 4)
     with pytest.raises(DataError, match="not numbers"):
-        find(table, Columns(per_image="numbers", classes=("a", "b")))
+        open_path(table, Columns(per_image="numbers", classes=("a", "b")))
 
 
 def test_a_split_without_labels_has_unknown_numbers(tmp_path: Path) -> None:
     table = csv_cell(tmp_path, TWO)
-    labelled = find(table, Columns(per_image="numbers")).splits[""]
-    classes = find(table, Columns(per_image="one")).splits[""]
+    labelled = open_path(table, Columns(per_image="numbers")).splits[""]
+    classes = open_path(table, Columns(per_image="one")).splits[""]
     both = DataSet({"train": classes, "test": Unlabelled(classes, [])}, Findings("csv"))
     found = of_one_kind(both, Columns(per_image="numbers")).splits
     assert isinstance(found["train"].labels, Numbers) and isinstance(labelled.labels, Numbers)
@@ -165,12 +165,12 @@ def test_a_split_without_labels_has_unknown_numbers(tmp_path: Path) -> None:
 def test_splits_views_and_batches_of_numbers(tmp_path: Path) -> None:
     splits = open_data(Data(csv_cell(tmp_path, TWO), holdout=0.5, labels_per_image="numbers"))
     assert splits.validation is not None
-    both = Joined({"a": splits.train, "b": splits.validation})
+    both = Concatenated({"a": splits.train, "b": splits.validation})
     assert sorted(map(tuple, both.labels.values.tolist())) == sorted(map(tuple, TWO.tolist()))  # type: ignore[union-attr]
-    turned = View(both, class_names=both.class_names[::-1])
+    turned = Subset(both, class_names=both.class_names[::-1])
     assert np.array_equal(turned.labels.values, both.labels.values[:, ::-1])  # type: ignore[union-attr]
     with pytest.raises(DataError, match="Name their columns"):
-        View(both, class_names=["other", "target 1"])
+        Subset(both, class_names=["other", "target 1"])
     assert class_counts(both.labels, 2).tolist() == [4, 4]
     assert label_text(Numbers(ONE[:, None]), 2, ["x"]) == "1e+09"
     loader = Loader(
@@ -185,7 +185,7 @@ def test_arrays_of_numbers_beside_arrays_of_images(tmp_path: Path, values: np.nd
     file = str(tmp_path / "a.npz")
     pixels = np.zeros((4, 8, 8, 5), np.uint16)
     np.savez(file, x_train=pixels, y_train=values, x_test=pixels[:2], y_test=values[:2])
-    found = find(file, Columns(per_image="numbers")).splits
+    found = open_path(file, Columns(per_image="numbers")).splits
     assert np.array_equal(found["train"].labels.values, values.reshape(4, -1))  # type: ignore[union-attr]
     assert np.array_equal(found["test"].labels.values, values[:2].reshape(2, -1))  # type: ignore[union-attr]
     names = ["target"] if values.size == 4 else ["target 1", "target 2"]
@@ -204,6 +204,6 @@ def test_arrays_that_are_no_targets(tmp_path: Path, train: np.ndarray, test: np.
     file = str(tmp_path / "a.npz")
     np.savez(file, x_train=np.zeros((4, 8, 8), np.uint8), y_train=train, x_test=np.zeros((4, 8, 8)), y_test=test)
     with pytest.raises(DataError, match=text):
-        find(file, Columns(per_image="numbers"))
+        open_path(file, Columns(per_image="numbers"))
     with pytest.raises(DataError, match=r"for numbers to predict, add --data.labels-per-image numbers"):
-        find(file)
+        open_path(file)

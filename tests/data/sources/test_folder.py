@@ -13,7 +13,7 @@ from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
 from vitrail.data.sources import folder
 from vitrail.data.sources.folder import read_file, read_folder
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError, DecodeError, UsageError
 
 
@@ -56,7 +56,7 @@ def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
         ".ipynb_checkpoints/1.png", "__MACOSX/a/1.png", "labels.csv", ".hidden",
         "a/.ipynb_checkpoints/1-checkpoint.png",
     )  # fmt: skip
-    found = find(str(root))
+    found = open_path(str(root))
     assert len(found.splits[""]) == 2
     assert found.findings.ignored == {
         "hidden or system file": 7,
@@ -218,7 +218,7 @@ def test_flowers(shared_data: Path) -> None:
 def test_what_systems_leave_is_no_class_and_is_named(tmp_path: Path) -> None:
     left = ["@eaDir", "$RECYCLE.BIN", "lost+found", "#recycle", "System Volume Information", "@Recycle", "FOUND.000"]
     root = tree(tmp_path, "a/1.png", "b/1.png", *(f"{name}/x.png" for name in left), "a/@eaDir/1.png", "notes.txt")
-    found = find(str(root))
+    found = open_path(str(root))
     assert found.splits[""].class_names == ["a", "b"] and ids(found.splits[""]) == ["a/1.png", "b/1.png"]
     assert found.findings.ignored["hidden or system file"] == len(left) + 1
     assert "ignored 1 x file beside the class folders: notes.txt" in found.findings.lines()
@@ -238,14 +238,14 @@ def test_a_word_in_the_name_of_a_folder_marks_a_split(tmp_path: Path, train: str
     splits = open_data(str(root))
     assert splits.class_names == ["a", "b"] and splits.test is not None
     assert ids(splits.test) == ["a/1.png", "b/1.png", "b/2.png"]
-    assert find(str(root)).splits.keys() == {train.split("/")[0], test.split("/")[0]}
+    assert open_path(str(root)).splits.keys() == {train.split("/")[0], test.split("/")[0]}
 
 
 def test_folders_are_splits_where_settings_name_them(tmp_path: Path) -> None:
     root = tree(tmp_path, "one/a/1.png", "one/b/1.png", "two/a/2.png", "two/b/2.png", "last/a/3.png", "last/b/3.png")
     splits = open_data(Data(path=str(root), train="one+two", test="last"))
     assert splits.class_names == ["a", "b"] and ids(splits.test) == ["a/3.png", "b/3.png"]
-    several = [line for line in find(str(root)).findings.warnings if "class folders hold only folders" in line]
+    several = [line for line in open_path(str(root)).findings.warnings if "class folders hold only folders" in line]
     assert len(several) == 1 and "'one' holds 'a', 'b'" in several[0] and "--data.train" in several[0]
 
 
@@ -258,7 +258,7 @@ def test_two_folders_of_one_role_are_not_chosen_from_in_silence(tmp_path: Path) 
 
 def test_nested_class_folders_are_warned_of_with_their_names(tmp_path: Path) -> None:
     root = tree(tmp_path, "animal/cat/1.png", "animal/dog/1.png", "plant/oak/1.png", "plant/oak/2.png")
-    found = find(str(root))
+    found = open_path(str(root))
     (warning,) = found.findings.warnings
     assert found.splits[""].class_names == ["animal", "plant"]
     assert "'animal' holds 'cat', 'dog'" in warning and str(root / "animal") in warning and "'plant'" not in warning
@@ -268,10 +268,10 @@ def test_folders_and_tables_have_one_order_of_classes(tmp_path: Path) -> None:
     names = [str(number) for number in range(12)]
     root = tree(tmp_path / "d", *(f"{name}/1.png" for name in names))
     (root / "notes").mkdir()  # an empty folder has no say
-    source = find(str(root)).splits[""]
+    source = open_path(str(root)).splits[""]
     table = tmp_path / "t.csv"
     table.write_text("path,label\n" + "".join(f"d/{name}/1.png,{name}\n" for name in names))
-    assert source.class_names == names == find(str(table)).splits[""].class_names
+    assert source.class_names == names == open_path(str(table)).splits[""].class_names
     assert all(source.class_names[source[index].label] == source.id(index).split("/")[0] for index in range(12))
 
 
@@ -288,7 +288,7 @@ def test_folders_and_tables_have_one_order_of_classes(tmp_path: Path) -> None:
     ],
 )
 def test_classes_with_names_that_are_alike_are_warned_of(tmp_path: Path, names: tuple[str, ...], alike: bool) -> None:
-    found = find(str(tree(tmp_path, *(f"{name}/1.png" for name in names))))
+    found = open_path(str(tree(tmp_path, *(f"{name}/1.png" for name in names))))
     warned = [line for line in found.findings.warnings if "equal but for" in line]
     assert bool(warned) is alike
     assert not alike or all(repr(name) in warned[0] for name in names[:2])
@@ -299,7 +299,7 @@ def test_images_outside_are_counted_and_packed_only_when_asked_for(tmp_path: Pat
     root = tree(tmp_path / "d", "a/1.png", "b/1.png")
     (root / "c").symlink_to(secret / "s")
     (root / "b" / "inside.png").symlink_to(root / "b" / "1.png")
-    (warning,) = find(str(root)).findings.warnings
+    (warning,) = open_path(str(root)).findings.warnings
     assert warning.startswith(f"2 images lie outside {root}") and str(root / "c" / "1.png") in warning
     with pytest.raises(DataError, match=r"2 images lie outside.*--outside"):
         pack_data(str(root), tmp_path / "packed")
@@ -309,13 +309,13 @@ def test_images_outside_are_counted_and_packed_only_when_asked_for(tmp_path: Pat
     (root / "link.png").symlink_to(secret / "s" / "1.png")
     (root / "all").symlink_to(secret / "s")
     table.write_text("path,label\nlink.png,x\nall/2.png,y\na/1.png,x\nb/inside.png,y\n")
-    assert any(line.startswith("2 images lie outside") for line in find(str(table)).findings.warnings)
+    assert any(line.startswith("2 images lie outside") for line in open_path(str(table)).findings.warnings)
     table.write_text(f"path,label\n../secret/s/1.png,x\n{secret}/s/2.png,y\na/1.png,x\n{root}/b/1.png,y\n")
-    assert any(line.startswith("2 images lie outside") for line in find(str(table)).findings.warnings)
+    assert any(line.startswith("2 images lie outside") for line in open_path(str(table)).findings.warnings)
     paths = [str(root / "a" / "1.png"), f"{root}/../secret/s/1.png", "../secret/s/2.png", "b/1.png"]
     images = pa.array([{"bytes": None, "path": path} for path in paths])
     pq.write_table(pa.table({"image": images, "label": ["x", "y", "x", "y"]}), root / "t.parquet")
-    found = find(str(root / "t.parquet"))
+    found = open_path(str(root / "t.parquet"))
     assert (found.findings.outside, found.findings.first_outside) == (2, paths[1])
 
 
@@ -323,7 +323,7 @@ def test_columns_that_are_not_used_are_listed(tmp_path: Path) -> None:
     tree(tmp_path, "1.png", "2.png")
     table = tmp_path / "t.csv"
     table.write_text("path,label,is_valid,note\n1.png,a,True,x\n2.png,b,False,y\n")
-    lines = find(str(table)).findings.lines()
+    lines = open_path(str(table)).findings.lines()
     assert any("'is_valid' of t.csv is not used" in line and "'split'" in line for line in lines)
     assert "ignored 2 x column of t.csv that is not used: is_valid, note" in lines
 
@@ -333,7 +333,7 @@ def test_a_split_column_in_one_of_several_tables_loses_no_image(tmp_path: Path) 
     for name, rows in (("train", range(4)), ("test", range(4, 6))):
         lines = "".join(f"{row}.png,{'ab'[row % 2]},{'xy'[row % 2]}\n" for row in rows)
         (tmp_path / f"{name}.csv").write_text(f"path,label,split\n{lines}")
-    found = find(str(tmp_path))
+    found = open_path(str(tmp_path))
     assert {name: len(source) for name, source in found.splits.items()} == {"train": 4, "test": 2}
     assert any("'split' of train.csv is not used" in line for line in found.findings.warnings)
 

@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vitrail.data.check import check
+from vitrail.data.check import check, stats
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Columns
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.sources.shards import INDEX
-from vitrail.data.stats import stats
 from vitrail.errors import DataError, UsageError
 
 
@@ -123,14 +122,14 @@ def test_other_files_are_counted_as_ignored(tmp_path: Path, stray: str) -> None:
 def test_the_kind_with_more_images_is_used(tmp_path: Path) -> None:
     tree(tmp_path / "few", count=1)
     tar(tmp_path / "few" / "a.tar", count=8, labels=True)
-    found = find(str(tmp_path / "few"))
+    found = open_path(str(tmp_path / "few"))
     assert found.findings.kind == "shards" and len(found.splits[""]) == 8
     (warning,) = found.findings.warnings
     assert "tar shards a.tar (8 images of 2 classes), class folders (2 images of 2 classes)" in warning
     (tmp_path / "both").mkdir()
     tar(tmp_path / "both" / "a.tar", count=8, labels=True)
     table(tmp_path / "both" / "m.parquet", image=[png(1), png(2), png(3)], label=[0, 1, 1])
-    assert find(str(tmp_path / "both")).findings.kind == "shards"
+    assert open_path(str(tmp_path / "both")).findings.kind == "shards"
 
 
 def test_training_images_count_before_more_validation_images(tmp_path: Path) -> None:
@@ -145,22 +144,22 @@ def test_a_list_of_all_images_of_the_folder_is_no_mixture(tmp_path: Path) -> Non
     root = tree(tmp_path / "photos", count=2)
     lines = [f"{name}/{i}.png {name}" for name in ("blue", "red") for i in range(2)]
     (root / "train.txt").write_text("\n".join(lines))
-    assert find(str(root)).findings.warnings == []
+    assert open_path(str(root)).findings.warnings == []
     (root / "train.txt").write_text("\n".join(lines[1:]))
-    found = find(str(root))
+    found = open_path(str(root))
     assert found.findings.kind == "lists" and len(found.splits["train"]) == 3
     (warning,) = found.findings.warnings
     assert "index lists train.txt (3 images of 2 classes), class folders (4 images of 2 classes)" in warning
     (root / "train.txt").write_text("blue/0.png blue\nblue/1.png\n")
     with pytest.raises(DataError, match=r"train\.txt, line 2"):
-        find(str(root))
+        open_path(str(root))
 
 
 def test_a_packed_folder_among_class_folders(tmp_path: Path) -> None:
     root = tree(tmp_path / "photos")
     pack_data(str(root), tmp_path / "packed")
     (tmp_path / "packed").rename(root / "packed")
-    found = find(str(root))
+    found = open_path(str(root))
     assert found.findings.kind == "folder" and list(found.splits) == [""]
     assert any("packed shards in packed (8 images of 2 classes)" in line for line in found.findings.warnings)
 
@@ -179,7 +178,7 @@ def test_shards_without_labels_are_refused_for_training_only(tmp_path: Path, whe
 
 def test_data_without_images_are_an_error(tmp_path: Path) -> None:
     table(tmp_path / "m.parquet", image=pa.array([], pa.binary()), label=pa.array([], pa.int64()))
-    for read in (find, stats, check, open_data):
+    for read in (open_path, stats, check, open_data):
         with pytest.raises(DataError, match=rf"{tmp_path} \(parquet\) holds no images"):
             read(str(tmp_path))
 
@@ -187,7 +186,7 @@ def test_data_without_images_are_an_error(tmp_path: Path) -> None:
 def test_a_split_without_images_is_left_out(tmp_path: Path) -> None:
     table(tmp_path / "train.parquet", image=[png(i) for i in range(4)], label=[0, 1, 0, 1])
     table(tmp_path / "test.parquet", image=pa.array([], pa.binary()), label=pa.array([], pa.int64()))
-    found = find(str(tmp_path))
+    found = open_path(str(tmp_path))
     assert list(found.splits) == ["train"] and found.findings.warnings == ["split 'test' holds no images: left out"]
 
 
@@ -195,7 +194,7 @@ def test_several_kinds_that_cannot_be_used_are_all_named(tmp_path: Path) -> None
     (tmp_path / "a.tar").touch()
     table(tmp_path / "m.parquet", a=[1])
     with pytest.raises(DataError, match=r"2 kinds of data, and none can be used: .*no image column.*empty file"):
-        find(str(tmp_path))
+        open_path(str(tmp_path))
 
 
 def test_a_tar_that_disappears_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +206,13 @@ def test_a_tar_that_disappears_while_it_is_opened(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("vitrail.data.sources.shards.group_by_split", gone)
     with pytest.raises(DataError, match=r"a\.tar"):
-        find(str(tmp_path))
+        open_path(str(tmp_path))
 
 
 def test_named_columns_are_those_of_the_data_not_of_a_stray_table(tmp_path: Path) -> None:
     root = tree(tmp_path / "photos")
     (root / "README.csv").write_text("a,b\n1,2\n")
-    assert find(str(root), Columns("picture", "kind")).findings.kind == "folder"
+    assert open_path(str(root), Columns("picture", "kind")).findings.kind == "folder"
     table(root / "m.parquet", picture=[png(1)], label=[0])
     with pytest.raises(UsageError, match=r"m\.parquet has no column 'kind'"):
-        find(str(root), Columns("picture", "kind"))
+        open_path(str(root), Columns("picture", "kind"))

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vitrail.data.item import Joined, Listed, View
+from vitrail.data.item import Concatenated, IndexedSource, Subset
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
 from vitrail.data.sources.lists import COLUMNS, read_list, refers_to, without, write_list
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.split import hold_out, subset
 from vitrail.errors import DataError, UsageError
 
@@ -66,7 +66,7 @@ def made(kind: str, tmp_path: Path) -> str:
 KINDS = ("folder", "csv", "parquet", "packed", "arrays", "digits")
 
 
-def everything(source: Listed) -> list[tuple[object, ...]]:
+def everything(source: IndexedSource) -> list[tuple[object, ...]]:
     rows = []
     for index in range(len(source)):
         item = source[index]
@@ -78,12 +78,12 @@ def everything(source: Listed) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_is_the_images_it_was_written_from(kind: str, tmp_path: Path) -> None:
     data = made(kind, tmp_path)
-    found = find(data)
+    found = open_path(data)
     train = found.splits["train"]
     kept, out = hold_out(train, 0.4, 1)
-    splits = {"train": View(train, kept[::-1]), "validation": View(train, out), "test": found.splits["test"]}
+    splits = {"train": Subset(train, kept[::-1]), "validation": Subset(train, out), "test": found.splits["test"]}
     write_list(tmp_path / "lists" / "some.csv", data, found, splits)
-    read = find(str(tmp_path / "lists" / "some.csv"))
+    read = open_path(str(tmp_path / "lists" / "some.csv"))
     assert list(read.splits) == ["train", "validation", "test"] and read.findings.kind == "list"
     for name, source in splits.items():
         assert everything(read.splits[name]) == everything(source)
@@ -94,8 +94,8 @@ def test_a_list_is_the_images_it_was_written_from(kind: str, tmp_path: Path) -> 
 
 def test_paths_and_labels_are_there_for_others(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
-    found = find(data)
-    write_list(tmp_path / "a.csv", data, found, {"": View(found.splits["train"], np.array([0, 7]))})
+    found = open_path(data)
+    write_list(tmp_path / "a.csv", data, found, {"": Subset(found.splits["train"], np.array([0, 7]))})
     with open(tmp_path / "a.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
@@ -109,11 +109,11 @@ def test_names_that_are_not_utf8(raw: bool, tmp_path: Path) -> None:
     """A list is UTF-8 text for all programs, and leads back to the images; so does one that leaves images out."""
     bytes_ = os.fsdecode(b"caf\xe9")
     data = str(photos(tmp_path / bytes_, (bytes_, "plain"), count=2))
-    found = find(data)
-    write_list(tmp_path / "a.csv", data, found, {"": View(found.splits["train"], np.array([0, 3]))}, raw=raw)
+    found = open_path(data)
+    write_list(tmp_path / "a.csv", data, found, {"": Subset(found.splits["train"], np.array([0, 3]))}, raw=raw)
     text = (tmp_path / "a.csv").read_text(encoding="utf-8")
     assert "caf\\xe9/train/caf\\xe9/0.png" in text
-    read = find(str(tmp_path / "a.csv")).splits[""]
+    read = open_path(str(tmp_path / "a.csv")).splits[""]
     assert everything(read) == [everything(found.splits["train"])[row] for row in (0, 3)]
     (tmp_path / "out.csv").write_text("split,id\ntrain,caf\\xe9/1.png\n", encoding="utf-8")
     assert len(without(found, tmp_path / "out.csv").splits["train"]) == 3
@@ -121,9 +121,9 @@ def test_names_that_are_not_utf8(raw: bool, tmp_path: Path) -> None:
 
 def test_classes_without_an_image_in_the_list_stay_classes(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
-    found = find(data)
+    found = open_path(data)
     train = found.splits["train"]
-    few = View(train, np.flatnonzero(train.labels < 2))
+    few = Subset(train, np.flatnonzero(train.labels < 2))
     write_list(tmp_path / "few.csv", data, found, {"train": few, "test": found.splits["test"]})
     splits = open_data(Data(str(tmp_path / "few.csv"), holdout=0.0))
     assert len(splits.class_names) == 3 and np.unique(splits.train.labels).tolist() == [0, 1]
@@ -132,39 +132,41 @@ def test_classes_without_an_image_in_the_list_stay_classes(tmp_path: Path) -> No
 
 def test_lists_of_lists_and_of_joined_splits(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
-    found = find(data)
-    write_list(tmp_path / "one.csv", data, found, {"train": View(found.splits["train"], np.arange(3, 15))})
-    first = find(str(tmp_path / "one.csv"))
-    write_list(tmp_path / "two.csv", str(tmp_path / "one.csv"), first, {"x": View(first.splits["train"], np.arange(4))})
-    assert everything(find(str(tmp_path / "two.csv")).splits["x"]) == everything(found.splits["train"])[3:7]
-    both = Joined(found.splits)
-    first_six = View(both, np.arange(6))
+    found = open_path(data)
+    write_list(tmp_path / "one.csv", data, found, {"train": Subset(found.splits["train"], np.arange(3, 15))})
+    first = open_path(str(tmp_path / "one.csv"))
+    write_list(
+        tmp_path / "two.csv", str(tmp_path / "one.csv"), first, {"x": Subset(first.splits["train"], np.arange(4))}
+    )
+    assert everything(open_path(str(tmp_path / "two.csv")).splits["x"]) == everything(found.splits["train"])[3:7]
+    both = Concatenated(found.splits)
+    first_six = Subset(both, np.arange(6))
     write_list(tmp_path / "joined.csv", data, found, {"train": first_six})
-    again = find(str(tmp_path / "joined.csv")).splits["train"]
+    again = open_path(str(tmp_path / "joined.csv")).splits["train"]
     assert [row[-1] for row in everything(again)] == [row[-1] for row in everything(first_six)]
 
 
 def test_what_is_gone_is_dropped_and_said(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
-    found = find(data)
+    found = open_path(data)
     write_list(tmp_path / "a.csv", data, found, dict(found.splits))
     (tmp_path / "photos" / "train" / "2" / "3.png").unlink()
-    read = find(str(tmp_path / "a.csv"))
+    read = open_path(str(tmp_path / "a.csv"))
     assert len(read.splits["train"]) == 17
     assert any("2/3.png" in line and "no such image in split 'train'" in line for line in read.findings.lines())
     shutil.rmtree(tmp_path / "photos" / "train" / "é")
     (tmp_path / "photos" / "train" / "2").rename(tmp_path / "photos" / "train" / "3")
     (tmp_path / "photos" / "train" / "10").rename(tmp_path / "photos" / "train" / "11")
     with pytest.raises(DataError, match="none of the 18 images it lists is there"):
-        find(str(tmp_path / "a.csv"))
+        open_path(str(tmp_path / "a.csv"))
     shutil.rmtree(tmp_path / "photos")
     with pytest.raises(DataError, match=r"a\.csv lists images of .*photos, which cannot be opened: no data at"):
-        find(str(tmp_path / "a.csv"))
+        open_path(str(tmp_path / "a.csv"))
 
 
 def test_a_list_that_was_changed_by_hand(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
-    found = find(data)
+    found = open_path(data)
     file = tmp_path / "a.csv"
     write_list(file, data, found, dict(found.splits))
     text = file.read_text()
@@ -182,10 +184,10 @@ def test_a_list_that_was_changed_by_hand(tmp_path: Path) -> None:
         assert changed != text
         file.write_text(changed)
         with pytest.raises(DataError, match=message):
-            find(str(file))
+            open_path(str(file))
     file.write_text(f"{','.join(COLUMNS)}\n,a,train,x,train,{file}\n")
     with pytest.raises(DataError, match="refers to itself"):
-        find(str(file))
+        open_path(str(file))
 
 
 def test_other_tables_are_no_lists(tmp_path: Path) -> None:
@@ -193,11 +195,11 @@ def test_other_tables_are_no_lists(tmp_path: Path) -> None:
     for header, row in (("path,label,data", "d/train/2/0.png,x,somewhere"), ("path,label", "d/train/2/0.png,x")):
         (tmp_path / "a.csv").write_text(f"{header}\n{row}\n")
         assert refers_to(tmp_path / "a.csv") is None
-        assert len(find(str(tmp_path / "a.csv")).splits[""]) == 1
+        assert len(open_path(str(tmp_path / "a.csv")).splits[""]) == 1
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
     assert refers_to(tmp_path / "a.csv") is None
     with pytest.raises(DataError):
-        find(str(tmp_path / "a.csv"))
+        open_path(str(tmp_path / "a.csv"))
 
 
 # subsets
@@ -228,14 +230,14 @@ def test_subsets_of_every_kind_of_data_are_nested_in_proportion_and_keep_what_is
 
 @pytest.mark.parametrize("size", [0, -1, 19, 0.0, 1.5, float("nan")])
 def test_impossible_sizes_are_refused(size: float, tmp_path: Path) -> None:
-    source = find(made("folder", tmp_path)).splits["train"]
+    source = open_path(made("folder", tmp_path)).splits["train"]
     with pytest.raises(UsageError, match=r"valid are 1\.\.18, or a share above 0"):
         subset(source, size, 0)
 
 
 def test_read_list_needs_the_data_it_was_written_for(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
-    found = find(data)
+    found = open_path(data)
     write_list(tmp_path / "a.csv", data, found, {"train": found.splits["train"]})
     with pytest.raises(DataError, match="refers to split 'train' of its data set, which has split 'other'"):
         read_list(tmp_path / "a.csv", type(found)({"other": found.splits["test"]}, found.findings))

@@ -18,12 +18,12 @@ from web import Web, serving
 
 from vitrail.data.cache import read_arrow, write_arrow
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.item import Item, View
+from vitrail.data.item import Item, Subset
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data, Preprocess
-from vitrail.data.sources.address import expand
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
+from vitrail.data.sources.shard_files import expand
 from vitrail.data.sources.shards import INDEX
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError
@@ -123,29 +123,29 @@ def batches(source, **options) -> list[tuple[bytes, list[int]]]:
 
 
 def test_packed_shards_at_an_address_are_what_they_are_on_disk(served: str, packed: Path) -> None:
-    there, here = find(f"{served}/data"), find(str(packed))
+    there, here = open_path(f"{served}/data"), open_path(str(packed))
     assert list(there.splits) == list(here.splits) == ["train", "val"]
     assert all(same(there.splits[name], here.splits[name]) for name in here.splits)
     assert fingerprint(there.splits) == fingerprint(here.splits)
     assert there.findings.kind == "packed"
-    assert same(find(f"{served}/data/train").splits[""], here.splits["train"])
-    assert list(find(f"{served}/data/{{train,val}}").splits) == ["train", "val"]
+    assert same(open_path(f"{served}/data/train").splits[""], here.splits["train"])
+    assert list(open_path(f"{served}/data/{{train,val}}").splits) == ["train", "val"]
 
 
 def test_tars_at_an_address_are_what_they_are_on_disk(served: str, tars: Path) -> None:
-    here = find(str(tars))
+    here = open_path(str(tars))
     for address in (f"{served}/tars", f"{served}/tars/{{train-{{0000..0002}},val-0000}}.tar", f"{served}/tars/*.tar"):
-        there = find(address)
+        there = open_path(address)
         assert set(there.splits) == {"train", "val"}
         assert all(same(there.splits[name], here.splits[name]) for name in here.splits)
         assert fingerprint(there.splits) == fingerprint(here.splits)
-    assert len(find(f"{served}/tars/train-{{0001..0002}}.tar").splits["train"]) == 12
+    assert len(open_path(f"{served}/tars/train-{{0001..0002}}.tar").splits["train"]) == 12
 
 
 @pytest.mark.parametrize("options", [{}, {"together": 2}, {"rank": 1, "world": 2}, {"cache": True}, {"workers": 0}])
 def test_batches_from_an_address_are_those_from_disk(served: str, packed: Path, options: dict[str, int]) -> None:
     near, far = open_data(str(packed)), open_data(f"{served}/data")
-    assert isinstance(far.train.distant, bool) and far.train.distant and not near.train.distant
+    assert isinstance(far.train.remote, bool) and far.train.remote and not near.train.remote
     assert batches(far.train, **options) == batches(near.train, **options)
 
 
@@ -162,9 +162,9 @@ def test_joined_splits_and_parts_of_them_are_fetched_too(served: str, packed: Pa
 
 
 def test_an_answer_that_fails_is_asked_for_again(web: Web, packed: Path) -> None:
-    source = find(f"{web.address}/data/train").splits[""]
+    source = open_path(f"{web.address}/data/train").splits[""]
     web.failures = 3
-    assert source[0] == find(str(packed / "train")).splits[""][0] and web.failures == 0
+    assert source[0] == open_path(str(packed / "train")).splits[""][0] and web.failures == 0
     web.failures = 4
     with pytest.raises(DecodeError, match=r"shard-0000\d\.tar: 503") as caught:
         source[0]
@@ -172,7 +172,7 @@ def test_an_answer_that_fails_is_asked_for_again(web: Web, packed: Path) -> None
 
 
 def test_a_server_without_ranges_is_told_apart(web: Web) -> None:
-    source = find(f"{web.address}/data/train").splits[""]
+    source = open_path(f"{web.address}/data/train").splits[""]
     web.ranges = False
     with pytest.raises(DecodeError, match="does not answer with ranges"):
         source[0]
@@ -184,10 +184,10 @@ def test_a_shard_that_is_missing_or_short_is_named(web: Web, tmp_path: Path, pac
     shutil.copytree(packed / "train", tmp_path / "copy")
     os.truncate(tmp_path / "copy" / "shard-00001.tar", 1_000)
     with pytest.raises(DataError, match=r"http://.*/copy/shard-00001\.tar has 1000 bytes instead of"):
-        find(f"{web.address}/copy")
+        open_path(f"{web.address}/copy")
     (tmp_path / "copy" / "shard-00001.tar").unlink()
     with pytest.raises(DataError, match=r"shard-00001\.tar is missing"):
-        find(f"{web.address}/copy")
+        open_path(f"{web.address}/copy")
 
 
 @pytest.mark.parametrize(
@@ -203,17 +203,17 @@ def test_a_shard_that_is_missing_or_short_is_named(web: Web, tmp_path: Path, pac
 )
 def test_what_is_not_there_is_said(web: Web, address: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        find(address.format(web=web.address))
+        open_path(address.format(web=web.address))
 
 
 def test_a_file_system_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(DataError, match=r"s3fs.*pip install .*fsspec\[.*\(vitrail's extra remote\)"):
-        find("s3://bucket/photos")
+        open_path("s3://bucket/photos")
 
 
 def test_an_unreadable_image_is_replaced_and_listed(web: Web, tmp_path: Path, packed: Path) -> None:
-    source = find(f"{web.address}/data/train").splits[""]
+    source = open_path(f"{web.address}/data/train").splits[""]
     web.failures = 10**6
     loader = Loader(source, transform=lambda image, _: image, image_size=(12, 16), batch_size=4, drop_last=False,
                     shuffle=False)  # fmt: skip
@@ -223,7 +223,7 @@ def test_an_unreadable_image_is_replaced_and_listed(web: Web, tmp_path: Path, pa
 
 
 def test_more_bytes_than_any_image_has_are_not_fetched(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = find(f"{web.address}/data/train").splits[""]
+    source = open_path(f"{web.address}/data/train").splits[""]
     middle = int(np.median(source.sizes))
     for module in ("folder", "shards"):
         monkeypatch.setattr(f"vitrail.data.sources.{module}.MAX_BYTES", middle)
@@ -244,18 +244,18 @@ def test_the_index_is_copied_once_and_again_when_it_changes(packed: Path, monkey
         type(system), "open", lambda self, path, *a, **k: (copied.append(path), opened(self, path, *a, **k))[1]
     )
     for _ in range(2):
-        assert len(find("memory://once").splits[""]) == 5
+        assert len(open_path("memory://once").splits[""]) == 5
     assert copied == ["/once/index.arrow"]
     system.rm("/once", recursive=True)
     system.put(str(packed / "train"), "/once", recursive=True)
-    assert len(find("memory://once").splits[""]) == 24
+    assert len(open_path("memory://once").splits[""]) == 24
     system.rm("/once", recursive=True)
 
 
 def ids_and_images(address: str, cache: Path, said: Path) -> None:
     """Read all images at an address in a process of its own with the cache folder `cache`."""
     os.environ["VITRAIL_CACHE"] = str(cache)
-    splits = find(address).splits
+    splits = open_path(address).splits
     said.write_bytes(pickle.dumps({name: [source[i] for i in range(len(source))] for name, source in splits.items()}))
 
 
@@ -297,31 +297,31 @@ def test_indexing_tars_goes_on_where_it_was_interrupted(tars: Path, monkeypatch:
     monkeypatch.setattr(type(system), "open", failing)
     monkeypatch.setattr("vitrail.data.sources.remote._AT_ONCE", 1)
     with pytest.raises(DataError, match=r"train-0002\.tar cannot be read: the line went dead"):
-        find("memory://tars")
-    assert len(find("memory://tars").splits["train"]) == 18
+        open_path("memory://tars")
+    assert len(open_path("memory://tars").splits["train"]) == 18
     assert sorted(opened) == sorted([f"/tars/{path.name}" for path in tars.iterdir()] + ["/tars/train-0002.tar"])
     system.rm("/tars", recursive=True)
 
 
 def test_neighbours_are_one_request(web: Web, packed: Path) -> None:
-    source = find(f"{web.address}/data/train").splits[""]
+    source = open_path(f"{web.address}/data/train").splits[""]
     web.asked.clear()
     data = source.fetch(np.arange(24))
-    assert data == [item.image for item in map(find(str(packed / "train")).splits[""].__getitem__, range(24))]
+    assert data == [item.image for item in map(open_path(str(packed / "train")).splits[""].__getitem__, range(24))]
     shards = sum(1 for _ in (packed / "train").glob("*.tar"))
     assert shards > 1 and len(web.asked) == shards  # one request each, not one for each image
     web.asked.clear()
-    batches(View(source), batch_size=8, together=8)  # 3 batches of 8 neighbours, which lie in a few shards
+    batches(Subset(source), batch_size=8, together=8)  # 3 batches of 8 neighbours, which lie in a few shards
     together = len(web.asked)
     web.asked.clear()
-    batches(View(source), batch_size=8)
+    batches(Subset(source), batch_size=8)
     assert together < len(web.asked)
 
 
 class Far:
     """A source that notes what is fetched, and holds back its answers until enough has been asked for."""
 
-    distant = True
+    remote = True
 
     def __init__(self, count: int, at_once: int) -> None:
         self.labels = np.zeros(count, dtype=np.int64)
@@ -387,4 +387,4 @@ def test_an_index_without_digests_has_the_same_fingerprint(packed: Path, tmp_pat
     table = read_arrow(packed / "val" / INDEX).drop_columns(["digest"])
     write_arrow(tmp_path / "old" / INDEX, table.schema, lambda writer: writer.write_table(table))
     assert pa.ipc.open_file(pa.memory_map(str(tmp_path / "old" / INDEX))).schema.names[-1] == "id"
-    assert fingerprint(find(str(tmp_path / "old")).splits) == fingerprint(find(str(packed / "val")).splits)
+    assert fingerprint(open_path(str(tmp_path / "old")).splits) == fingerprint(open_path(str(packed / "val")).splits)

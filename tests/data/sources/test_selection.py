@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from vitrail.config import from_yaml, merge, to_yaml
-from vitrail.data.selection import Selection
-from vitrail.data.settings import Data
-from vitrail.data.sources.open import find, find_data, open_data
+from vitrail.data.settings import Data, Selection
+from vitrail.data.sources.open import open_data, open_data_set, open_path
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.predict import find_images
 from vitrail.training.run import Run
@@ -32,7 +31,7 @@ def photos(root: Path, *names: str) -> Path:
 
 def ids(data: Data) -> list[str]:
     """The names of all images, with their splits."""
-    splits = find_data(data).splits
+    splits = open_data_set(data).splits
     return sorted(
         f"{name}/{source.id(row)}".lstrip("/") for name, source in splits.items() for row in range(len(source))
     )
@@ -69,7 +68,7 @@ def test_class_folders_with_and_without_splits(tmp_path: Path) -> None:
     assert ids(Data(str(root), include=("*.jpg",), exclude=("thumbs", "dog"))) == ["cat/1.jpg"]
     split = photos(tmp_path / "b", "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg", "val/dog/1.jpg")
     assert ids(Data(str(split), exclude=("val/cat/*",))) == ["train/cat/1.jpg", "train/dog/1.jpg", "val/dog/1.jpg"]
-    one = find_data(Data(str(root), exclude=("dog",)))
+    one = open_data_set(Data(str(root), exclude=("dog",)))
     assert one.splits[""].class_names == ["cat"]
     assert any("'dog'" in line and "patterns leave" in line for line in one.findings.warnings)
 
@@ -83,10 +82,10 @@ def test_other_kinds_of_data(tmp_path: Path) -> None:
     root = photos(tmp_path / "flat", "a_1.jpg", "a_1.png", "b_1.jpg", "b_2.jpg")
     named = Data(str(root), include=("*.jpg",), label_from="name: ^(.)")
     assert ids(named) == ["a_1.jpg", "b_1.jpg", "b_2.jpg"]
-    unlabelled = find(str(root), Data(include=("*.png",)).columns, labels=False)
+    unlabelled = open_path(str(root), Data(include=("*.png",)).columns, labels=False)
     assert len(unlabelled.splits[""]) == 1
     (root / "list.csv").write_text("image,label\na_1.jpg,x\nb_1.jpg,y\nb_2.jpg,z\n")
-    found = find_data(Data(str(root / "list.csv"), exclude=("b_2*",)))
+    found = open_data_set(Data(str(root / "list.csv"), exclude=("b_2*",)))
     assert found.splits[""].class_names == ["x", "y"] and len(found.splits[""]) == 2  # no image of class z is left
 
 
@@ -101,14 +100,14 @@ def test_a_pattern_in_the_place_of_a_folder(tmp_path: Path) -> None:
     root = photos(tmp_path / "d", "cat/1.jpg", "cat/1.png", "dog/1.jpg")
     assert ids(Data(f"{root}/*/*.jpg")) == ["cat/1.jpg", "dog/1.jpg"]
     with pytest.raises(DataError, match=r"none of the images in .* is left by the pattern '\*/\*.gif'"):
-        find_data(Data(f"{root}/*/*.gif"))
+        open_data_set(Data(f"{root}/*/*.gif"))
 
 
 def test_patterns_that_fit_nothing(tmp_path: Path) -> None:
     root = photos(tmp_path / "d", "cat/1.jpg", "dog/1.jpg")
     with pytest.raises(DataError, match=r"none of the images in .* is left by data.include '\*.jpeg'"):
-        find_data(Data(str(root), include=("*.jpeg",)))
-    found = find_data(Data(str(root), exclude=("*_msk.*", "cat", "cat/*")))
+        open_data_set(Data(str(root), include=("*.jpeg",)))
+    found = open_data_set(Data(str(root), exclude=("*_msk.*", "cat", "cat/*")))
     assert [line for line in found.findings.warnings if "fits no image" in line] == [
         "data.exclude '*_msk.*' fits no image"
     ]

@@ -18,7 +18,7 @@ from PIL import Image
 from vitrail.data.images.decode import decode
 from vitrail.data.loading.pack import pack, pack_data
 from vitrail.data.sources.arrays import ArraySource
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.sources.shard_files import LocalFiles
 from vitrail.data.sources.shards import INDEX, ShardSource
 from vitrail.errors import DataError, DecodeError, UsageError
@@ -90,7 +90,7 @@ def test_more_shards_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("vitrail.data.sources.shard_files._OPEN", 2)
     for number in range(5):
         write_tar(tmp_path / f"s-{number}.tar", [("0.png", picture(number)), ("0.cls", str(number % 2).encode())])
-    (source,) = find(str(tmp_path)).splits.values()
+    (source,) = open_path(str(tmp_path)).splits.values()
     for _ in range(2):
         assert [source[i].image for i in range(5)] == [picture(number) for number in range(5)]
     opened = [place for number in os.listdir("/proc/self/fd") if (place := open_file(number)).startswith(str(tmp_path))]
@@ -111,7 +111,7 @@ def test_a_shard_that_is_cut_off_is_used_up_to_there(tmp_path: Path) -> None:
     with tarfile.open(path) as tar:
         third = tar.getmember("2.png")
     os.truncate(path, third.offset_data + third.size // 2)
-    found = find(str(path))
+    found = open_path(str(path))
     assert [found.splits[""][i].image for i in range(2)] == [picture(0), picture(1)]
     assert len(found.splits[""]) == 2
     assert [item.id for item in found.findings.dropped] == ["s.tar"]
@@ -128,12 +128,12 @@ def test_sparse_members_are_left_out_and_a_damaged_map_of_one_is_told(tmp_path: 
     for kind in ("gnu", "pax"):
         command = ["tar", "--sparse", f"--format={kind}", "-cf", str(shard), "-C", str(tmp_path), "0.png", "1.png"]
         subprocess.run(command, check=True)
-        found = find(str(shard.parent))
+        found = open_path(str(shard.parent))
         assert [found.splits[""][i].image for i in range(len(found.splits[""]))] == [picture(0)]
         assert [(item.id, item.reason) for item in found.findings.dropped] == [("s.tar/1.png", "a sparse file")]
     content = shard.read_bytes()  # of pax: the map is text before the bytes of the file
     shard.write_bytes(content.replace(b"\n1048576\n0\n", b"\nno map!\n0\n", 1))
-    (dropped,) = find(str(shard.parent)).findings.dropped
+    (dropped,) = open_path(str(shard.parent)).findings.dropped
     assert shard.read_bytes() != content and dropped.id == "s.tar" and "damaged" in dropped.reason
 
 
@@ -141,26 +141,26 @@ def test_sparse_members_are_left_out_and_a_damaged_map_of_one_is_told(tmp_path: 
 def test_what_is_no_tar(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "s.tar").write_bytes(content)
     with pytest.raises(DataError, match=r"tar|no images"):
-        find(str(tmp_path))
+        open_path(str(tmp_path))
 
 
 def test_compressed_shards_say_what_to_do(tmp_path: Path) -> None:
     write_tar(tmp_path / "s.tar", [("0.png", picture(0))], "w:gz")
     with pytest.raises(DataError, match="gunzip"):
-        find(str(tmp_path))
+        open_path(str(tmp_path))
 
 
 def test_nothing_is_ever_unpacked(tmp_path: Path) -> None:
     inside = tmp_path / "deep" / "inside"
     write_tar(inside / "s.tar", [("../../evil.png", picture(0)), ("/abs.png", picture(1)), ("0.cls", b"1")])
-    (source,) = find(str(inside)).splits.values()
+    (source,) = open_path(str(inside)).splits.values()
     assert len(source) == 2 and source[0].image == picture(0)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["s.tar"]
 
 
 def test_a_shard_that_vanishes_is_a_decode_error(tmp_path: Path) -> None:
     write_tar(tmp_path / "s.tar", [("0.png", picture(0))])
-    (source,) = find(str(tmp_path)).splits.values()
+    (source,) = open_path(str(tmp_path)).splits.values()
     (tmp_path / "s.tar").unlink()
     with pytest.raises(DecodeError) as caught:
         source[0]
@@ -181,7 +181,7 @@ def test_packed_images_are_small_and_look_the_same(tmp_path: Path) -> None:
         Image.fromarray(values).save(path)
     packed = pack_data(str(root), tmp_path / "out", short_side=32)[""]
     assert packed.count == 5 and not packed.bad and packed.folder == tmp_path / "out"
-    before, after = find(str(root)).splits[""], find(str(tmp_path / "out")).splits[""]
+    before, after = open_path(str(root)).splits[""], open_path(str(tmp_path / "out")).splits[""]
     assert isinstance(after, ShardSource)
     assert after.class_names == before.class_names and after.labels.tolist() == before.labels.tolist()
     for index in range(5):
@@ -196,12 +196,12 @@ def test_packed_images_are_small_and_look_the_same(tmp_path: Path) -> None:
 
 def test_a_small_jpeg_is_copied_and_raw_pixels_are_exact(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", [(20, 24), (24, 20), (20, 20)])
-    source = find(str(root)).splits[""]
+    source = open_path(str(root)).splits[""]
     pack(source, tmp_path / "jpeg", short_side=32)
-    copied = find(str(tmp_path / "jpeg")).splits[""]
+    copied = open_path(str(tmp_path / "jpeg")).splits[""]
     assert [copied[i].image for i in range(3)] == [source[i].image for i in range(3)]
     pack(source, tmp_path / "raw", short_side=32, quality=None)
-    raw = find(str(tmp_path / "raw")).splits[""]
+    raw = open_path(str(tmp_path / "raw")).splits[""]
     for index in range(3):
         np.testing.assert_array_equal(raw[index].image, decode(source[index].image))
 
@@ -210,13 +210,13 @@ def test_packing_arrays_keeps_every_value(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
     source = ArraySource("s", images, np.arange(7) % 2, ["a", "b"])
     pack(source, tmp_path / "out", quality=None, shard_bytes=1_500)
-    again = find(str(tmp_path / "out")).splits[""]
+    again = open_path(str(tmp_path / "out")).splits[""]
     np.testing.assert_array_equal(np.stack([again[i].image for i in range(7)]), images)
 
 
 def test_packed_shards_are_webdataset_tars(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", [(20, 24)] * 5)
-    packed = pack(find(str(root)).splits[""], tmp_path / "out", shard_bytes=3_000)
+    packed = pack(open_path(str(root)).splits[""], tmp_path / "out", shard_bytes=3_000)
     assert packed.shards > 1
     members: dict[str, bytes] = {}
     for shard in sorted((tmp_path / "out").glob("*.tar")):
@@ -225,7 +225,7 @@ def test_packed_shards_are_webdataset_tars(tmp_path: Path) -> None:
                 stream = tar.extractfile(member)
                 assert stream is not None
                 members[member.name] = stream.read()
-    source = find(str(root)).splits[""]
+    source = open_path(str(root)).splits[""]
     assert [members[f"{i:09d}.jpg"] for i in range(5)] == [source[i].image for i in range(5)]
     assert [int(members[f"{i:09d}.cls"]) for i in range(5)] == source.labels.tolist()
     assert sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar")) == packed.bytes
@@ -238,7 +238,7 @@ def test_bad_images_are_left_out_and_listed(tmp_path: Path) -> None:
     packed = pack_data(str(root), tmp_path / "out", progress=lambda *done: progress.append(done))[""]
     assert packed.count == 3 and packed.bad == [("b/1.jpg", "not-an-image")]
     assert progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    ids = [find(str(tmp_path / "out")).splits[""].id(i) for i in range(3)]
+    ids = [open_path(str(tmp_path / "out")).splits[""].id(i) for i in range(3)]
     assert ids == ["a/0.jpg", "a/2.jpg", "b/3.jpg"]
 
 
@@ -262,7 +262,7 @@ class Interrupted(Exception):
 def test_an_interrupted_pack_goes_on_to_the_same_bits(tmp_path: Path, stop: int, workers: int) -> None:
     root = photos(tmp_path / "photos", [(20 + i, 24) for i in range(10)])
     (root / "b" / "1.jpg").write_bytes(b"")
-    source = find(str(root)).splits[""]
+    source = open_path(str(root)).splits[""]
     pack(source, tmp_path / "whole", shard_bytes=4_000)
 
     def interrupt(done: int, total: int) -> None:
@@ -286,7 +286,7 @@ def test_an_interrupted_pack_goes_on_to_the_same_bits(tmp_path: Path, stop: int,
 
 def test_packing_refuses_what_would_destroy_or_mix(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", [(20, 24)] * 4)
-    source = find(str(root)).splits[""]
+    source = open_path(str(root)).splits[""]
     with pytest.raises(DataError, match="lies within the data set"):
         pack_data(str(root), root / "packed")
     pack(source, tmp_path / "out")
@@ -355,7 +355,7 @@ def test_packing_never_writes_among_other_files(tmp_path: Path, content: str) ->
 
 def test_a_pack_killed_between_part_and_shard_goes_on(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", [(20, 24)] * 8)
-    source = find(str(root)).splits[""]
+    source = open_path(str(root)).splits[""]
 
     def interrupt(done: int, total: int) -> None:
         if done == 6:
@@ -377,12 +377,12 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     os.rename(root + b"/a/0.jpg", root + b"/a/caf\xe9.jpg")
     os.rename(root + b"/b", root + b"/b\xe9")
     pack_data(os.fsdecode(root), tmp_path / "packed")
-    packed = find(str(tmp_path / "packed")).splits[""]
+    packed = open_path(str(tmp_path / "packed")).splits[""]
     assert packed.class_names == ["a", "b\\xe9"] and sorted(packed.labels.tolist()) == [0, 0, 1, 1]
     assert "a/caf\\xe9.jpg" in [packed.id(i) for i in range(4)]
     with tarfile.open(tmp_path / "mine.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.add(os.fsdecode(root + b"/a/caf\xe9.jpg"), "caf\udce9.jpg")
-    assert find(str(tmp_path / "mine.tar")).splits[""].id(0) == "mine.tar/caf\\xe9.jpg"
+    assert open_path(str(tmp_path / "mine.tar")).splits[""].id(0) == "mine.tar/caf\\xe9.jpg"
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
@@ -394,6 +394,6 @@ def test_a_header_that_claims_gigabytes_is_not_read(tmp_path: Path, kind: bytes)
     os.truncate(file, (3 << 30) + 10_240)  # a sparse file, which takes no room on the disk
     tracemalloc.start()
     with pytest.raises(DataError, match=r"a\.tar is not a readable .*a header of"):
-        find(str(file))
+        open_path(str(file))
     assert tracemalloc.get_traced_memory()[1] < 32 << 20
     tracemalloc.stop()

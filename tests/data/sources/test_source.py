@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.item import Listed, Source, View
+from vitrail.data.item import IndexedSource, Source, Subset
 from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import open_data, open_split
@@ -56,7 +56,7 @@ def test_hold_out_takes_its_share_of_every_class_and_loses_nothing(labels: list[
 
 def test_hold_out_depends_on_ids_and_seed_not_on_order() -> None:
     source = array_source([i % 3 for i in range(90)])
-    backwards = View(source, np.arange(90)[::-1])
+    backwards = Subset(source, np.arange(90)[::-1])
     first = {source.id(i) for i in hold_out(source, 0.2, 1)[1]}
     assert first == {backwards.id(i) for i in hold_out(backwards, 0.2, 1)[1]}
     assert first != {source.id(i) for i in hold_out(source, 0.2, 2)[1]}
@@ -88,10 +88,10 @@ def test_subset_refuses_impossible_sizes(count: int) -> None:
 def test_fingerprint_ignores_order_and_notices_everything_else() -> None:
     source = array_source([0, 1, 1, 0])
     mark = fingerprint({"train": source})
-    assert mark == fingerprint({"train": View(source, np.array([2, 0, 3, 1]))})
+    assert mark == fingerprint({"train": Subset(source, np.array([2, 0, 3, 1]))})
     others = [
         fingerprint({"test": source}),
-        fingerprint({"train": View(source, np.arange(3))}),
+        fingerprint({"train": Subset(source, np.arange(3))}),
         fingerprint({"train": array_source([0, 1, 1, 1])}),
         fingerprint({"train": array_source([0, 1, 1, 0], name="t")}),
         fingerprint({"train": source, "test": source}),
@@ -104,8 +104,8 @@ def test_fingerprint_ignores_order_and_notices_everything_else() -> None:
 
 def test_a_view_counts_labels_in_other_names() -> None:
     source = array_source([0, 1, 2, 1])
-    view = View(source, np.array([3, 0]), ["c2", "c1", "x", "c0"])
-    assert isinstance(view, Listed) and isinstance(view, Source)
+    view = Subset(source, np.array([3, 0]), ["c2", "c1", "x", "c0"])
+    assert isinstance(view, IndexedSource) and isinstance(view, Source)
     assert view.labels.tolist() == [1, 3]
     assert [view[i].label for i in range(2)] == [1, 3]
     assert view[0].id == view.id(0) == source.id(3)
@@ -114,9 +114,9 @@ def test_a_view_counts_labels_in_other_names() -> None:
 def test_a_view_lists_classes_it_does_not_know_but_only_those_that_occur() -> None:
     source = array_source([0, 1, 2, 1])
     with pytest.raises(DataError, match=r"'c2'.*known are 'c0', 'c1'"):
-        View(source, class_names=["c0", "c1"])
+        Subset(source, class_names=["c0", "c1"])
     only = ArraySource("s", np.zeros((2, 1, 1, 3), np.uint8), np.array([0, 0]), ["c0", "unused"])
-    assert View(only, class_names=["c0"]).labels.tolist() == [0, 0]
+    assert Subset(only, class_names=["c0"]).labels.tolist() == [0, 0]
 
 
 # digits and arrays

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vitrail.data.cache import cache_folder
 from vitrail.data.item import split_word
 from vitrail.data.settings import Columns, Data
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.sources.table import encode_labels
 from vitrail.errors import DataError, DecodeError, UsageError
 
@@ -33,7 +33,7 @@ def write(root: Path, text: str | bytes, name: str = "t.csv", files: int = 4) ->
 
 
 def only(path: Path, columns: Columns = Columns()):
-    (source,) = find(str(path), columns).splits.values()
+    (source,) = open_path(str(path), columns).splits.values()
     return source
 
 
@@ -82,7 +82,7 @@ def test_integer_labels_are_ordered_by_value(tmp_path: Path) -> None:
 
 def test_bad_rows_are_dropped_and_listed_with_their_number(tmp_path: Path) -> None:
     text = "path,label\nimg/0.jpg,a\nimg/9.jpg,a\nimg/1.jpg,b\nimg/0.jpg,b\n,a\nimg,a\n"
-    found = find(str(write(tmp_path, text)))
+    found = open_path(str(write(tmp_path, text)))
     assert rows(found.splits[""]) == [("img/0.jpg", "a"), ("img/1.jpg", "b")]
     reasons = [(item.id, item.reason) for item in found.findings.dropped]
     assert [id for id, _ in reasons] == ["img/9.jpg", "img/0.jpg", "", "img"]
@@ -93,12 +93,12 @@ def test_bad_rows_are_dropped_and_listed_with_their_number(tmp_path: Path) -> No
 @pytest.mark.parametrize("label", ["", "nan", "NaN", "None", "null", "  "])
 def test_a_row_without_a_label_is_an_error_with_its_number(tmp_path: Path, label: str) -> None:
     with pytest.raises(DataError, match=r"t\.csv, row 3: no label for 'img/1\.jpg'"):
-        find(str(write(tmp_path, f"path,label\nimg/0.jpg,a\nimg/1.jpg,{label}\n")))
+        open_path(str(write(tmp_path, f"path,label\nimg/0.jpg,a\nimg/1.jpg,{label}\n")))
 
 
 def test_a_short_row_lacks_its_label(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 2: no label"):
-        find(str(write(tmp_path, "path,label\nimg/0.jpg\n")))
+        open_path(str(write(tmp_path, "path,label\nimg/0.jpg\n")))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_parquet_rows_in_any_grouping(tmp_path: Path, form: str, group: int) -> 
             pa.array(images[part], kind), [0, 1, 0, 1, 1], names, row_group_size=group,
         )  # fmt: skip
     before = sorted(tmp_path.joinpath("d").rglob("*"))
-    source = find(str(tmp_path / "d")).splits["train"]
+    source = open_path(str(tmp_path / "d")).splits["train"]
     assert source.class_names == names  # a ClassLabel's order is kept
     assert [source[i].image for i in range(10)] == BYTES
     assert source.labels.tolist() == [0, 1, 0, 1, 1] * 2
@@ -201,14 +201,14 @@ def test_parquet_rows_in_any_grouping(tmp_path: Path, form: str, group: int) -> 
     assert sorted(tmp_path.joinpath("d").rglob("*")) == before
     # the copy is found again, and made anew when the file changes
     kept = list(cache_folder().rglob("*.arrow"))
-    find(str(tmp_path / "d"))
+    open_path(str(tmp_path / "d"))
     assert list(cache_folder().rglob("*.arrow")) == kept and len(kept) == 1
 
 
 def test_parquet_of_paths(tmp_path: Path) -> None:
     write(tmp_path, "")
     path = write_parquet(tmp_path / "t.parquet", ["img/0.jpg", "img/9.jpg", "img/2.jpg"], ["x", "y", "y"])
-    found = find(str(path))
+    found = open_path(str(path))
     (source,) = found.splits.values()
     assert rows(source) == [("img/0.jpg", "x"), ("img/2.jpg", "y")]
     assert "row 2" in found.findings.dropped[0].reason
@@ -221,7 +221,7 @@ def test_a_single_parquet_without_a_split_can_be_trained_on(tmp_path: Path) -> N
     assert (len(splits.train), len(splits.validation), splits.test) == (8, 2, None)
     assert splits.train.id(0).startswith("pets[")
     write_parquet(tmp_path / "test.parquet", BYTES, labels, ["cat", "dog"])
-    assert sorted(find(str(tmp_path)).splits) == sorted([tmp_path.name, "test"])
+    assert sorted(open_path(str(tmp_path)).splits) == sorted([tmp_path.name, "test"])
 
 
 def test_parquet_rows_that_point_to_files(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_parquet_rows_that_point_to_files(tmp_path: Path) -> None:
 )
 def test_parquet_labels_that_are_none(tmp_path: Path, labels: pa.Array, names: list[str] | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        find(str(write_parquet(tmp_path / "t.parquet", BYTES[:3], labels, names)))
+        open_path(str(write_parquet(tmp_path / "t.parquet", BYTES[:3], labels, names)))
 
 
 def test_unlabelled_rows_are_unknown_and_not_trained_on(tmp_path: Path) -> None:
@@ -277,13 +277,13 @@ def test_dictionary_labels(tmp_path: Path) -> None:
 def test_a_broken_parquet_and_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match="not a readable parquet"):
-        find(str(tmp_path / "a.parquet"))
+        open_path(str(tmp_path / "a.parquet"))
     good = write_parquet(tmp_path / "b.parquet", BYTES, np.arange(10) % 2)
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("VITRAIL_CACHE", str(blocked))
     with pytest.raises(DataError, match="VITRAIL_CACHE"):
-        find(str(good))
+        open_path(str(good))
 
 
 @pytest.mark.full_size

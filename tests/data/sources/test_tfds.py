@@ -16,12 +16,12 @@ from prepared import Features, prepare
 
 from vitrail.data.benchmarks.vtab_source import locate, read_task
 from vitrail.data.benchmarks.vtab_tasks import TASKS, TaskLabel, count_objects, nearest_object, nearest_vehicle
+from vitrail.data.check import stats
 from vitrail.data.images.decode import decode
 from vitrail.data.settings import Columns
-from vitrail.data.sources.index_lists import index_lists
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.lists import index_lists
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.sources.tfds import read_tfds
-from vitrail.data.stats import stats
 from vitrail.errors import DataError, UsageError
 
 
@@ -59,7 +59,7 @@ def test_a_prepared_folder_is_opened(old: bool, tmp_path: Path) -> None:
     before = sorted((file.name, file.read_bytes()) for file in folder.iterdir())
     opened = open_data(str(folder))
     assert opened.class_names == ["zebra", "ant"]  # in the data set's order
-    found = find(str(folder))
+    found = open_path(str(folder))
     assert found.findings.kind == "tfds" and list(found.splits) == ["train", "test"]
     train = found.splits["train"]
     assert [train[i].image for i in range(7)] == [row["image"] for row in written]
@@ -71,12 +71,11 @@ def test_a_prepared_folder_is_opened(old: bool, tmp_path: Path) -> None:
 
 
 def test_the_folder_above_one_version_is_the_same(animals: Path) -> None:
-    assert (
-        find(str(animals.parent)).splits["train"].labels.tolist() == find(str(animals)).splits["train"].labels.tolist()
-    )
+    above, there = (open_path(str(folder)).splits["train"].labels.tolist() for folder in (animals.parent, animals))
+    assert above == there
     shutil.copytree(animals, animals.with_name("3.1.0"))
     with pytest.raises(DataError, match=r"holds the versions 3\.0\.1, 3\.1\.0: give the folder of one"):
-        find(str(animals.parent))
+        open_path(str(animals.parent))
 
 
 def test_stats_counts_a_prepared_folder(animals: Path) -> None:
@@ -86,7 +85,7 @@ def test_stats_counts_a_prepared_folder(animals: Path) -> None:
 
 
 def test_the_index_is_made_once_and_again_when_a_file_changes(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = find(str(animals)).splits["train"]
+    first = open_path(str(animals)).splits["train"]
     reads: list[Path] = []
 
     def counting(path: Path) -> Any:
@@ -94,32 +93,32 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(animals: Path, mon
         return iter(())
 
     monkeypatch.setattr("vitrail.data.sources.tfds.records", counting)
-    again = find(str(animals)).splits["train"]
+    again = open_path(str(animals)).splits["train"]
     assert reads == [] and again[6].image == first[6].image
     os.utime(animals / "animals-train.tfrecord-00000-of-00003", ns=(1, 1))
     with pytest.raises(DataError, match="has 0 records"):
-        find(str(animals))
+        open_path(str(animals))
     assert len(reads) == 3  # the split that changed
 
 
 def test_columns_may_be_named(tmp_path: Path) -> None:
     written = [{**row, "label_kind": 1 - row["label"], "image2": png(99)} for row in rows(4)]  # type: ignore[operator]
     folder = prepare(tmp_path / "1.0.0", "a", {"train": written}, labels={"label": ["x", "y"]}, supervised=None)
-    assert find(str(folder)).splits["train"].labels.tolist() == [0, 1, 0, 1]
-    other = find(str(folder), Columns("image2", "label_kind")).splits["train"]
+    assert open_path(str(folder)).splits["train"].labels.tolist() == [0, 1, 0, 1]
+    other = open_path(str(folder), Columns("image2", "label_kind")).splits["train"]
     assert other.labels.tolist() == [1, 0, 1, 0] and other[0].image == png(99)
     assert other.class_names[:2] == ["0", "1"]  # numbers, where the classes have no names
     with pytest.raises(UsageError, match="no column 'labl'"):
-        find(str(folder), Columns(label="labl"))
+        open_path(str(folder), Columns(label="labl"))
 
 
 def test_labels_may_be_text_or_unknown(tmp_path: Path) -> None:
     texts = [{"image": png(i), "label": name} for i, name in enumerate(("tiger", "ant", "tiger"))]
-    source = find(str(prepare(tmp_path / "1.0.0", "a", {"train": texts}))).splits["train"]
+    source = open_path(str(prepare(tmp_path / "1.0.0", "a", {"train": texts}))).splits["train"]
     assert (source.class_names, source.labels.tolist()) == (["ant", "tiger"], [1, 0, 1])
     hidden = [{"image": png(i), "label": -1} for i in range(2)]
     splits = {"train": rows(4), "test": hidden}
-    found = find(str(prepare(tmp_path / "2.0.0", "a", splits, labels={"label": ["x", "y"]})))
+    found = open_path(str(prepare(tmp_path / "2.0.0", "a", splits, labels={"label": ["x", "y"]})))
     assert found.splits["test"].labels.tolist() == [-1, -1]
 
 
@@ -145,7 +144,7 @@ def test_what_is_missing_or_damaged_is_named(damage: Any, match: str, tmp_path: 
     folder = prepare(tmp_path / "1.0.0", "a", {"train": rows(4)}, shards=2, labels={"label": ["x", "y"]})
     damage(folder)
     with pytest.raises(DataError, match=match):
-        find(str(folder))
+        open_path(str(folder))
 
 
 def _flip(path: Path, place: int) -> None:
@@ -279,7 +278,7 @@ def test_of_several_versions_the_newest_that_fits_is_taken(tmp_path: Path) -> No
 def test_a_data_set_too_small_is_another_one(tmp_path: Path) -> None:
     prepare(tmp_path / "dtd" / "3.0.1", "dtd", {"train": rows(20), "validation": rows(20), "test": rows(5)})
     with pytest.raises(DataError, match=r"'train\[:800\]' needs more images than split 'train' has"):
-        find(f"vtab:dtd:{tmp_path}")
+        open_path(f"vtab:dtd:{tmp_path}")
 
 
 # index lists
@@ -330,17 +329,17 @@ def test_a_list_that_is_none_is_named_or_passed_over(tmp_path: Path) -> None:
     root = _lists(tmp_path, train=["i/a.png 0"], test=["i/a.png 1"])
     (root / "train.txt").write_text("i/a.png 0\ni/a.png\n")
     with pytest.raises(DataError, match=r"train\.txt, line 2: expected a path and a label"):
-        find(str(root))
+        open_path(str(root))
     (root / "train.txt").write_text("i/missing.png 0\n")
     with pytest.raises(DataError, match=r"train\.txt lists no existing image.*no such file below"):
-        find(str(root))
+        open_path(str(root))
     (root / "train.txt").write_text("These are the lists.\n")
     assert index_lists(root) == {}
 
 
 def test_a_task_in_another_layout_is_drawn_and_said_to_be(tmp_path: Path, shared_data: Path) -> None:
     (tmp_path / "cifar100").symlink_to(shared_data / "cifar100")
-    found = find(f"vtab:cifar100:{tmp_path}")
+    found = open_path(f"vtab:cifar100:{tmp_path}")
     assert {name: len(source) for name, source in found.splits.items()} == {
         "train800": 800,
         "val200": 200,
@@ -349,7 +348,7 @@ def test_a_task_in_another_layout_is_drawn_and_said_to_be(tmp_path: Path, shared
     assert "not those of VTAB-1k" in found.findings.warnings[0] and len(found.findings.warnings) == 1
     both = [found.splits[name].id(i) for name in ("train800", "val200") for i in range(len(found.splits[name]))]
     assert len(set(both)) == 1000
-    again = find(f"vtab:cifar100:{tmp_path}").splits["val200"]
+    again = open_path(f"vtab:cifar100:{tmp_path}").splits["val200"]
     assert [again.id(i) for i in range(200)] == both[800:]
     assert np.bincount(found.splits["train800"].labels, minlength=100).tolist() == [8] * 100
 
@@ -365,4 +364,4 @@ def test_a_task_in_another_layout_is_drawn_and_said_to_be(tmp_path: Path, shared
 )
 def test_what_is_wrong_with_a_task_is_said(path: str, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        find(path)
+        open_path(path)

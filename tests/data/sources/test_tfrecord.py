@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from prepared import example_class, serialised, write_records
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 
-from vitrail.data.sources import tfrecord
-from vitrail.data.sources.tfrecord import BYTES, FLOATS, INTEGERS, example, masked_crc32c, records
+from vitrail.data.sources import tfds
+from vitrail.data.sources.tfds import BYTES, FLOATS, INTEGERS, example, masked_crc32c, records
 from vitrail.errors import DataError
 
 # RFC 3720 (iSCSI), B.4, and the check value that every table of checksums gives
@@ -59,7 +59,7 @@ def test_records_are_those_written_whatever_the_block(
     rng = np.random.default_rng(1)
     written = [rng.bytes(size) for size in (0, 1, 3, 300, 0, 17, 1000, 5)]
     path = write_records(tmp_path / "a.tfrecord", written)
-    monkeypatch.setattr(tfrecord, "_BLOCK", block)
+    monkeypatch.setattr(tfds, "_BLOCK", block)
     found = list(records(path))
     assert [bytes(record.data) for record in found] == written
     whole = path.read_bytes()
@@ -94,7 +94,7 @@ def _damaged(path: Path, change: dict[int, int] | None = None, keep: int | None 
 def test_damage_is_named(
     block: int, change: dict[int, int], keep: int | None, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfrecord, "_BLOCK", block)
+    monkeypatch.setattr(tfds, "_BLOCK", block)
     path = write_records(tmp_path / "a.tfrecord", [b"x" * 20, b"y" * 20, b"z" * 20])
     with pytest.raises(DataError, match=match) as error:
         list(records(_damaged(path, change, keep)))

@@ -14,15 +14,23 @@ import tifffile
 from peak_memory import peak_growth
 from PIL import Image
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Banded
+from vitrail.data.images import tiff_parts
 from vitrail.data.images.decode import MAX_PIXELS, decode
+from vitrail.data.images.ops import tile_transform
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded
+from vitrail.data.images.tiff_parts import NotInParts, TiffParts
+from vitrail.data.images.tiles import (
+    MISSING,
+    DecodedImage,
+    TileBox,
+    Tiling,
+    open_image,
+    prepared_tiles,
+    read_tile,
+    reduced,
+    tiling,
+)
 from vitrail.data.settings import Bands, Preprocess
-from vitrail.data.tiles import tiff_parts
-from vitrail.data.tiles.grid import TileBox, Tiling, tiling
-from vitrail.data.tiles.image import DecodedImage, open_image, read_tile
-from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
-from vitrail.data.tiles.reduced import MISSING, reduced
-from vitrail.data.tiles.tiff_parts import NotInParts, TiffParts
 from vitrail.errors import DecodeError, UsageError
 
 RGB = np.random.default_rng(0).integers(0, 256, (150, 133, 3), dtype=np.uint8)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn import metrics
 
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.loading.loader import Batch
 from vitrail.errors import DataError
 from vitrail.evaluation.labels.numbers import NumberScores, score_numbers

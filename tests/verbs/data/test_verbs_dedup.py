@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError, UsageError
 from vitrail.verbs.data.dedup import dedup
 
@@ -130,7 +130,7 @@ def test_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run("data", "dedup", tmp_path / "alone", "--keep-list", tmp_path / "kept.csv") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "2 of 5 images remain" in text and "earlier" in text
-    splits = find(str(tmp_path / "kept.csv")).splits
+    splits = open_path(str(tmp_path / "kept.csv")).splits
     assert [splits[name].id(0) for name in ("train", "test")] == ["cat/0 again.jpg", "cat/same.png"]
 
 

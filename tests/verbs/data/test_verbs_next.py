@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrail import cli
 from vitrail.config import to_yaml
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Data, Preprocess
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT

@@ -18,7 +18,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation import predict as predicting
@@ -149,7 +149,7 @@ def test_a_folder_gets_a_table_and_maps(network: Path, scan: Path, tmp_path: Pat
 
 
 def test_colours_fill_the_cells_of_their_tiles() -> None:
-    from vitrail.data.tiles.grid import Tiling
+    from vitrail.data.images.tiles import Tiling
 
     cells = tile_map._cells(Tiling(4, 4, 2), (6, 9), (12, 18))
     filled = np.zeros((12, 18), int)

@@ -16,7 +16,7 @@ from timm_peers import hub, peer, randomised, rebuilt
 
 import vitrail
 from vitrail import cli
-from vitrail.data.sources.open import find
+from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.growing_arrays import growing_npz
 from vitrail.verbs.network.bulk import BulkProgress
@@ -152,7 +152,7 @@ def test_splits_labels_and_unreadable_images(
     found = json.loads(capsys.readouterr().out)
     assert found["images"] == {"train": 5, "test": 4} and len(found["unreadable"]) == 1
     assert found["tokens"]["train_tokens_0"] == [5, 4, 4, 32] and found["tokens"]["test_prefix_1"] == [4, 4, 32]
-    splits = find(str(photos)).splits
+    splits = open_path(str(photos)).splits
     with np.load(out) as file:
         assert file["class_names"].tolist() == ["cat", "dog"]
         assert file["train_labels"].tolist() == [0, 0, 0, 1, 1] and file["test_labels"].tolist() == [0, 0, 1, 1]
@@ -197,7 +197,7 @@ def test_a_folder_gets_timms_tokens(folder: Path, photos: Path, tmp_path: Path, 
     found = vitrail.embed(folder, photos, out=tmp_path / "out", merge=tmp_path / "all.parquet", **settings)
     assert isinstance(found, BulkProgress) and found.state.complete and len(found.unreadable) == 4
     table = pq.read_table(tmp_path / "all.parquet")
-    files = [str(file) for split in find(str(photos)).splits for file in sorted((photos / split).glob("*/*.png"))]
+    files = [str(file) for split in open_path(str(photos)).splits for file in sorted((photos / split).glob("*/*.png"))]
     files = [file for file in files if Path(file).read_bytes() != b"no picture"]
     assert table["id"].to_pylist() == ["/".join(Path(file).parts[-3:]) for file in files]
     numbers = sorted({layer % 2 for layer in layers or (1,)})

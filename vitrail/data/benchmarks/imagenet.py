@@ -26,20 +26,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.benchmarks import objectnet
 from vitrail.data.benchmarks.catalog import packaged_tables
 from vitrail.data.benchmarks.imagenet_labels import (
     LABEL_FILES,
+    OVERLAP,
     AnswerKey,
     class_numbers,
     part,
     read_labels,
+    read_mapping,
     read_real,
     right_answers,
     wnids,
 )
 from vitrail.data.image_names import is_image_name, is_junk
-from vitrail.data.item import Findings, Listed, View
+from vitrail.data.item import Findings, IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.sources.folder import (
     FileSource,
@@ -83,7 +84,7 @@ class Benchmark:
     """An opened test set."""
 
     protocol: ImageNetProtocol
-    source: Listed
+    source: IndexedSource
     """Each image that counts, once. Its labels are those of `key`; without a key they are indices of `class_names`."""
     class_names: list[str]
     """WordNet ids, or the names of ObjectNet's classes."""
@@ -238,10 +239,10 @@ def _open_objectnet(protocol: ImageNetProtocol, path: Path, labels: Path | None)
     """Open ObjectNet's images of classes that ImageNet has, too."""
     places = [path, path.parent, *folders_in(path)] if labels is None else [labels]
     folders = [folder for place in places for folder in (place, place / "mappings")]
-    folder = next((folder for folder in folders if (folder / objectnet.OVERLAP).is_file()), None)
+    folder = next((folder for folder in folders if (folder / OVERLAP).is_file()), None)
     if folder is None:
-        raise protocol.missing(f"no {objectnet.OVERLAP} at {labels or path}")
-    mapping = objectnet.read_mapping(folder)
+        raise protocol.missing(f"no {OVERLAP} at {labels or path}")
+    mapping = read_mapping(folder)
     by_folder = dict(zip(mapping.folders, mapping.names, strict=True))
     source, notes = _class_folders(protocol, path, by_folder, others=True)
     return Benchmark(protocol, source, mapping.names, notes, key=mapping.key())
@@ -249,7 +250,7 @@ def _open_objectnet(protocol: ImageNetProtocol, path: Path, labels: Path | None)
 
 def _class_folders(
     protocol: ImageNetProtocol, path: Path, names: Mapping[str, str], *, others: bool = False
-) -> tuple[Listed, list[str]]:
+) -> tuple[IndexedSource, list[str]]:
     """Return the images of the folders `names` (folder -> class), and notes about everything left out.
 
     The folders lie in `path`, or in one folder of it. Other folders are an error unless `others` is set.
@@ -275,4 +276,4 @@ def _class_folders(
         left = len(source) - int(counted.sum())
         notes.append(f"{left:,} images of {len(strangers)} classes that ImageNet does not have: not counted")
     source.class_names = [names.get(name, name) for name in source.class_names]
-    return View(View(source, np.flatnonzero(counted)), class_names=list(names.values())), notes
+    return Subset(Subset(source, np.flatnonzero(counted)), class_names=list(names.values())), notes

@@ -1,8 +1,12 @@
-"""Classes and labels of ILSVRC2012 (ImageNet), and which answers are right. Torch-free.
+"""Classes and labels of ILSVRC2012 (ImageNet) and of ObjectNet, and which answers are right. Torch-free.
 
 The classes have the numbers 0 to 999 in the order of their WordNet ids. The validation images are numbered from 1 in
 their file names. Published files of labels name classes in three ways: by the number above, by the ILSVRC2012_ID of the
 development kit (1 to 1000, in another order), or by WordNet id. A file that does not show which it uses is refused.
+
+"ObjectNet: A large-scale bias-controlled dataset" (Barbu et al., 2019) has 313 classes of household things. 113 of them
+are also in ImageNet, some as several classes: a chair is a barber chair, a folding chair or a rocking chair. An answer
+is right if it is one of the object's ImageNet classes. An answer among ImageNet's other classes is wrong.
 """
 
 from __future__ import annotations
@@ -12,14 +16,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitrail.data.benchmarks.catalog import packaged_text
 from vitrail.data.item import UNKNOWN
 from vitrail.errors import DataError
-from vitrail.files import read_json, read_text
+from vitrail.files import read_json, read_json_object, read_text
 
 
 @cache
@@ -103,13 +106,10 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     An image may have several classes or none. Raises DataError for a file that is not real.json.
     """
     value = read_json(path, DataError)
-    if not isinstance(value, list) or not all(_are_classes(one) for one in value):
+    lists = isinstance(value, list) and all(isinstance(one, list) for one in value)
+    if not lists or not all(type(number) is int and 0 <= number < 1000 for one in value for number in one):
         raise DataError(f"{path} is not real.json, which is a list with one list of classes (0 to 999) for each image")
     return [tuple(one) for one in value]
-
-
-def _are_classes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1000 for one in value)
 
 
 def read_labels(path: Path) -> dict[int, int]:
@@ -162,3 +162,62 @@ def _devkit_classes(path: Path) -> dict[int, str]:
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets if not int(row["num_children"])}
     except Exception as error:  # for a damaged file scipy raises anything
         raise DataError(f"{path} is not the meta.mat of ILSVRC2012's development kit: {error}") from error
+
+
+FOLDERS, OVERLAP = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
+NUMBERS, LABELS = "pytorch_to_imagenet_2012_id.json", "imagenet_to_label_2012_v2"
+
+
+@dataclass(frozen=True)
+class ObjectNetClasses:
+    """ObjectNet's classes that ImageNet also has: their folders, their names, and their ImageNet classes (0 to 999)."""
+
+    folders: list[str]
+    names: list[str]
+    classes: list[tuple[int, ...]]
+
+    def key(self) -> AnswerKey:
+        """Return which of ImageNet's 1,000 outputs are right for each of these classes."""
+        output = np.full(1000, UNKNOWN, dtype=np.int64)
+        for number, classes in enumerate(self.classes):
+            output[list(classes)] = number
+        return AnswerKey(right_answers(self.classes), np.arange(len(self.names)), output)
+
+
+def read_mapping(folder: Path) -> ObjectNetClasses:
+    """Read the four files of ObjectNet's folder `mappings`; classes are in the order of their folders' names.
+
+    The ImageNet labels of a class are text, separated by "; ". Each label is a line of imagenet_to_label_2012_v2.
+    pytorch_to_imagenet_2012_id.json maps the number of an ImageNet class to the number of its line, from 0.
+    Raises DataError for a file that is missing or does not fit the others.
+    """
+    if lacking := [name for name in (FOLDERS, OVERLAP, NUMBERS, LABELS) if not (folder / name).is_file()]:
+        raise DataError(f"{folder / lacking[0]}, which is part of ObjectNet, does not exist")
+    class_of = _class_of_label(folder)
+    overlap = read_json_object(folder / OVERLAP, DataError)
+    folders = read_json_object(folder / FOLDERS, DataError)
+    known = sorted((name, label) for name, label in folders.items() if str(label) in overlap)
+    if lost := sorted(overlap.keys() - {label for _, label in known}):
+        raise DataError(f"{folder / OVERLAP} has a class {lost[0]!r}, for which {FOLDERS} has no folder")
+    classes = []
+    for _, label in known:
+        texts = [text.strip() for text in str(overlap[label]).split("; ")]
+        if strangers := [text for text in texts if text not in class_of]:
+            raise DataError(f"{folder / OVERLAP}: {strangers[0]!r} of {label!r} is not a line of {LABELS}")
+        classes.append(tuple(sorted({number for text in texts for number in class_of[text]})))
+    return ObjectNetClasses([name for name, _ in known], [label for _, label in known], classes)
+
+
+def _class_of_label(folder: Path) -> dict[str, list[int]]:
+    """Return the label of ImageNet classes -> the numbers of the classes; a few classes have the same label."""
+    lines = read_text(folder / LABELS, DataError).splitlines()
+    content = read_json_object(folder / NUMBERS, DataError)
+    if not all(type(line) is int for line in content.values()):
+        raise DataError(f"{folder / NUMBERS} should map numbers of classes to numbers of lines")
+    line_of = {int(number): line for number, line in content.items() if number.isdecimal()}
+    if not set(line_of) == set(line_of.values()) == set(range(len(lines))) == set(range(1000)):
+        raise DataError(f"{folder / NUMBERS} should give each class 0 to 999 a line, from 0, of the 1,000 of {LABELS}")
+    found: dict[str, list[int]] = {}
+    for number, line in line_of.items():
+        found.setdefault(lines[line].strip(), []).append(number)
+    return found

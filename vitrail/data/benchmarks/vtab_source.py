@@ -16,9 +16,9 @@ import numpy as np
 
 from vitrail.data.benchmarks.vtab_tasks import TRAIN, VALIDATION, VtabTask, ranges, task_named
 from vitrail.data.images.decode import decode
-from vitrail.data.item import ROLES, DataSet, Findings, Item, Listed, View
+from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, Item, Subset
 from vitrail.data.settings import Columns
-from vitrail.data.sources.index_lists import PARTS, WHOLE, index_lists, read_index_lists
+from vitrail.data.sources.lists import PARTS, WHOLE, index_lists, read_index_lists
 from vitrail.data.sources.tfds import prepared_folders, read_tfds, version_of
 from vitrail.data.split import subset
 from vitrail.errors import DataError, UsageError
@@ -103,36 +103,26 @@ def _prepared(task: VtabTask, folder: Path) -> DataSet:
     """Return the regions of the task from a folder that TensorFlow Datasets prepared."""
     found = read_tfds(folder, Columns("image"), label=task.label)
     counts = {name: len(source) for name, source in found.splits.items()}
-    splits: dict[str, Listed] = {}
+    splits: dict[str, IndexedSource] = {}
     for name, region in task.regions.items():
         (images,) = ranges(region, counts)
-        view = View(found.splits[images.split], np.arange(images.start, images.stop))
-        splits[name] = view if task.scale == 1 else Scaled(view, task.scale)
+        source, rows = found.splits[images.split], np.arange(images.start, images.stop)
+        splits[name] = Subset(source, rows) if task.scale == 1 else Scaled(source, rows, task.scale)
     return DataSet(splits, found.findings)
 
 
-class Scaled:
-    """A `Listed` source: the images of another source with all pixel values multiplied by a factor, up to 255."""
+class Scaled(Subset):
+    """The images of another source with all pixel values multiplied by a factor, up to 255."""
 
-    def __init__(self, source: Listed, factor: int) -> None:
-        self._source = source
+    def __init__(self, source: IndexedSource, indices: np.ndarray, factor: int) -> None:
+        super().__init__(source, indices)
         self._factor = factor
-        self.class_names = source.class_names
-        self.labels = source.labels
-        self.sizes = source.sizes
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, index: int) -> Item:
-        item = self._source[index]
+        item = super().__getitem__(index)
         image = decode(item.image) if isinstance(item.image, bytes) else item.image
         scaled = np.minimum(image.astype(np.int32) * self._factor, 255).astype(np.uint8)
         return item._replace(image=scaled)
-
-    def id(self, index: int) -> str:
-        """See `Listed.id`."""
-        return self._source.id(index)
 
 
 def _drawn(task: VtabTask, found: DataSet, path: str) -> DataSet:
@@ -145,13 +135,13 @@ def _drawn(task: VtabTask, found: DataSet, path: str) -> DataSet:
         raise DataError(f"{path} has the splits {listing}, but {task.name} needs a training split and a test split")
     train, test = found.splits[roles["train"][0]], found.splits[roles["test"][0]]
     both = subset(train, min(TRAIN + VALIDATION, len(train)), seed=0)
-    chosen = View(train, both)
+    chosen = Subset(train, both)
     first = subset(chosen, max(len(chosen) * TRAIN // (TRAIN + VALIDATION), 1), seed=0)
     rest = np.setdiff1d(np.arange(len(chosen)), first)
-    splits: dict[str, Listed] = {
-        "train800": View(train, both[first]),
-        "val200": View(train, both[rest]),
-        "test": View(test, class_names=train.class_names),
+    splits: dict[str, IndexedSource] = {
+        "train800": Subset(train, both[first]),
+        "val200": Subset(train, both[rest]),
+        "test": Subset(test, class_names=train.class_names),
     }
     warning = (
         f"{len(chosen):,} images are drawn, the same ones each time. They are not those of VTAB-1k, because this copy "

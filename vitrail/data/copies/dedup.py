@@ -25,9 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.check import BadImage, OnProgress, equal_groups
-from vitrail.data.copies.crops import near_windows, windows_of
-from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs
-from vitrail.data.item import DataSet, Listed, View, role_of
+from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs, near_windows, windows_of
+from vitrail.data.item import DataSet, IndexedSource, Subset, role_of
 from vitrail.data.labels.sets import label_text
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
@@ -51,7 +50,7 @@ class HashedSplit:
 
     data: str
     split: str
-    source: Listed
+    source: IndexedSource
     hashes: Hashes
 
     @property
@@ -88,7 +87,7 @@ class HashedImages:
     def __init__(self, parts: Sequence[HashedSplit]) -> None:
         self.parts = list(parts)
         self.ends = np.cumsum([len(part.source) for part in parts])
-        self.hashes = Hashes.joined([part.hashes for part in parts])
+        self.hashes = Hashes.concatenated([part.hashes for part in parts])
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -108,7 +107,7 @@ class HashedImages:
         source, index = self.place(number)
         return Name(part.data, part.split, source.id(index))
 
-    def place(self, number: int) -> tuple[Listed, int]:
+    def place(self, number: int) -> tuple[IndexedSource, int]:
         """Return the source that holds an image, and its index there."""
         part = int(self.part_of(np.array(number)))
         return self.parts[part].source, number - self.numbers(part).start
@@ -128,10 +127,6 @@ class HashedImages:
         """The first image of every group whose hashes can be compared."""
         firsts = self.copies.firsts
         return firsts[self.hashes.hashed[firsts]]
-
-    def windows(self, workers: int, progress: OnProgress | None) -> np.ndarray:
-        """Return the hashes of the windows of all images, uint64 [N, windows]. Raises as `windows_of` does."""
-        return np.concatenate([windows_of(part.source, workers=workers, progress=progress) for part in self.parts])
 
     @property
     def bad(self) -> Iterator[BadImage]:
@@ -210,7 +205,7 @@ class Pairs(ArrayTable):
 
     def confirmed(self, cosine: np.ndarray, least: float) -> Pairs:
         """Return the exact pairs and those with a cosine similarity of at least `least`; `cosine` is float32 [P]."""
-        return replace(self, cosine=cosine).chosen(self.exact | (cosine >= least))
+        return replace(self, cosine=cosine).rows_at(self.exact | (cosine >= least))
 
     def with_equal_labels(self, images: HashedImages) -> Pairs:
         """Return the pairs, of which those of images with different labels are look-alikes. Both are of `images`."""
@@ -234,7 +229,7 @@ def candidates(
 
     Two images are similar if their stored bytes are equal, or if at most `distance` bits of their frequency hashes and
     at most `GRADIENT_SLACK` more bits of their gradient hashes differ. With `mirrored` the mirror image of the right
-    one counts, too. With `crops` also a window of one image counts (`vitrail.data.copies.crops`), for which images are
+    one counts, too. With `crops` also a window of one image counts (`vitrail.data.copies.hashes`), for which images are
     read with `workers` threads. Images with the same bytes form a group: each image of a group is paired with the first
     of its group. If two groups are near, each image of one is paired with the first of the other. No copy is left out
     like this, and there are few pairs. Raises UsageError for an impossible distance and DataError for more than `MOST`
@@ -245,18 +240,22 @@ def candidates(
     found = [_exact(left, right)]
     other = left if right is None else right
     sides = [(left, other)] if right is None else [(left, other), (other, left)]
-    windows = [side.windows(workers, progress) for side, _ in sides] if crops else []
+    windows = [  # uint64 [N, windows] of each side
+        np.concatenate([windows_of(part.source, workers=workers, progress=progress) for part in side.parts])
+        for side, _ in sides
+        if crops
+    ]
     for way in (False, True)[: 1 + mirrored]:
         found += _found(left, right, _near(left, other, distance, int(way)), distance, mirrored=way)
         for hashes, (one, whole) in zip(windows, sides, strict=False):
             near = _near_crops(one, hashes, whole, distance, int(way))
             turned = ((a, b, bits) if one is left else (b, a, bits) for a, b, bits in near)
             found += _found(left, right, turned, distance, mirrored=way)
-    pairs = Pairs.joined(found)
+    pairs = Pairs.concatenated(found)
     # a pair that was found in several ways counts once: exact before near, mirrored last, nearest first
-    pairs = pairs.chosen(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
+    pairs = pairs.rows_at(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
     again = (pairs.left[1:] == pairs.left[:-1]) & (pairs.right[1:] == pairs.right[:-1])
-    return pairs.chosen(np.append(True, ~again)[: len(pairs)])
+    return pairs.rows_at(np.append(True, ~again)[: len(pairs)])
 
 
 def _exact(left: HashedImages, right: HashedImages | None) -> Pairs:
@@ -332,7 +331,7 @@ def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.
     Images without a copy in `right` remain. If `right` is None, all images of held-out splits, which come first in
     `left`, remain, and each other image that has no earlier copy that remains.
     """
-    pairs = pairs.chosen(pairs.copy)
+    pairs = pairs.rows_at(pairs.copy)
     stays = np.ones(len(left), dtype=bool)
     if right is not None:
         stays[pairs.left] = False
@@ -344,12 +343,12 @@ def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.
     return stays
 
 
-def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str, Listed]:
+def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str, IndexedSource]:
     """Return every split of `found` without the images of `left` that are removed."""
     splits = dict(found.splits)
     for place, part in enumerate(left.parts):
         numbers = left.numbers(place)
-        splits[part.split] = View(part.source, np.flatnonzero(stays[numbers.start : numbers.stop]))
+        splits[part.split] = Subset(part.source, np.flatnonzero(stays[numbers.start : numbers.stop]))
     return {name: source for name, source in splits.items() if len(source)}
 
 
@@ -378,3 +377,39 @@ def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pair
         writer = SafeWriter(stream, raw=raw)
         writer.writerow(COLUMNS)
         writer.writerows(rows(left, right, pairs))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Number of images of one split that have a copy in another split, or an earlier copy in the same split."""
+
+    data: str
+    split: str
+    other_data: str
+    other_split: str
+    exact: int
+    """Number of images of the split with the same bytes as one of the other split."""
+    near: int
+    """Number of other images of the split with a near copy in the other split."""
+    others: int
+    """Number of images of the other split that have such a copy."""
+    alike: int
+    """Number of images of the split that are no copies, but look like one of the other split."""
+
+
+def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list[Shared]:
+    """Count the pairs for each pair of splits. Within one data set, pairs of splits without copies are left out."""
+    ours, theirs = (pairs.left, pairs.right) if right is not None else (pairs.right, pairs.left)
+    other = left if right is None else right
+    places = left.part_of(ours) * len(other.parts) + other.part_of(theirs)
+    counts = []
+    for place in range(len(left.parts) * len(other.parts)):
+        here = places == place
+        if right is None and not here.any():
+            continue
+        one, two = left.parts[place // len(other.parts)], other.parts[place % len(other.parts)]
+        exact, copied, every = (np.unique(ours[here & kind]) for kind in (pairs.copy & pairs.exact, pairs.copy, True))
+        names = one.data, one.split, two.data, two.split
+        others = len(np.unique(theirs[here & pairs.copy]))
+        counts.append(Shared(*names, len(exact), len(copied) - len(exact), others, len(every) - len(copied)))
+    return counts

@@ -2,6 +2,9 @@
 
 Pillow does the work on the calling thread, because torch would start its own threads inside every loading thread.
 All random numbers come from the generator that is passed in.
+
+Images of other bands than RGB are float32 [H, W, bands], normalised, so that 0 is the mean. Colour operations are left
+out for them, because they are made for the three bands of visible light.
 """
 
 from __future__ import annotations
@@ -177,3 +180,24 @@ class RandomErasing(Op):
     def noise(self, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
         """Return random pixels, uint8 [h, w, channels]."""
         return rng.integers(0, 256, shape, np.uint8)
+
+
+@dataclass(frozen=True)
+class MovingAugment(RandAugment):
+    """The operations of RandAugment that move pixels, the same for every band; the gap is filled with the mean."""
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        for change, level in self.drawn(list(MOVES.values()), rng):
+            bands = [np.asarray(change(Image.fromarray(band), level)) for band in np.moveaxis(image, 2, 0)]
+            image = np.stack(bands, axis=2)
+        return image
+
+
+@dataclass(frozen=True)
+class ErasingBands(RandomErasing):
+    """`RandomErasing` with values of a standard normal distribution."""
+
+    def noise(self, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
+        """Return random values, float32 [h, w, bands]."""
+        return rng.standard_normal(shape, np.float32)

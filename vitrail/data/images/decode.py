@@ -21,7 +21,7 @@ results below by itself, has a process-wide limit of pixels, and may raise any e
 | HTML, text, anything else | DecodeError "not-an-image" |
 | PDF, SVG, ..., HEIC without the package pillow-heif, a rare variant of a format below | DecodeError "unsupported" |
 | DICOM in colour with 8 bits | its values as RGB (`vitrail.data.images.dicom`) |
-| arrays of NumPy, any other DICOM | DecodeError "unsupported": `vitrail.data.bands.stored` reads them |
+| arrays of NumPy, any other DICOM | DecodeError "unsupported": `vitrail.data.images.stored` reads them |
 | cut off, even if an end marker was added (JPEG) or the data end cleanly (PNG) | DecodeError "truncated" |
 | contradictory or damaged | DecodeError "corrupt" |
 | more pixels than the limit by the header (WebP, JPEG 2000, AVIF, HEIC: half of it) | DecodeError "too-many-pixels" |
@@ -33,14 +33,18 @@ Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the p
 package pillow-heif (extra heic). Pillow reads more
 formats, but they are not used for photographs, and one of them (EPS) runs a program.
 No process-wide setting of Pillow is changed or needed.
+
+No library reads the orientation, in EXIF or XMP, because this runs for every image and must never warn or raise. A
+block that is missing, cut off or malformed says nothing.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from io import BytesIO
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import (
@@ -57,11 +61,10 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
+from vitrail.data.image_names import heic_advice, heic_installed
 from vitrail.data.images import dicom, png
-from vitrail.data.images.heic import open_heic
 from vitrail.data.images.jpeg import decode_ordinary, read_header
-from vitrail.data.images.orientation import orientation, orientation_in
-from vitrail.data.images.pixels import rows_of, stored_bits, tiff_tags, to_rgb
+from vitrail.data.images.pillow import rows_of, stored_bits, tiff_tags, to_rgb
 from vitrail.data.images.work import TILE_LENGTH, TILE_WIDTH, check_claim, check_parts, no_memory, within_memory
 from vitrail.errors import DecodeError
 
@@ -98,6 +101,15 @@ MAX_SCAN_PASSES = 20
 IN_PYTHON, PYTHON_WEIGHT = ("bmp_rle", "ppm", "ppm_plain"), 8
 """Pillow's decoders in Python: run lengths of a BMP, numbers as text and unusual white values of a PNM. A pixel counts
 as 8, because it takes as long."""
+
+
+def open_heic(file: IO[bytes]) -> ImageFile:
+    """Open a HEIC file. Its pixels come upright. Raises DecodeError "unsupported" without the package."""
+    if not heic_installed():
+        raise DecodeError(heic_advice(), reason="unsupported")
+    from pillow_heif import HeifImageFile
+
+    return HeifImageFile(file)
 
 
 class ImageFormat(NamedTuple):
@@ -299,7 +311,7 @@ def _decode_carefully(
 
 
 @within_memory()
-def pixels_of(image: Image.Image) -> np.ndarray:
+def pillow_pixels(image: Image.Image) -> np.ndarray:
     """Return the picture of an image that Pillow opened or made, as `decode` returns that of a file.
 
     The image is loaded, but not changed otherwise. Raises DecodeError if it cannot be loaded.
@@ -351,3 +363,56 @@ def _explained(error: Exception, format: str) -> DecodeError:
     else:
         reason = "corrupt"
     return DecodeError(f"{reason} {format} file: {text or type(error).__name__}", reason=reason)
+
+
+_ORIENTATION_TAG = 0x0112
+# TIFF field types that real files use for an orientation: BYTE, SHORT, LONG
+_INTEGER_FORMATS = {1: "B", 3: "H", 4: "I"}
+_XMP = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([1-8])\b""")
+"""The orientation in _XMP, as an attribute or as an element."""
+
+
+def orientation(exif: bytes, xmp: bytes = b"") -> int:
+    """Return the orientation 1..8 that an EXIF block states, else that in _XMP; 1, upright, if neither has one."""
+    stated = _exif_orientation(exif)
+    if stated is None and (match := _XMP.search(xmp)):
+        return int(match[1])
+    return stated or 1
+
+
+def orientation_in(info: dict[Any, Any]) -> int:
+    """Return the orientation in what Pillow read beside a picture: EXIF, _XMP, or ImageMagick's text in a PNG."""
+    exif = info.get("exif") or _raw_profile(info, "exif") or _raw_profile(info, "APP1")
+    xmp = info.get("xmp") or info.get("XML:com.adobe.xmp") or _raw_profile(info, "xmp")
+    return orientation(exif, xmp.encode(errors="replace") if isinstance(xmp, str) else xmp)
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """Return the orientation of an EXIF block, with or without its "Exif" prefix.
+
+    Only the first directory counts, as in browsers.
+    """
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return None
+    try:
+        (directory,) = struct.unpack_from(order + "I", tiff, 4)
+        (entries,) = struct.unpack_from(order + "H", tiff, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
+            tag, kind = struct.unpack_from(order + "HH", tiff, entry)
+            if tag == _ORIENTATION_TAG:
+                (value,) = struct.unpack_from(order + _INTEGER_FORMATS.get(kind, "H"), tiff, entry + 8)
+                return value if 1 <= value <= 8 else None
+    except struct.error:
+        pass
+    return None
+
+
+def _raw_profile(info: dict[Any, Any], name: str) -> bytes:
+    """Return a block that ImageMagick wrote into a PNG as text: its name, its length, then hexadecimal digits."""
+    words = str(info.get(f"Raw profile type {name}", "")).split()
+    try:
+        return bytes.fromhex("".join(words[2:]))
+    except ValueError:
+        return b""

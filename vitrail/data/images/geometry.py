@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.settings import GREY, Colour
 from vitrail.errors import UsageError
 

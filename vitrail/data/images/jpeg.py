@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import simplejpeg
 
-from vitrail.data.images.pixels import BAND
+from vitrail.data.images.pillow import BAND
 from vitrail.data.images.work import MAX_PARTS, too_many_parts
 from vitrail.errors import DecodeError
 

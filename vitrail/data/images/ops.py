@@ -2,6 +2,9 @@
 
 Both consist of the operations in `geometry.py` and `augment.py`, which take and return uint8 [H, W, 3]. Nothing is
 normalised here, because the model does that.
+
+`views` makes several views of one image: as it is and mirrored, or ten crops, one above the other in one array.
+`ModelInput` is the preprocessing of a network as a callable for images of Pillow, as torchvision's transforms are.
 """
 
 from __future__ import annotations
@@ -9,12 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
-from vitrail.data.images.augment import ColorJitter, RandAugment, RandomErasing, ThreeAugment
-from vitrail.data.images.band_augment import ErasingBands, MovingAugment
+from vitrail.data.images.augment import (
+    ColorJitter,
+    ErasingBands,
+    MovingAugment,
+    RandAugment,
+    RandomErasing,
+    ThreeAugment,
+)
+from vitrail.data.images.decode import pillow_pixels
 from vitrail.data.images.geometry import (
     CentralCrop,
     Compose,
@@ -30,6 +44,7 @@ from vitrail.data.images.geometry import (
     Squash,
     ToSize,
 )
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.data.settings import GREY, Augment, Preprocess
 from vitrail.errors import UsageError
 from vitrail.words import shown
@@ -114,6 +129,12 @@ def eval_transform(preprocess: Preprocess) -> Op:
     return whole if preprocess.bands is None else Compose((whole,), pixels)
 
 
+def tile_transform(preprocess: Preprocess) -> Op:
+    """Return the transform of tiles; its result has exactly the size `preprocess.image_size`."""
+    squash = Squash(preprocess.image_size, preprocess.interpolation)
+    return Compose((squash,), pixels_of(preprocess.bands))
+
+
 CROPPED = ("small", "squash-crop")
 """The ways to resize of which evaluation shows the middle."""
 
@@ -153,3 +174,90 @@ def covering(preprocess: Preprocess) -> Size:
     # a crop may be the quotient of two sides, such as 384 / 448, which floating-point numbers do not hold exactly
     height, width = (math.floor(side / preprocess.crop + 1e-6) for side in preprocess.image_size)
     return height, width
+
+
+ViewKind = Literal["flip", "crops"]
+VIEWS: dict[ViewKind, int] = {"flip": 2, "crops": 10}
+"""Number of views of an image."""
+
+
+@dataclass(frozen=True)
+class Mirrored(Op):
+    """The result of `shown`, and below it its mirror image: uint8 [2 * height, width, 3]."""
+
+    shown: Op
+
+    @property
+    def pixels(self) -> Pixels:  # type: ignore[override]
+        """See Op."""
+        return self.shown.pixels
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        seen = self.shown(image, rng)
+        return np.concatenate([seen, seen[:, ::-1]])
+
+
+@dataclass(frozen=True)
+class TenCrops(Op):
+    """Four corners and the middle of the result of `resize`, and their mirror images: uint8 [10 * height, width, 3].
+
+    These are the ten patches of Krizhevsky et al. (2012, section 4.1).
+    """
+
+    resize: Op
+    size: Size
+    pixels: Pixels = EIGHT_BIT_RGB
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        seen, (height, width) = self.resize(image, rng), self.size
+        bottom, right = seen.shape[0] - height, seen.shape[1] - width
+        corners = ((0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2))
+        crops = [seen[top : top + height, left : left + width] for top, left in corners]
+        return np.concatenate([*crops, *(crop[:, ::-1] for crop in crops)])
+
+
+def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
+    """Return the transform that makes all views of an image. `shown` is that of one view.
+
+    Raises UsageError for crops if one view shows the whole image.
+    """
+    if kind == "flip":
+        return Mirrored(shown)
+    if preprocess.resize not in CROPPED or preprocess.crop == 1:
+        whole = {"squash": "images are resized to its size", "pad": "images are padded to its size"}
+        why = whole.get(preprocess.resize, "its crop is 1")
+        raise UsageError(
+            f"--tta crops cuts ten views out of the image, but this network sees the whole image ({why}). "
+            "Use --tta flip"
+        )
+    return TenCrops(larger(preprocess), preprocess.image_size, shown.pixels)
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """Image of Pillow's -> the network's input, float32 [3, height, width]: upright, RGB, resized, cropped, normalised.
+
+    The result for `PIL.Image.open(file)` is to the bit what `predict` computes from the file. It can be pickled, for
+    the workers of a DataLoader. A conversion before it (`image.convert("RGB")`, which torchvision's ImageFolder does
+    unless it gets `loader=PIL.Image.open`) is Pillow's own, which differs for CMYK, 16 bits and transparency.
+
+    Raises DecodeError for a damaged image, and UsageError for anything that is not an image of Pillow's.
+    """
+
+    preprocess: Preprocess
+    normalise: Callable[[Tensor], Tensor]
+    """uint8 [3, height, width] -> float32."""
+
+    @cached_property
+    def _prepare(self) -> Op:
+        return eval_transform(self.preprocess)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """See the class."""
+        if not isinstance(image, Image.Image):
+            kind = type(image).__name__
+            raise UsageError(f"expected an image of Pillow's, not {kind}: open a file with PIL.Image.open(file)")
+        pixels = self._prepare(pillow_pixels(image), np.random.default_rng(0))  # nothing is random in evaluation
+        return self.normalise(torch.from_numpy(pixels).permute(2, 0, 1)).contiguous()

@@ -1,135 +1,167 @@
-"""Convert a picture that Pillow has loaded, of any mode, to RGB: in bands of rows, so that little memory is needed."""
+"""How a network wants its pixels: as 8-bit RGB, or as the normalised bands of other images.
+
+A transform (`vitrail.data.images.geometry.Op`) knows its pixels, so that whoever has the transform reads stored images
+as the network was trained to see them.
+
+`picture` makes a picture of any stored image, for people and for comparisons of images; no network reads it.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms, PngImagePlugin, TiffImagePlugin
 
+from vitrail.data.images.decode import DICOM, MAX_PIXELS, decode, format_of
+from vitrail.data.images.stored import ARCHIVE, ARRAY, read, stored
+from vitrail.data.images.work import within_memory
+from vitrail.data.settings import Bands
 from vitrail.errors import DecodeError
 
-BACKGROUND = (255, 255, 255)
-"""Background colour of transparent pixels."""
-BAND = 1 << 22
-"""Number of pixels that are converted at a time."""
-
-BITS_PER_SAMPLE, SAMPLE_FORMAT = 258, 339  # TIFF tags
-SIGNED = 2  # a SAMPLE_FORMAT
+DEVIATIONS = 2
+"""Number of standard deviations from the mean of a band to black and to white in pictures, as in GIS programs."""
 
 
-def stored_bits(image: Image.Image) -> int:
-    """Return the bits of a sample of a PNG's in its file, for its transparent colour; 8 for anything else.
+class Pixels(ABC):
+    """The network's input of one kind of images. `read` raises DecodeError for an image that is not of this kind."""
 
-    Once the image is loaded, only 16 bits can be told, by a colour beyond 255.
+    channels: int
+    dtype: type[np.generic]
+
+    @abstractmethod
+    def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """Return a stored image as [H, W, channels], not yet normalised. `read` of any part of it is this part's."""
+
+    @abstractmethod
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """Return a stored image as [H, W, channels] of `dtype`."""
+
+    @abstractmethod
+    def shown(self, image: np.ndarray) -> np.ndarray:
+        """Return what `read` returned, or a transform of it, as a picture, uint8 [H, W, 3]."""
+
+
+class RGB(Pixels):
+    """RGB with 8 bits, which the network normalises itself."""
+
+    channels = 3
+    dtype = np.uint8
+
+    def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels."""
+        return decode(stored, max_pixels=max_pixels) if isinstance(stored, bytes) else stored
+
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels."""
+        return self.values(stored, max_pixels)
+
+    def shown(self, image: np.ndarray) -> np.ndarray:
+        """See Pixels."""
+        return image
+
+
+@dataclass(frozen=True)
+class Banded(Pixels):
+    """Bands as float32, normalised by the statistics of the training images: (value - mean) / std."""
+
+    bands: Bands
+    dtype = np.float32
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """Number of bands."""
+        return self.bands.channels
+
+    @cached_property
+    def _mean(self) -> Any:
+        return np.array(self.bands.mean, np.float32)
+
+    @cached_property
+    def _scale(self) -> Any:
+        return np.array([1 / deviation for deviation in self.bands.std], np.float32)
+
+    def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels."""
+        return read(stored, self.channels, self.bands.bits, max_pixels)
+
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels. An image with NaN or infinity has the reason "not-finite"."""
+        values = self.values(stored, max_pixels)
+        image = np.subtract(values, self._mean, dtype=np.float32, order="C", casting="same_kind")
+        image *= self._scale
+        if self.bands.bits == "32f":
+            check_finite(image)
+        return image
+
+    def shown(self, image: np.ndarray) -> np.ndarray:
+        """See Pixels. Black and white are `DEVIATIONS` from the mean, or the ends of the training images' values."""
+        chosen = [band - 1 for band in self.bands.display]
+        mean, std, low, high = (np.array(values, np.float32)[chosen] for values in self._statistics)
+        black, white = (low - mean) / std, (high - mean) / std
+        black, white = np.maximum(black, -DEVIATIONS), np.minimum(white, DEVIATIONS)
+        share = (image[..., chosen] - black) / np.maximum(white - black, 1e-6)
+        picture = np.rint(255 * share.clip(0, 1)).astype(np.uint8)
+        return np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:-1], 3)))
+
+    @property
+    def _statistics(self) -> tuple[tuple[float, ...], ...]:
+        return self.bands.mean, self.bands.std, self.bands.low, self.bands.high
+
+
+EIGHT_BIT_RGB = RGB()
+"""The usual pixels."""
+
+
+def pixels_of(bands: Bands | None) -> Pixels:
+    """Return the pixels of `Preprocess.bands`."""
+    return EIGHT_BIT_RGB if bands is None else Banded(bands)
+
+
+def check_finite(image: np.ndarray) -> None:
+    """Raise DecodeError, naming the bands, if an image [H, W, bands] has values that are not finite."""
+    finite = np.isfinite(image).all(axis=(0, 1))
+    if not finite.all():
+        bands = ", ".join(str(1 + band) for band in np.flatnonzero(~finite).tolist())
+        message = f"NaN or infinity in band {bands}. Replace these values, for example by the mean of the band"
+        raise DecodeError(message, reason="not-finite")
+
+
+ENDS = (2, 98)
+"""Percentiles of an image's own values that become black and white, as in GIS programs."""
+
+
+@within_memory()
+def picture(image: bytes | np.ndarray, *, short_side: int | None = None) -> np.ndarray:
+    """Return a stored image as a picture, uint8 [H, W, 3]. Raises DecodeError.
+
+    An image file is decoded as `vitrail.data.images.decode.decode` does. Of one that holds bands the first three are
+    red, green and blue, or the first one is grey, stretched between the `ENDS` of its values.
     """
-    if not isinstance(image, PngImagePlugin.PngImageFile) or image.mode == "1":
-        return 8
-    if image.tile and (match := re.search(r";(\d+)", str(image.tile[0].args))):
-        return int(match[1])
-    key = image.info.get("transparency", 0)  # bytes for a palette, whose colours have 8 bits
-    return 16 if not isinstance(key, bytes) and np.max(key) > 255 else 8
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        return image
+    if isinstance(image, bytes):
+        try:
+            return decode(image, short_side=short_side)
+        except DecodeError:
+            if not _holds_bands(image):
+                raise
+    found = stored(image)
+    bands = found.size()[2]
+    assert found.bits is not None
+    values = read(image, bands, found.bits)[..., : 3 if bands >= 3 else 1].astype(np.float32)
+    check_finite(values)
+    black, white = np.percentile(values, ENDS, axis=(0, 1))
+    stretched = np.rint(255 * ((values - black) / np.maximum(white - black, 1e-6)).clip(0, 1)).astype(np.uint8)
+    return np.ascontiguousarray(np.broadcast_to(stretched, (*stretched.shape[:2], 3)))
 
 
-def tiff_tags(image: Image.Image) -> dict[int, Any]:
-    """Return the tags of a TIFF; none for another format."""
-    return dict(image.tag_v2) if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
-
-
-def to_rgb(image: Image.Image, bits: int) -> np.ndarray:
-    """Return a loaded picture as uint8 [H, W, 3]; `bits` are its `stored_bits`.
-
-    Raises DecodeError for unusual float values.
-    """
-    convert = _conversion(image, bits)
-    rgb = np.empty((image.height, image.width, 3), dtype=np.uint8)
-    top = 0
-    for band in _bands(image):
-        rgb[top : top + band.height] = convert(band)
-        top += band.height
-    return rgb
-
-
-def _bands(image: Image.Image) -> Iterator[Image.Image]:
-    """Yield the picture from top to bottom in bands of rows."""
-    rows = max(BAND // image.width, 1)
-    if image.height <= rows:
-        yield image
-        return
-    for top in range(0, image.height, rows):
-        yield rows_of(image, top, min(top + rows, image.height))
-
-
-def rows_of(image: Image.Image, top: int, bottom: int) -> Image.Image:
-    """Return some rows of a picture. Pillow's `crop` would compare it with its process-wide limit of pixels."""
-    box = (0, top, image.width, bottom)
-    return image.resize((image.width, bottom - top), Image.Resampling.NEAREST, box=box)
-
-
-def _conversion(image: Image.Image, bits: int) -> Callable[[Image.Image], np.ndarray]:
-    """Return the function that converts a band of this picture to uint8 [rows, W, 3] or [rows, W, 1]."""
-    mode = image.mode
-    if mode == "F":
-        scale = _float_scale(image)
-        return lambda band: np.rint(np.asarray(band) * (255 / scale)).astype(np.uint8)[..., None]
-    if mode.startswith("I"):
-        return _deep_conversion(image)
-    if mode == "LAB":
-        transform = ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), "LAB", "RGB")
-        return lambda band: np.asarray(ImageCms.applyTransform(band, transform))
-    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or (mode == "P" and "transparency" in image.info):
-        return _on_background
-    # a transparent colour is removed before Pillow's conversion, which ignores its number of bits
-    key = image.info.pop("transparency", None)
-    if key is None:
-        return lambda band: np.asarray(band.convert("RGB"))
-    levels = np.asarray(key) >> 8 if bits == 16 else np.asarray(key) * 255 // ((1 << bits) - 1)
-
-    def without_key(band: Image.Image) -> np.ndarray:
-        rgb = np.array(band.convert("RGB"))
-        rgb[(rgb == levels).all(-1)] = BACKGROUND
-        return rgb
-
-    return without_key
-
-
-def _on_background(band: Image.Image) -> np.ndarray:
-    """Return a band with transparency, drawn on the background."""
-    opaque = Image.new("RGB", band.size, BACKGROUND)
-    picture = (band.convert("LA") if band.mode == "La" else band).convert("RGBA")
-    opaque.paste(picture, mask=picture)
-    return np.asarray(opaque)
-
-
-def _deep_conversion(image: Image.Image) -> Callable[[Image.Image], np.ndarray]:
-    """Return the function for one channel of integers: the upper 8 bits of the range that the file declares."""
-    tags = tiff_tags(image)
-    bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
-    signed = tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED  # half of the range is below black
-    key = image.info.get("transparency")
-
-    def upper_bits(band: Image.Image) -> np.ndarray:
-        values = np.asarray(band)
-        if signed:
-            values = np.maximum(values, 0)
-        elif values.dtype == np.int32:  # Pillow has no unsigned 32-bit mode, but the bits are right
-            values = values.view(np.uint32)
-        gray = (values >> max(bits - signed - 8, 0)).astype(np.uint8)
-        if isinstance(key, int):
-            gray[values == key] = BACKGROUND[0]
-        return gray[..., None]
-
-    return upper_bits
-
-
-def _float_scale(image: Image.Image) -> int:
-    """Return the white of float values. Raises DecodeError for values that are in none of the usual ranges."""
-    ends = [(float(values.min()), float(values.max())) for values in map(np.asarray, _bands(image))]
-    low, high = np.min([low for low, _ in ends]), np.max([high for _, high in ends])
-    scale = next((scale for scale in (1, 255, 65535) if high <= scale), None)
-    if scale is None or not low >= 0:  # also false for NaN
-        message = f"float values from {low:g} to {high:g} are not a picture. Valid ranges are 0..1, 0..255, 0..65535"
-        raise DecodeError(message, reason="unsupported")
-    return scale
+def _holds_bands(data: bytes) -> bool:
+    """Return whether an image file that is no picture holds bands: an array, DICOM, or a TIFF of more than four."""
+    format = format_of(data).name
+    try:
+        return format in (ARRAY, ARCHIVE, DICOM) or (format == "TIFF" and stored(data).size()[2] > 4)
+    except DecodeError:
+        return False

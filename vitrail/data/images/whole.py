@@ -26,7 +26,7 @@ def choose_resize(sizes: Sequence[Size]) -> tuple[ImageResize, str]:
     return "small", "images differ in size"
 
 
-def chosen(image_size: Size, sizes: Sequence[Size], decisions: dict[str, str]) -> Preprocess:
+def choose_preprocess(image_size: Size, sizes: Sequence[Size], decisions: dict[str, str]) -> Preprocess:
     """Return how images are prepared in evaluation (`choose_resize`)."""
     target, (mode, reason) = f"{image_size[0]} x {image_size[1]} px", choose_resize(sizes)
     preprocess = Preprocess(image_size, resize=mode)
@@ -78,7 +78,7 @@ def stretched(size: Size, preprocess: Preprocess) -> float:
     return max(factor, 1 / factor)
 
 
-def shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str]:
+def parts_shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str]:
     """Return what each way of resizing shows of images of these sizes, in words, and a warning; "" for none.
 
     Both are "" if `preprocess` shows the whole image as it is, or if no size is known.

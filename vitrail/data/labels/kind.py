@@ -1,13 +1,20 @@
-"""Whether images have one label each, sets of labels or numbers: asked for or decided from the data, and reported."""
+"""Whether images have one label each, sets of labels or numbers: asked for or decided from the data, and reported.
+
+Class names that a reader takes for one name cause a warning: equal but for case, spaces, the form of letters, or as
+numbers.
+"""
 
 from __future__ import annotations
 
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from vitrail.data.item import DataSet, Listed
+from vitrail.data.item import DataSet, IndexedSource
 from vitrail.data.labels.numbers import Numbers, numbers_in, target_names
 from vitrail.data.labels.sets import UNKNOWN, Labels, LabelSets, as_one, as_sets, class_counts
 from vitrail.data.settings import Columns
@@ -44,7 +51,7 @@ def of_one_kind(found: DataSet, columns: Columns) -> DataSet:
     return _changed(found, lambda source: as_one(source.labels))
 
 
-def _not_one(split: str, source: Listed) -> str:
+def _not_one(split: str, source: IndexedSource) -> str:
     assert isinstance(source.labels, LabelSets)
     counts = source.labels.counts
     index = int(np.flatnonzero((counts != 1) & source.labels.known)[0])
@@ -53,7 +60,7 @@ def _not_one(split: str, source: Listed) -> str:
 
 
 def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
-    splits: dict[str, Listed] = {}
+    splits: dict[str, IndexedSource] = {}
     read = {
         name: _read(source, name, columns)
         for name, source in found.splits.items()
@@ -76,7 +83,7 @@ def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
     return DataSet(splits, found.findings)
 
 
-def _read(source: Listed, split: str, columns: Columns) -> np.ndarray:
+def _read(source: IndexedSource, split: str, columns: Columns) -> np.ndarray:
     """Return the numbers that the names of classes are, float64 [N, targets]; [N, 0] if no label is known.
 
     Raises DataError, which names an image, for another name.
@@ -122,7 +129,7 @@ def _changed(found: DataSet, labels_of: Any) -> DataSet:
     )
 
 
-def _relabelled(source: Listed, labels: Labels) -> Listed:
+def _relabelled(source: IndexedSource, labels: Labels) -> IndexedSource:
     if labels is source.labels:
         return source
     changed: Any = copy(source)  # shares everything but the labels, which are an attribute of every reader
@@ -133,3 +140,39 @@ def _relabelled(source: Listed, labels: Labels) -> Listed:
 def without_labels(labels: Labels, classes: int) -> bool:
     """Return whether no image has a label, so that nothing can be learned from these labels or measured on them."""
     return isinstance(labels, LabelSets) and bool(labels.known.any()) and not class_counts(labels, classes).any()
+
+
+_SHOWN = 3
+"""Number of groups of names in a warning."""
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Return the groups of two or more names that are alike, each sorted, in the order of their first names."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(names)):
+        groups[_plain(name)].append(name)
+    return sorted(group for group in groups.values() if len(group) > 1)
+
+
+def alike_classes(sources: Iterable[IndexedSource]) -> Iterator[str]:
+    """Yield a warning if the classes of these splits have names that are alike. Targets of numbers are no classes."""
+    names = {name for source in sources if not isinstance(source.labels, Numbers) for name in source.class_names}
+    if groups := alike(names):
+        shown = "; ".join(", ".join(map(repr, group)) for group in groups[:_SHOWN])
+        more = f"; and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
+        yield (
+            "names of different classes are equal but for case, spaces, letters or the way a number is written: "
+            f"{shown}{more}. If they are one class, give them one name"
+        )
+
+
+def _plain(name: str) -> str:
+    """Return a name without what a reader overlooks: 7 for "007" and "7.0", cat for "Cat ", one form of each letter."""
+    text = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    try:
+        number = float(text)
+    except ValueError:
+        return unicodedata.normalize("NFKC", text)
+    # a long number is an identifier: as a float it would equal its neighbours
+    digits = text.lstrip("+-0").replace(".", "")
+    return repr(number + 0.0) if abs(number) < 2**53 and len(digits) <= 15 else text

@@ -101,10 +101,6 @@ class LabelSets:
         marks[~self.known] = UNKNOWN
         return marks
 
-    def translated(self, table: np.ndarray, width: int) -> LabelSets:
-        """Return the labels with class c renamed to `table[c]`, int64 [classes], as one of `width` classes."""
-        return LabelSets.of_pairs(self.rows, table[self.classes], len(self), width, self.known)
-
 
 Labels = np.ndarray | LabelSets | Numbers
 """int64 [N], or a set for each image, or numbers."""
@@ -199,13 +195,13 @@ def class_counts(labels: Labels, classes: int) -> np.ndarray:
 def translated(labels: Labels, table: np.ndarray, width: int) -> Labels:
     """Return the labels with class c renamed to `table[c]`, int64 [classes], as one of `width` classes."""
     if isinstance(labels, LabelSets):
-        return labels.translated(table, width)
+        return LabelSets.of_pairs(labels.rows, table[labels.classes], len(labels), width, labels.known)
     if isinstance(labels, Numbers):
         return Numbers(labels.values[:, np.argsort(table)])
     return np.append(table, UNKNOWN)[labels]  # UNKNOWN = -1 picks the last entry
 
 
-def joined(parts: Sequence[Labels]) -> Labels:
+def concatenated(parts: Sequence[Labels]) -> Labels:
     """Return the labels of several sources in sequence; sets if those of any source are sets."""
     if numbers := [part.values for part in parts if isinstance(part, Numbers)]:
         return Numbers(np.concatenate(numbers))

@@ -15,19 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.geometry import Op
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import Item, Listed, Source, is_distant
+from vitrail.data.item import IndexedSource, Item, Source, is_remote
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
-from vitrail.data.loading.order import EpochOrder, Permutation, stream
+from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling, stream
 from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
-from vitrail.data.loading.sampler import ClassSampler, Sampling
 from vitrail.errors import DataError, DecodeError, UsageError, VitrailError
 
 FetchedImages = dict[int, bytes | np.ndarray | DecodeError]
-"""Index -> the image that a distant source returned for it, or the error."""
+"""Index -> the image that a remote source returned for it, or the error."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Slots:
     index: np.ndarray
     """int64 [B]: index of the image in the source; -1 for an empty slot."""
     fetched: Future[FetchedImages] | None = None
-    """Images requested ahead of time from a distant source."""
+    """Images requested ahead of time from a remote source."""
 
     def batch(self) -> Batch:
         """Return the filled batch as tensors, without a copy unless a slot is empty."""
@@ -93,9 +92,9 @@ ATTEMPTS = 100
 """Number of consecutive unreadable images, in training order, after which loading fails."""
 _BATCHES_AHEAD = 3
 _ON_THE_WAY = 512
-"""Number of images requested ahead from a distant source: 10,000 images/s at 50 ms per round trip."""
+"""Number of images requested ahead from a remote source: 10,000 images/s at 50 ms per round trip."""
 _ASKING = 4
-"""Number of batches requested from a distant source at the same time, each in one request."""
+"""Number of batches requested from a remote source at the same time, each in one request."""
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -106,7 +105,7 @@ def check_batch_size(batch_size: int) -> None:
 
 def _labels(source: Source) -> np.ndarray:
     """Return the labels of all images. Raises UsageError if they are known only once an image is read."""
-    if not isinstance(source, Listed):
+    if not isinstance(source, IndexedSource):
         raise UsageError("data.sampler needs the labels of all images, and this source does not list them")
     return one_label(source.labels, "data.sampler")
 
@@ -122,8 +121,8 @@ class Loader:
     An image that cannot be decoded is listed in `bad`. Training shows the next image of the order instead; evaluation
     leaves the image out. With `cache` decoded images stay in memory, which is for data sets of small images. `together`
     is the number of neighbours shown in one batch (see `EpochOrder`). `sampler` says how often each class is shown in
-    training (`vitrail.data.loading.sampler`); other than uniform it needs a `Listed` source. The next batches of a
-    distant source (`vitrail.data.item.Distant`) are requested while earlier ones are decoded.
+    training (`vitrail.data.loading.order`); other than uniform it needs an `IndexedSource`. The next batches of a
+    remote source (`vitrail.data.item.RemoteSource`) are requested while earlier ones are decoded.
 
     Raises UsageError unless batch_size >= 1 and workers >= 0, and DataError for an empty source. `epoch` raises
     DataError, which names the image, when a read in a thread takes longer than `timeout` seconds (None:
@@ -186,7 +185,7 @@ class Loader:
         # twice as many parts as threads: they finish a batch at about the same time
         self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
         self._pool = ThreadPool(workers) if workers else None
-        self._asking = ThreadPool(_ASKING) if is_distant(source) else None
+        self._asking = ThreadPool(_ASKING) if is_remote(source) else None
         labels = getattr(source, "labels", None)
         self._labels = labels
         self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
@@ -240,7 +239,7 @@ class Loader:
                 pool.close()
 
     def _asked(self, batches: Iterator[list[BatchPart]]) -> Iterator[list[BatchPart]]:
-        """Ask a distant source for every batch some batches before it is yielded."""
+        """Ask a remote source for every batch some batches before it is yielded."""
         if self._asking is None:
             yield from batches
             return
@@ -249,8 +248,8 @@ class Loader:
             yield parts
 
     def _ask(self, parts: list[BatchPart]) -> FetchedImages:
-        """Request the images of a batch that are not in memory from a distant source."""
-        assert is_distant(self.source)
+        """Request the images of a batch that are not in memory from a remote source."""
+        assert is_remote(self.source)
         images = {self._order.image(part.permutation, place)[0] for part in parts for place in part.positions.tolist()}
         cached = self._cache or {}
         wanted = sorted(index for index in images if index not in cached)
@@ -305,7 +304,7 @@ class Loader:
         The image is transformed, or decoded if images are transformed together.
         """
         for slot, position in enumerate(part.positions.tolist(), start=part.begin):
-            found = self._find(part, position)
+            found = self._readable(part, position)
             if found is None:
                 continue
             image, label, index, random = found
@@ -316,7 +315,7 @@ class Loader:
                 part.slots.labels[slot] = label
             yield slot, image, index, random
 
-    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, np.random.Generator] | None:
+    def _readable(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, np.random.Generator] | None:
         """Return (image, label, index, random numbers) for a position; None for an unreadable image in evaluation."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
             index, copy = self._order.image(part.permutation, position, attempt)
@@ -361,7 +360,7 @@ class Loader:
     def _item(self, index: int, fetched: Future[FetchedImages] | None) -> Item:
         """Return an image as it is stored, from the fetched images or else from the source."""
         image = None if fetched is None else fetched.result().get(index)
-        if image is None or not is_distant(self.source):
+        if image is None or not is_remote(self.source):
             return self.source[index]
         if isinstance(image, DecodeError):
             raise image
@@ -384,7 +383,7 @@ class Loader:
         return result
 
     def _name(self, index: int) -> str:
-        return self.source.id(index) if isinstance(self.source, Listed) else f"[{index}]"
+        return self.source.id(index) if isinstance(self.source, IndexedSource) else f"[{index}]"
 
     def _hung(self, part: BatchPart) -> Exception | None:
         """Return the error for a part that is late; None if it has begun another read since the last timeout."""

@@ -22,21 +22,19 @@ from typing import Any, BinaryIO
 import numpy as np
 import simplejpeg
 
-from vitrail.data.arrow_package import pa
-from vitrail.data.bands.choose import kept, layouts
-from vitrail.data.bands.pixels import check_finite
-from vitrail.data.bands.stored import read
-from vitrail.data.cache import read_arrow, refuse_within, write_arrow
+from vitrail.data.cache import pa, read_arrow, refuse_within, write_arrow
 from vitrail.data.check import OnProgress
+from vitrail.data.images.bands import bands_to_keep, layouts
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import resize
-from vitrail.data.item import Listed, Rejected, View
+from vitrail.data.images.pixels import check_finite
+from vitrail.data.images.stored import read
+from vitrail.data.item import IndexedSource, Rejected, Subset
 from vitrail.data.labels.sets import label_at, stored_texts
-from vitrail.data.loading.lost import LostImages
 from vitrail.data.loading.order import ORDER, stream
-from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.loading.prefetch import LostImages, each_image, threads
 from vitrail.data.settings import Bits, Data
-from vitrail.data.sources.open import find_and_warn
+from vitrail.data.sources.open import open_and_warn
 from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
@@ -76,14 +74,14 @@ def pack_data(data: Data | str, folder: str | Path, *, outside: bool = False, **
     data = data if isinstance(data, Data) else Data(path=data)
     target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
-    found = find_and_warn(data)
+    found = open_and_warn(data)
     if found.findings.outside and not outside:
         raise DataError(
             f"{found.findings.outside:,} images lie outside {data.path}, the first {found.findings.first_outside}, and "
             "packing copies them. Remove the links or rows, or copy them knowingly with --outside"
         )
     first = next(iter(found.splits.values()))
-    bands = kept(data, layouts(first, data.channels))
+    bands = bands_to_keep(data, layouts(first, data.channels))
     for name in found.splits:  # all of them before the first is written
         _check_place(target / name)
     if "" not in found.splits:
@@ -92,7 +90,7 @@ def pack_data(data: Data | str, folder: str | Path, *, outside: bool = False, **
 
 
 def pack(
-    source: Listed,
+    source: IndexedSource,
     folder: str | Path,
     *,
     bands: tuple[int, Bits] | None = None,
@@ -131,7 +129,7 @@ def pack(
         settings["bands"] = list(bands)
     if shuffle:
         settings["shuffle"] = True
-        source = View(source, stream(0, 0, 0, ORDER).permutation(len(source)))
+        source = Subset(source, stream(0, 0, 0, ORDER).permutation(len(source)))
     with locked_folder(folder, DataError):
         if not (folder / INDEX).is_file():
             records = _resume(folder, settings)
@@ -147,7 +145,9 @@ def pack(
         return _finished(folder, settings)
 
 
-def _reported(images: Iterator[EncodedImage], source: Listed, progress: OnProgress | None) -> Iterator[EncodedImage]:
+def _reported(
+    images: Iterator[EncodedImage], source: IndexedSource, progress: OnProgress | None
+) -> Iterator[EncodedImage]:
     lost = LostImages(len(source))
     for index, encoded in images:
         lost.see(source.id(index), encoded.reason if isinstance(encoded, DecodeError) else None)
@@ -156,7 +156,7 @@ def _reported(images: Iterator[EncodedImage], source: Listed, progress: OnProgre
         yield index, encoded
 
 
-def _encode(short_side: int, quality: int | None, source: Listed, index: int) -> tuple[str, bytes] | DecodeError:
+def _encode(short_side: int, quality: int | None, source: IndexedSource, index: int) -> tuple[str, bytes] | DecodeError:
     """Return (suffix, bytes) of one image, or the error from reading it."""
     try:
         data = source[index].image
@@ -173,7 +173,9 @@ def _encode(short_side: int, quality: int | None, source: Listed, index: int) ->
     return "jpg", simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420")
 
 
-def _kept(short_side: int, bands: tuple[int, Bits], source: Listed, index: int) -> tuple[str, bytes] | DecodeError:
+def _kept(
+    short_side: int, bands: tuple[int, Bits], source: IndexedSource, index: int
+) -> tuple[str, bytes] | DecodeError:
     """Return (suffix, bytes) of one image of other bands, in its own type, or the error from reading it."""
     try:
         values = read(source[index].image, *bands)
@@ -205,7 +207,7 @@ def _array(image: np.ndarray) -> bytes:
 
 
 def _write_shard(
-    folder: Path, number: int, images: Iterator[EncodedImage], source: Listed, settings: dict[str, Any]
+    folder: Path, number: int, images: Iterator[EncodedImage], source: IndexedSource, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Write one shard and its part of the index from the next images, and return the record of the part.
 
@@ -299,7 +301,7 @@ def _same(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
         raise DataError(f"{folder} contains shards of another pack ({', '.join(different)}). Choose a new folder")
 
 
-def _write_index(folder: Path, records: list[dict[str, Any]], source: Listed, settings: dict[str, Any]) -> None:
+def _write_index(folder: Path, records: list[dict[str, Any]], source: IndexedSource, settings: dict[str, Any]) -> None:
     manifest = {
         "settings": settings,
         "class_names": [as_text(name) for name in source.class_names],

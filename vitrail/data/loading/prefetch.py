@@ -3,6 +3,8 @@
 Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read cannot
 keep the process alive. That is why `concurrent.futures.ThreadPoolExecutor` is not used: it waits for its threads at
 exit.
+
+`LostImages` notices that the disk stops giving images, because their folder is removed, renamed or unmounted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from vitrail.data.item import Listed
+from vitrail.data.item import IndexedSource
 from vitrail.errors import DataError, UsageError
 
 T = TypeVar("T")
@@ -157,7 +159,7 @@ def stuck(name: str, timeout: float | None = None) -> DataError:
 
 
 def each_image(
-    pool: ThreadPool | None, function: Callable[[Listed, int], R], source: Listed, indices: Iterable[int]
+    pool: ThreadPool | None, function: Callable[[IndexedSource, int], R], source: IndexedSource, indices: Iterable[int]
 ) -> Generator[R]:
     """Yield `function(source, index)` for each index, in order, with some calls ahead in the pool.
 
@@ -165,3 +167,30 @@ def each_image(
     """
     ahead = 1 if pool is None else 8 * pool.size
     return ordered(pool, partial(function, source), indices, ahead=ahead, hung=lambda index: stuck(source.id(index)))
+
+
+MOST_LOST = 100
+"""Number of consecutive images that the disk may refuse."""
+
+
+class LostImages:
+    """Counts consecutive images that cannot be read from the disk, so that no result records them as damaged.
+
+    Images that are read but cannot be decoded do not count.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._most = min(MOST_LOST, count)
+        self._consecutive = 0
+
+    def see(self, image: str, reason: str | None) -> None:
+        """Count an image, with the reason of its `DecodeError` or None.
+
+        Raises DataError after `MOST_LOST` such images in sequence, or if none of fewer images can be read.
+        """
+        self._consecutive = self._consecutive + 1 if reason == "unreadable" else 0
+        if self._consecutive == self._most:
+            raise DataError(
+                f"{self._most} consecutive images cannot be read from the disk; the last is {image}. Check that the "
+                "folder is still there and may be read, then run the same command again"
+            )

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.bands.stored import DEPTHS, bands_first
-from vitrail.data.item import DataSet, Findings, Item, Listed, View
+from vitrail.data.images.stored import DEPTHS, bands_first
+from vitrail.data.item import DataSet, Findings, IndexedSource, Reader, Subset
 from vitrail.data.labels.numbers import Numbers, target_names
-from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
+from vitrail.data.labels.sets import Labels, LabelSets, Named, named, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Columns
 from vitrail.data.split import hold_out
@@ -33,27 +33,23 @@ _PAIRS = {
 }
 
 
-class ArraySource:
+class ArraySource(Reader):
     """Images that are rows of one array [N, H, W, bands]; uint8 [N, H, W] is grey, copied to three channels."""
 
     def __init__(self, name: str, images: np.ndarray, labels: Labels, class_names: list[str]) -> None:
+        super().__init__(labels, np.full(len(images), images[:1].nbytes, dtype=np.int64), class_names)
         self._name = name
         self._images = images
-        self.labels = labels
-        self.sizes = np.full(len(images), images[:1].nbytes, dtype=np.int64)
-        self.class_names = class_names
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
+    def image(self, index: int) -> np.ndarray:
+        """See `Reader.image`."""
         image = np.asarray(self._images[index])
         if image.ndim == 2 and image.dtype == np.uint8:
             image = np.repeat(image[:, :, None], 3, axis=2)
-        return Item(np.ascontiguousarray(image), label_at(self.labels, index), self.id(index))
+        return np.ascontiguousarray(image)
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the split and the row, counted from 0."""
+        """See `IndexedSource.id`: the split and the row, counted from 0."""
         return f"{self._name}[{index}]"
 
 
@@ -68,7 +64,7 @@ def read_digits() -> DataSet:
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     source = ArraySource("digits", images, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
     train, test = hold_out(source, 0.2, seed=0)
-    return DataSet({"train": View(source, train), "test": View(source, test)}, Findings("digits"))
+    return DataSet({"train": Subset(source, train), "test": Subset(source, test)}, Findings("digits"))
 
 
 def read_npz(path: Path, columns: Columns = _USUAL) -> DataSet:
@@ -102,7 +98,7 @@ def _sources(
     arrays: dict[str, np.ndarray],
     checks: dict[str, int],
     columns: Columns,
-) -> dict[str, Listed]:
+) -> dict[str, IndexedSource]:
     labelled = {name: arrays[name] for _, name in wanted.values()}
     if columns.per_image == "numbers" and all(array.dtype.kind in "iuf" for array in labelled.values()):
         read = _number_reader(path, labelled, columns)
@@ -114,7 +110,7 @@ def _sources(
                 )
                 raise DataError(f"{path}: labels are {array.dtype}; valid are integers and text{hint}")
         read = _label_reader(path, labelled)
-    sources: dict[str, Listed] = {}
+    sources: dict[str, IndexedSource] = {}
     for split, (x, y) in wanted.items():
         images, (labels, class_names) = _channels_last(path, x, arrays[x]), read(arrays[y])
         if len(images) != len(labels):
@@ -149,10 +145,7 @@ def _label_reader(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[np.
     wide = {name: array for name, array in arrays.items() if array.ndim > 2 or widths[name] > 1}
     if not wide:
         class_names = order_classes({str(value) for array in arrays.values() for value in np.unique(array)})
-        position = {name: index for index, name in enumerate(class_names)}
-        return lambda array: Named(
-            np.array([position[str(label)] for label in array.reshape(-1).tolist()], dtype=np.int64), class_names
-        )
+        return lambda array: named([str(label) for label in array.reshape(-1).tolist()], class_names)
     for name, array in arrays.items():
         if array.ndim != 2 or widths[name] != max(widths.values()) or not np.isin(array, (0, 1)).all():
             raise DataError(

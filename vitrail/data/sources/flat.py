@@ -9,11 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title, split_word
-from vitrail.data.labels.found_in.kinds import advice, labels_of
-from vitrail.data.labels.found_in.place import FoundLabel, Images
-from vitrail.data.selection import ALL, Selection
-from vitrail.data.settings import Columns
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, role_of, split_title, split_word
+from vitrail.data.labels.label_from import FoundLabel, Images, advice, labels_of
+from vitrail.data.settings import ALL, Columns, Selection
 from vitrail.data.sources.folder import (
     EXPECTED,
     FileSource,
@@ -64,12 +62,15 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
     if "" not in parts:
         note_others(root, list(parts.values()), findings)
     listed = {name: _listed(part, findings, columns.selection) for name, part in parts.items()}
-    images = Images(path, [below for name, part in parts.items() for below in _paths(path, part, listed[name])])
+    images = Images(path, [])
+    for name, part in parts.items():
+        prefix = "" if part == path else f"{part.relative_to(path).as_posix()}/"
+        images.paths.extend(prefix + below for below in listed[name].names())
     if not images.paths:
         raise DataError(no_images(path, columns.selection))
     assert columns.label_from is not None
     cells = labels_of(images, columns.label_from, columns, findings)
-    found: dict[str, Listed] = {}
+    found: dict[str, IndexedSource] = {}
     for name, source in listed.items():
         its, cells = cells[: len(source)], cells[len(source) :]
         if labelled := _labelled(name, source, its, labels, findings):
@@ -79,7 +80,7 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
 
 def _labelled(
     name: str, source: FileSource, cells: list[FoundLabel], labels: bool, findings: Findings
-) -> Listed | None:
+) -> IndexedSource | None:
     """Return a split with its labels, without the images that have none if `labels`; None if no image is left."""
     without = [source.id(number) for number, cell in enumerate(cells) if cell is None] if labels else []
     if len(without) == len(source):
@@ -98,12 +99,6 @@ def _labelled(
 def _listed(path: Path, findings: Findings, selection: Selection) -> FileSource:
     files = images_in(path, "", findings, kind_below(path, selection), selection)
     return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
-
-
-def _paths(path: Path, part: Path, source: FileSource) -> list[str]:
-    """Return the paths below `path` of the images of a folder within it."""
-    prefix = "" if part == path else f"{part.relative_to(path).as_posix()}/"
-    return [prefix + source.id(number) for number in range(len(source))]
 
 
 def _first_fork(path: Path) -> Path:
@@ -127,20 +122,16 @@ def _splits(path: Path) -> dict[str, Path]:
 
 def refuse_flat(path: Path) -> None:
     """Raise DataError, with advice on where the labels may be, for a folder of images without class folders."""
-    if problem := _flat(path):
-        raise DataError(f"{problem}. {label_advice(path)}.\nWithout this setting, {EXPECTED}")
-
-
-def _flat(path: Path) -> str | None:
-    """Return in words how a folder holds images but no class folders; None if it holds class folders or no images."""
     folders = [folder for folder in folders_in(path) if layout(folder) != "empty"]
     if not folders and has_image(path):
         count = len(_image_names(path))
-        return f"{path} holds {count:,} image{'s' * (count != 1)} and no class folder with images"
-    roles = [split_word(folder.name) for folder in folders]
-    if folders and all(roles) and any(map(_trains, roles)) and all(layout(one) == "images" for one in folders):
-        return f"{path}: {' and '.join(f'{folder.name}/' for folder in folders)} hold images but no class folders"
-    return None
+        problem = f"{path} holds {count:,} image{'s' * (count != 1)} and no class folder with images"
+    else:
+        words = [split_word(folder.name) for folder in folders]
+        if not all(words) or not any(map(_trains, words)) or any(layout(one) != "images" for one in folders):
+            return
+        problem = f"{path}: {' and '.join(f'{folder.name}/' for folder in folders)} hold images but no class folders"
+    raise DataError(f"{problem}. {label_advice(path)}.\nWithout this setting, {EXPECTED}")
 
 
 def _trains(word: str) -> bool:

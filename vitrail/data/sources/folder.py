@@ -1,8 +1,11 @@
-"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once; each is
-read when its image is needed.
+"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once; each is read when its image is
+needed.
 
 A name alone does not make a split: `train` is also a class of CIFAR-100. A folder is a split if its name contains a
-usual name of a split as a word (`training_set`), or if a setting names it, and if it holds class folders."""
+usual name of a split as a word (`training_set`), or if a setting names it, and if it holds class folders.
+
+One image in several class folders, through links, is an image with several labels.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,45 @@ import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import SYSTEM_FILE, UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
-from vitrail.data.labels.links import FEWEST, Links, links
-from vitrail.data.labels.sets import Labels, Named, label_at, named, order_classes
-from vitrail.data.selection import ALL, Selection
-from vitrail.data.settings import PerImage
+from vitrail.data.item import SYSTEM_FILE, DataSet, Findings, IndexedSource, Item, Reader, Subset, origin, role_of
+from vitrail.data.labels.sets import Labels, LabelSets, Named, named, order_classes
+from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 from vitrail.words import listing
+
+FEWEST = 0.01
+"""Share of the images that must lie in several class folders, so that images are taken to have several labels. A few
+links exist without that: programs that replace copies by links make them if an image is in two classes by mistake."""
+
+
+class Links(NamedTuple):
+    """The files of a class tree, each once."""
+
+    rows: np.ndarray
+    """int64 [N]: the first name of each file, ascending."""
+    labels: LabelSets
+    """The classes in whose folders it lies."""
+
+    @property
+    def several(self) -> int:
+        """Number of files that lie in the folders of several classes."""
+        return int(np.count_nonzero(self.labels.counts > 1))
+
+
+def _links(tree: _Tree) -> Links | None:
+    """Return each file once, with all its classes; None if no file lies in two folders of classes."""
+    files, labels, width = tree.files, tree.source.labels, len(tree.source.class_names)
+    assert isinstance(labels, np.ndarray)
+    if not len(files) or not files[:, 1].all() or len(np.unique(files[:, 1])) == len(files):
+        return None
+    _, first, group = np.unique(files, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(first), dtype=np.int64)
+    place[order] = np.arange(len(first))
+    found = Links(np.sort(first), LabelSets.of_pairs(place[group.reshape(-1)], labels, len(first), width))
+    return found if found.several else None
+
 
 MAX_BYTES = 2**30
 """Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
@@ -40,27 +74,22 @@ EXPECTED = """expected is one folder per class, in split folders or not:
     photos/dog/3.jpg           photos/val/cat/3.jpg"""
 
 
-class FileSource:
+class FileSource(Reader):
     """Images in separate files, named relative to `root`. The names take about 60 bytes per image (`packed_names`)."""
 
     def __init__(
         self, root: Path, names: np.ndarray, labels: Labels, sizes: np.ndarray, class_names: list[str]
     ) -> None:
+        super().__init__(labels, sizes, class_names)
         self._root = os.fsencode(root)
         self._names = names
-        self.labels = labels
-        self.sizes = sizes
-        self.class_names = class_names
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        name = _unpacked(self._names[index])
-        return Item(read_file(os.path.join(self._root, name)), label_at(self.labels, index), os.fsdecode(name))
+    def image(self, index: int) -> bytes:
+        """See `Reader.image`."""
+        return read_file(os.path.join(self._root, _unpacked(self._names[index])))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the path below the root."""
+        """See `IndexedSource.id`: the path below the root."""
         return os.fsdecode(_unpacked(self._names[index]))
 
     def path(self, index: int) -> Path:
@@ -96,8 +125,7 @@ def _unpacked(name: str) -> bytes:
 
 def file_source(root: Path, files: Sequence[tuple[str, int, int]], class_names: list[str]) -> FileSource:
     """Return the images `files`, each (name below `root`, label or UNKNOWN, size in bytes)."""
-    labels = np.array([label for _, label, _ in files], dtype=np.int64)
-    return _source(root, files, Named(labels, class_names))
+    return _source(root, files, Named(np.array([label for _, label, _ in files], dtype=np.int64), class_names))
 
 
 def named_file_source(
@@ -117,7 +145,7 @@ def _source(root: Path, files: Sequence[tuple[str, Any, int]], labelled: Named) 
     )
 
 
-def file_of(source: Listed, index: int) -> Path | None:
+def file_of(source: IndexedSource, index: int) -> Path | None:
     """Return the path of an image of any source; None if the image is not a separate file."""
     source, index = origin(source, index)
     return source.path(index) if isinstance(source, FileSource) else None
@@ -235,7 +263,7 @@ class _Tree(NamedTuple):
 
     source: FileSource
     files: np.ndarray
-    """int64 [N, 2]: device and number of the file behind each name."""
+    """int64 [N, 2]: device and number of the file behind each name; zeros where the system has no such numbers."""
 
 
 def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) -> _Tree:
@@ -272,7 +300,7 @@ def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage
 
     That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`links.FEWEST`).
     """
-    found = {name: _links_of(tree) for name, tree in trees.items()}
+    found = {name: _links(tree) for name, tree in trees.items()}
     several = sum(one.several for one in found.values() if one is not None)
     share = several / sum(len(tree.source) for tree in trees.values())
     use = per_image == "several" or (per_image == "auto" and share >= FEWEST)
@@ -286,11 +314,6 @@ def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage
         for name, tree in trees.items()
     }
     return DataSet(dict(sources), findings)
-
-
-def _links_of(tree: _Tree) -> Links | None:
-    assert isinstance(tree.source.labels, np.ndarray)
-    return links(tree.files, tree.source.labels, len(tree.source.class_names))
 
 
 def _split_folders(folders: list[Path], named: Collection[str] = ()) -> list[Path]:
@@ -446,21 +469,28 @@ def _file(entry: os.DirEntry[str], name: str, findings: Findings) -> _File | Non
     return None
 
 
-class Files:
-    """The files at `paths`, in this order; the id of each is its path. A `Listed` source without labels."""
+class Located(Subset):
+    """A split whose ids are paths below the data set: "train/a/1.png" for a/1.png of the folder train.
 
-    def __init__(self, paths: Iterable[str | Path]) -> None:
-        self._paths = [os.fspath(path) for path in paths]
-        self.class_names: list[str] = []
-        self.labels = np.full(len(self._paths), UNKNOWN, dtype=np.int64)
-        self.sizes = np.zeros(len(self._paths), dtype=np.int64)
+    path: The data set, as the user named it; of a table it is the folder of the table that ids are relative to. An
+    image that is not a file of its own has the id "<split>/<id in the split>".
+    """
 
-    def __len__(self) -> int:
-        return len(self._paths)
+    def __init__(self, source: IndexedSource, split: str, path: str | Path) -> None:
+        super().__init__(source)
+        place = Path(path).expanduser()
+        self._base = place if place.is_dir() else place.parent
+        self._prefix = f"{split}/" if split else ""
 
     def __getitem__(self, index: int) -> Item:
-        return Item(read_file(self._paths[index]), UNKNOWN, self._paths[index])
+        return super().__getitem__(index)._replace(id=self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
-        return self._paths[index]
+        """See `IndexedSource.id`."""
+        source, place = self.within(index)
+        file = file_of(source, place)
+        return f"{self._prefix}{source.id(place)}" if file is None else os.path.relpath(file, self._base)
+
+    def ids(self, indices: np.ndarray) -> list[str]:
+        """Return the ids of several images."""
+        return [self.id(int(index)) for index in indices]

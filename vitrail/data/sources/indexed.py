@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.images.decode import pixels_of
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed
-from vitrail.data.labels.sets import Labels, Named, label_at, named
+from vitrail.data.images.decode import pillow_pixels
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, Reader
+from vitrail.data.labels.sets import Named, named
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import DataError
 from vitrail.words import shown
@@ -39,40 +39,37 @@ def data_set(found: Any) -> DataSet:
     return DataSet({str(name): source_of(str(name), split) for name, split in splits.items()}, Findings("own"))
 
 
-def source_of(name: str, found: Any) -> Listed:
+def source_of(name: str, found: Any) -> IndexedSource:
     """Return one split as a source. Raises DataError if it has no length or no items by number."""
-    if isinstance(found, Listed):
+    if isinstance(found, IndexedSource):
         return found
     if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
         raise DataError(
             f"the split {name!r} is {shown(found)}; it must have a length and return (image, label) by number"
         )
-    return IndexedSource(name, found)
+    return TorchSource(name, found)
 
 
-class IndexedSource:
+class TorchSource(Reader):
     """One data set of torch's kind as a source (see the module)."""
 
     def __init__(self, name: str, items: Any) -> None:
         self._name, self._items = name, items
         names = getattr(items, "classes", None) or getattr(items, "class_names", None)
-        self.labels, self.class_names = _named(name, _labels(name, items), names)
-        self.sizes = np.zeros(len(self.labels), dtype=np.int64)
+        labels, class_names = _named(name, _labels(name, items), names)
+        super().__init__(labels, np.zeros(len(labels), dtype=np.int64), class_names)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
+    def image(self, index: int) -> bytes | np.ndarray:
+        """See `Reader.image`."""
         item = self._items[int(index)]
-        image = item[0] if isinstance(item, tuple | list) else item
-        return Item(_image(image, self.id(index)), label_at(self.labels, int(index)), self.id(index))
+        return _image(item[0] if isinstance(item, tuple | list) else item, self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: the split and the number, counted from 0."""
+        """See `IndexedSource.id`: the split and the number, counted from 0."""
         return f"{self._name}[{int(index)}]"
 
 
-class GivenImages:
+class GivenImages(Reader):
     """Images that a caller in Python holds: those of the module, and paths of files.
 
     labels: One for each image, as in the module (None: unknown). Whole numbers are those of `class_names`.
@@ -89,28 +86,24 @@ class GivenImages:
         class_names: Sequence[str] = (),
     ) -> None:
         self._images, self._bands = images, bands
-        self.class_names: list[str] = []
-        self.labels: Labels = np.full(len(images), UNKNOWN, dtype=np.int64)
+        known = Named(np.full(len(images), UNKNOWN, dtype=np.int64), [])
         if labels is not None:
             if len(labels) != len(images):
                 raise DataError(
                     f"there are {len(images)} images and {len(labels)} labels. Give one label for each image"
                 )
-            self.labels, self.class_names = _named("labels", list(labels), class_names or None)
-        self.sizes = np.zeros(len(images), dtype=np.int64)
+            known = _named("labels", list(labels), class_names or None)
+        super().__init__(known.labels, np.zeros(len(images), dtype=np.int64), known.class_names)
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Item:
-        image, name = self._images[index], self.id(index)
+    def image(self, index: int) -> bytes | np.ndarray:
+        """See `Reader.image`."""
+        image = self._images[index]
         if isinstance(image, str | Path):
-            return Item(read_file(image), label_at(self.labels, index), name)
-        as_it_is = self._bands and isinstance(image, np.ndarray)
-        return Item(image if as_it_is else _image(image, name), label_at(self.labels, index), name)
+            return read_file(image)
+        return image if self._bands and isinstance(image, np.ndarray) else _image(image, self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`."""
+        """See `IndexedSource.id`."""
         image = self._images[index]
         return str(image) if isinstance(image, str | Path) else f"images[{index}]"
 
@@ -226,7 +219,7 @@ def _image(image: Any, id: str) -> bytes | np.ndarray:
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
-        return pixels_of(image)
+        return pillow_pixels(image)
     pixels = image if isinstance(image, np.ndarray) else getattr(image, "numpy", lambda: None)()
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
         kind = f"{image.dtype} of shape {tuple(image.shape)}" if hasattr(image, "dtype") else shown(image)

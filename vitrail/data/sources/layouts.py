@@ -15,11 +15,11 @@ import numpy as np
 
 from vitrail.data.item import DataSet, origin, role_of
 from vitrail.data.labels.sets import class_counts
-from vitrail.data.mask_files import refuse_mask_folders
+from vitrail.data.masks import refuse_mask_folders
 from vitrail.data.settings import Columns
 from vitrail.data.sources import flat, folder, table
 from vitrail.data.sources.arrow import open_saved, read_parquet
-from vitrail.data.sources.index_lists import index_lists, read_index_lists
+from vitrail.data.sources.lists import index_lists, read_index_lists
 from vitrail.data.sources.shards import packed_folders, read_packed, read_shards
 from vitrail.data.sources.tfds import prepared_folders, read_tfds
 from vitrail.errors import DataError, UsageError
@@ -142,7 +142,11 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
         found.append(Layout("parquet", _named("parquet files", parquet, path), read))
     if tars := _files(path, ".tar"):
         found.append(Layout("shards", _named("tar shards", tars, path), partial(read_shards, path, tars)))
-    tables = [file for file in sorted(path.iterdir()) if _is_table(file)]
+    tables = [
+        file
+        for file in sorted(path.iterdir())
+        if file.suffix.lower() in table.TABLE_SUFFIXES and not folder.is_junk(file.name) and file.is_file()
+    ]
     if tables:
         read = partial(table.read_tables, path, tables, columns)
         found.append(Layout("csv", _named("tables", tables, path), read))
@@ -164,19 +168,14 @@ def _files(path: Path, suffix: str) -> list[Path]:
     )
 
 
-def _is_table(file: Path) -> bool:
-    return file.suffix.lower() in table.SUFFIXES and not folder.is_junk(file.name) and file.is_file()
-
-
 def _named(what: str, files: list[Path], path: Path) -> str:
     return f"{what} {listing([str(file.relative_to(path)) for file in files], 3, quoted=False)}"
 
 
 def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
-    plain = None if labels else flat.read_unlabelled(path, columns.selection)
     if labels:
         flat.refuse_flat(path)
-    if plain is not None:
+    elif (plain := flat.read_unlabelled(path, columns.selection)) is not None:
         return plain
     found = folder.read_folder(path, columns.per_image, columns.selection, columns.splits)
     refuse_mask_folders(path, found)
@@ -189,19 +188,14 @@ def _weight(layout: Layout, found: DataSet) -> tuple[bool, bool, int, bool]:
         (not name or role_of(name) == "train") and np.count_nonzero(class_counts(source.labels, 0)) > 1
         for name, source in found.splits.items()
     )
-    return trains, layout.kind == "lists", _count(found), layout.kind == "folder"
-
-
-def _count(found: DataSet) -> int:
-    return sum(map(len, found.splits.values()))
+    return trains, layout.kind == "lists", found.count, layout.kind == "folder"
 
 
 def _size(found: DataSet) -> str:
     """Return the numbers of images and classes of a data set in words."""
     classes = {name for source in found.splits.values() for name in source.class_names}
     of = f"of {len(classes):,} class{'es' * (len(classes) != 1)}" if classes else "without labels"
-    count = _count(found)
-    return f"{count:,} image{'s' * (count != 1)} {of}"
+    return f"{found.count:,} image{'s' * (found.count != 1)} {of}"
 
 
 def _names_all(chosen: DataSet, opened: list[tuple[Layout, DataSet]], failed: list[tuple[Layout, str]]) -> bool:
@@ -211,5 +205,4 @@ def _names_all(chosen: DataSet, opened: list[tuple[Layout, DataSet]], failed: li
         return False
     sources = [source for source in chosen.splits.values() if len(source)]
     in_files = all(isinstance(origin(source, 0)[0], folder.FileSource) for source in sources)
-    here = sum(_count(found) for _, found in opened if found is not chosen)
-    return in_files and _count(chosen) >= here
+    return in_files and chosen.count >= sum(found.count for _, found in opened if found is not chosen)

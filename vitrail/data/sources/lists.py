@@ -12,23 +12,29 @@ r"""A list of images: a CSV that assigns images of a data set to splits without 
 Whatever reads data reads such a list too. Ids and class names are those of the data set, also of classes that the
 list leaves out, so that the images drawn by id, and the network's outputs, are equal for all lists of one data set.
 Names that are not UTF-8 are written as `as_text` writes them; lists with their bytes are read, too.
+
+Index lists are the form in which copies of VTAB-1k are passed on, a text file per split: `train800.txt`, `val200.txt`,
+`train800val200.txt` and `test.txt` hold lines "images/test/0001.jpg 17"; the paths are below the folder of the lists.
+`train.txt`, `val.txt` and their kin are read too.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.item import DataSet, Findings, Joined, Listed, View, split_title
-from vitrail.data.labels.sets import class_counts, label_text
-from vitrail.data.selection import Selection
-from vitrail.data.sources.folder import file_of
+from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Subset, role_of, split_title
+from vitrail.data.labels.label_from import LabelRow, is_list, list_rows, read_texts
+from vitrail.data.labels.sets import class_counts, label_text, order_classes
+from vitrail.data.settings import Columns, Selection
+from vitrail.data.sources.folder import file_of, named_file_source
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
 from vitrail.files import regular_descriptor, replacing_text
@@ -50,12 +56,12 @@ def write_list(
     file: Path,
     data: str,
     found: DataSet,
-    splits: Mapping[str, Listed],
+    splits: Mapping[str, IndexedSource],
     *,
     label_from: str | None = None,
     raw: bool = False,
 ) -> None:
-    """Write `splits`, each taken from the splits of `found`, which is what `find(data)` returned with `label_from`.
+    """Write `splits`, each taken from the splits of `found`, the data set at `data` read with `label_from`.
 
     `raw` is SafeWriter's. Raises UsageError where the file cannot be written.
     """
@@ -69,7 +75,7 @@ def write_list(
             for number in range(len(images)):
                 source, index = images, number
                 while id(source) not in names:
-                    assert isinstance(source, View | Joined)
+                    assert isinstance(source, Subset | Concatenated)
                     source, index = source.within(index)
                 row = (file_of(source, index) or "", _class(source, index), split, source.id(index))
                 writer.writerow((*row, names[id(source)], data, *([label_from] if label_from else [])))
@@ -112,7 +118,7 @@ def read_list(file: Path, found: DataSet) -> DataSet:
     """
     findings = found.findings
     findings.kind = "list"
-    splits: dict[str, Listed] = {}
+    splits: dict[str, IndexedSource] = {}
     for name, wanted in _read(file).items():
         if wanted.origin not in found.splits:
             there = listing(list(map(split_title, found.splits)), quoted=False)
@@ -146,7 +152,7 @@ def _read(file: Path) -> dict[str, _Wanted]:
     return splits
 
 
-def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> Listed:
+def _chosen(file: Path, source: IndexedSource, wanted: _Wanted, findings: Findings) -> IndexedSource:
     """Return the images of one split of a list, in the order of the list."""
     there = _marks(source.id(index) for index in range(len(source)))
     order = np.argsort(there, kind="stable")
@@ -166,7 +172,7 @@ def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> 
                 f"{file}, row {wanted.rows[number]}: {wanted.ids[number]!r} is {wanted.labels[number]!r} here and "
                 f"{label!r} in the data it refers to; a list cannot change labels"
             )
-    return View(source, places[known])
+    return Subset(source, places[known])
 
 
 EXCLUSION = ("split", "id")
@@ -205,7 +211,7 @@ def without(found: DataSet, file: Path) -> DataSet:
         gone = len(source) - int(stays.sum())
         if gone < len(names):
             found.findings.warnings.append(f"{file.name}: {len(names) - gone} of its images are not in the data")
-        splits[split] = View(source, np.flatnonzero(stays))
+        splits[split] = Subset(source, np.flatnonzero(stays))
     return DataSet(splits, found.findings)
 
 
@@ -229,7 +235,7 @@ def selected(found: DataSet, selection: Selection) -> DataSet:
     return found
 
 
-def _left(split: str, source: Listed, selection: Selection, findings: Findings) -> Listed:
+def _left(split: str, source: IndexedSource, selection: Selection, findings: Findings) -> IndexedSource:
     """Return the images of a split that the patterns leave."""
     rows = []
     for row in range(len(source)):
@@ -237,14 +243,14 @@ def _left(split: str, source: Listed, selection: Selection, findings: Findings) 
             findings.ignore(reason, source.id(row))
         else:
             rows.append(row)
-    left = View(source, np.array(rows, dtype=np.int64))
+    left = Subset(source, np.array(rows, dtype=np.int64))
     if not isinstance(left.labels, np.ndarray):
         return left
     counts = class_counts(left.labels, len(left.class_names))
-    return View(left, class_names=[name for name, count in zip(left.class_names, counts, strict=True) if count])
+    return Subset(left, class_names=[name for name, count in zip(left.class_names, counts, strict=True) if count])
 
 
-def _class(source: Listed, index: int) -> str:
+def _class(source: IndexedSource, index: int) -> str:
     return label_text(source.labels, index, source.class_names)
 
 
@@ -252,3 +258,49 @@ def _marks(ids: Iterable[str]) -> np.ndarray:
     """Return a hash of 16 bytes for each id: a table that is smaller than the ids and fast to search."""
     hashes = (hashlib.blake2b(as_text(name).encode(), digest_size=16).digest() for name in ids)
     return np.frombuffer(b"".join(hashes), dtype="S16")
+
+
+WHOLE, PARTS = "train800val200", ("train800", "val200")
+"""A list that joins two others. It is left out if those exist, so that no validation image is a training image;
+`train800+val200` gives the same images."""
+
+
+def index_lists(path: Path) -> dict[str, Path]:
+    """Return split -> its list, for the text files in `path` that are lists of images; {} without a training list."""
+    found = {file.stem: file for file in sorted(path.glob("*.txt")) if role_of(file.stem) and is_list(file)}
+    if all(part in found for part in PARTS):
+        found.pop(WHOLE, None)
+    return found if any(role_of(name) == "train" for name in found) else {}
+
+
+def read_index_lists(path: Path, lists: Mapping[str, Path], columns: Columns = Columns()) -> DataSet:
+    """Open a folder with these index lists (`index_lists`). Missing files are listed as dropped.
+
+    Raises DataError for a line without a path and a label, and if no file of a list exists.
+    """
+    findings = Findings("lists")
+    rows = [(file, row) for file in lists.values() for row in list_rows(file)]
+    cells = read_texts([row.label for _, row in rows], columns, lambda k: f"{rows[k][0]}, {rows[k][1].where}", findings)
+    read: dict[Path, list[tuple[str, Any, int]]] = {file: [] for file in lists.values()}
+    for (file, row), label in zip(rows, cells, strict=True):
+        if (found := _located(path, file, row, findings)) is not None:
+            read[file].append((found[0], label, found[1]))
+    if empty := [file for file, lines in read.items() if not lines]:
+        reason = f": {findings.dropped[0].id}, {findings.dropped[0].reason}" if findings.dropped else ""
+        raise DataError(f"{empty[0]} lists no existing image{reason}")
+    used = [label for lines in read.values() for _, label, _ in lines]
+    class_names = order_classes({name for label in used for name in ([label] if isinstance(label, str) else label)})
+    return DataSet({name: named_file_source(path, read[file], class_names) for name, file in lists.items()}, findings)
+
+
+def _located(root: Path, file: Path, row: LabelRow, findings: Findings) -> tuple[str, int] | None:
+    """Return the path below `root` of the image of a row, and its size in bytes; None, and dropped, without a file."""
+    name = os.path.normpath(row.id)
+    if os.path.isabs(name) or name.startswith(".."):
+        findings.drop(row.id, f"{file.name}, {row.where}: not below {root}")
+        return None
+    try:
+        return name, (root / name).stat().st_size
+    except OSError:
+        findings.drop(row.id, f"{file.name}, {row.where}: no such file below {root}")
+        return None

@@ -8,54 +8,32 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from glob import has_magic
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
-from vitrail.data.image_names import HEIC
-from vitrail.data.images import heic
-from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
-from vitrail.data.labels.alike import alike_classes
-from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
-from vitrail.data.labels.kind import of_one_kind, without_labels
-from vitrail.data.labels.sets import LabelSets, class_counts, known
-from vitrail.data.mask_files import masks_beside
-from vitrail.data.roles import (
-    SUBSET,
-    fold_of,
-    matched,
-    named_split,
-    of_role,
-    test_split,
-    training_splits,
-    validation_split,
-)
+from vitrail.data.image_names import HEIC, heic_advice, heic_installed
+from vitrail.data.item import DataSet, IndexedSource, Subset, split_title
+from vitrail.data.labels.kind import alike_classes, of_one_kind
+from vitrail.data.labels.label_from import ENDINGS, is_list
+from vitrail.data.labels.sets import known
+from vitrail.data.masks import masks_beside
+from vitrail.data.roles import Splits, named_split, of_role, split_data_set
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources import table
-from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
-from vitrail.data.sources.flat import label_advice
-from vitrail.data.sources.folder import EXPECTED, FileSource, has_image, is_class_tree
-from vitrail.data.sources.index_lists import read_index_lists
+from vitrail.data.sources.folder import FileSource, has_image, is_class_tree
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import Reference, read_list, refers_to, selected
-from vitrail.data.sources.located import Located
+from vitrail.data.sources.lists import read_index_lists, read_list, refers_to, selected
 from vitrail.data.sources.remote import find_remote
+from vitrail.data.sources.shard_files import is_address
 from vitrail.data.sources.shards import read_shards
-from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.errors import DataError, did_you_mean
 from vitrail.import_path import is_own
-from vitrail.words import listing
-
-__all__ = ["Item", "Listed", "Source", "Splits", "find", "find_and_warn", "open_data", "open_split"]
 
 log = logging.getLogger("vitrail")
 
@@ -68,34 +46,6 @@ _KINDS = (
 )
 
 
-@dataclass
-class Splits:
-    """Data opened for training. The labels of all splits are indices into `class_names`."""
-
-    train: Listed
-    validation: Listed | None
-    test: Listed | None
-    class_names: list[str]
-    report: Findings
-    fingerprint: str
-    held_out: dict[str, Any] = field(default_factory=dict)
-    """Origin of the validation images: {"validation": split name} if the data have such a split, else
-    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`,
-    and "paths", which are below the data."""
-
-    def in_order(self, class_names: list[str]) -> Splits:
-        """Return the splits with their classes in this order, such as that of a run; as they are if others are there.
-
-        Runs of an earlier version have another order of the classes of folders that are numbers.
-        """
-        if self.class_names == class_names or sorted(self.class_names) != sorted(class_names):
-            return self
-        train = View(self.train, class_names=class_names)
-        held = (None if part is None else View(part, class_names=class_names) for part in (self.validation, self.test))
-        validation, test = held
-        return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
-
-
 def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
     """Open `data.path` and split it for training. `seed` draws the held-out images.
 
@@ -104,109 +54,28 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    found = find_data(data, labels=labels)
-    return split_found(found, data, seed, labels=labels)
+    found = open_data_set(data, labels=labels)
+    return split_data_set(found, data, seed, labels=labels)
 
 
-def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
-    """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
-    findings = found.findings
-    names = training_splits(found, data)
-    name = "+".join(names)
-    train = found.splits[name] if len(names) == 1 else Joined({part: found.splits[part] for part in names})
-    class_names = train.class_names
-    if labels:
-        _check_labels(train, name, data.path, findings)
-    mark = fingerprint(found.splits)
-    measured = test_split(found, data, names)
-    chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
-    asked = {chosen, measured if data.test is not None else None}
-    others = {
-        split: matched(found, split, class_names, required=split in asked, labels=labels)
-        for split in found.splits
-        if split not in names
-    }
-    if data.strict:
-        findings.require_whole(data.path)
-    test = None if measured is None else others[measured]
-    size = data.subset
-    if size is not None and data.validation == SUBSET:
-        train, size = View(train, subset(train, size, seed)), None
-    if chosen is not None:
-        validation, held = others[chosen], dict[str, Any](validation=chosen)
-    elif data.fold is not None or data.holdout > 0:
-        remaining, out = (
-            fold_of(found, names, train, data, seed) if data.fold is not None else hold_out(train, data.holdout, seed)
-        )
-        if not len(out):
-            raise DataError(
-                f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
-                "images, name a validation split (data.validation), or set data.holdout to 0"
-            )
-        ids = [train.id(int(index)) for index in out]
-        part: dict[str, Any] = {"share": data.holdout}
-        if data.fold is not None:
-            shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
-            part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in out]}
-        held = {"seed": seed, **part, "from": name, "ids": ids}
-        train, validation = View(train, remaining), View(train, out)
-    else:
-        validation, held = None, {}
-    if size is not None:
-        train = View(train, subset(train, size, seed))
-    return Splits(train, validation, test, list(class_names), findings, mark, held)
-
-
-def _check_labels(train: Listed, split: str, path: str, findings: Findings) -> None:
-    """Raise DataError unless the training images all have a label and are of at least two classes."""
-    warnings = "".join(f". {line}" for line in findings.warnings[:3])
-    unlabelled = int(np.count_nonzero(~known(train.labels)))
-    where = f"split {split!r} of {path}" if split else path
-    if unlabelled:
-        raise DataError(
-            f"{unlabelled} of {len(train)} images of {where} ({findings.kind}) have no label. "
-            f"Label them, remove them, or choose a recipe that needs no labels{warnings}"
-        )
-    if without_labels(train.labels, len(train.class_names)):
-        raise DataError(
-            f"none of the {len(train)} images of {where} ({findings.kind}) has any of its {len(train.class_names)} "
-            f"labels, so there is nothing to learn. Check the labels{warnings}"
-        )
-    if isinstance(train.labels, LabelSets):
-        findings.warnings += _never(train, split)
-    if not isinstance(train.labels, np.ndarray):
-        return
-    if len(train.class_names) < 2:
-        tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
-        raise DataError(
-            f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
-            f"{warnings}{tree}"
-        )
-
-
-def _never(train: Listed, split: str) -> Iterator[str]:
-    """Yield a warning if there are classes that no training image has."""
-    counts = class_counts(train.labels, len(train.class_names))
-    if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
-        yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"
-
-
-def open_split(data: Data | str | Path, split: str | None = None, class_names: list[str] | None = None) -> Listed:
+def open_split(
+    data: Data | str | Path, split: str | None = None, class_names: list[str] | None = None
+) -> IndexedSource:
     """Open one split for evaluation. Its labels are indices into `class_names` (a model's), matched by name.
 
     Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
     a list, for classes that `class_names` lacks, and UsageError for a split that does not exist."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find_and_warn(data)
+    found = open_and_warn(data)
     if split is not None:
         name = named_split(found, split, data.path)
     else:
         named = [*of_role(found, "test"), *of_role(found, "validation"), *found.splits]
         name = next(name for name in named if len(named) == 1 or known(found.splits[name].labels).any())
-    return found.splits[name] if class_names is None else View(found.splits[name], class_names=class_names)
+    return found.splits[name] if class_names is None else Subset(found.splits[name], class_names=class_names)
 
 
-def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> DataSet:
+def open_path(path: str, columns: Columns = Columns(), *, labels: bool = True) -> DataSet:
     """Return the data set at `path`: its splits by their own names, and what was left out.
 
     If `labels` is False, a folder of images without class folders is accepted. Raises DataError if there is no
@@ -219,49 +88,49 @@ def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> Dat
         path, pattern = str(Path(*parts[:first])), "/".join(parts[first:])
         columns = columns._replace(selection=columns.selection._replace(given=pattern))
     try:
-        found = _find(path, columns, labels)
+        found = _read(path, columns, labels)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
-    return _checked(path, found, columns)
+    return _with_labels_of_one_kind(path, found, columns)
 
 
-def find_data(data: Data, *, labels: bool = True) -> DataSet:
-    """Return the data set that `data` describes, of the user's own class too. Raises DataError as `find` does."""
+def open_data_set(data: Data, *, labels: bool = True) -> DataSet:
+    """Return the data set that `data` describes, of the user's own class too. Raises DataError as `open_path` does."""
     found = data_set(data.find(labels=labels))
-    return _checked(data.path, found, data.columns) if is_own(type(data)) else found
+    return _with_labels_of_one_kind(data.path, found, data.columns) if is_own(type(data)) else found
 
 
-def find_whole(data: Data, *, labels: bool = True) -> DataSet:
-    """Return the data set that `data` describes. Raises DataError as `find` does, and with `data.strict` for a defect.
+def open_whole(data: Data, *, labels: bool = True) -> DataSet:
+    """Return what `open_data_set` returns. Raises as it does, and DataError with `data.strict` for a defect.
 
-    This is for a caller that does not split the data, which may be strict about more (`split_found`).
+    This is for a caller that does not split the data, which may be strict about more (`split_data_set`).
     """
-    found = find_data(data, labels=labels)
+    found = open_data_set(data, labels=labels)
     if data.strict:
         found.findings.require_whole(data.path)
     return found
 
 
-def find_and_warn(data: Data, *, labels: bool = True) -> DataSet:
-    """Return what `find_whole` returns, and log its warnings, for a caller that does not show the findings."""
-    found = find_whole(data, labels=labels)
+def open_and_warn(data: Data, *, labels: bool = True) -> DataSet:
+    """Return what `open_whole` returns, and log its warnings, for a caller that does not show the findings."""
+    found = open_whole(data, labels=labels)
     for line in found.findings.warnings:
         log.warning("%s", line)
     return found
 
 
-def find_to_predict(data: Data) -> DataSet:
-    """Return what `find_whole` returns, for a caller that uses labels only where there are any; log what was left out.
+def open_to_predict(data: Data) -> DataSet:
+    """Return what `open_whole` returns, for a caller that uses labels only where there are any; log what was left out.
 
     A folder that holds images itself, or far below, is opened without labels, with every image.
     """
     place = Path(data.path).expanduser()
     unlabelled = place.is_dir() and data.label_from is None and has_image(place) and not is_class_tree(place)
     try:
-        found = find_whole(data, labels=not unlabelled)
+        found = open_whole(data, labels=not unlabelled)
     except DataError as error:
         try:
-            found = find_whole(data, labels=False)
+            found = open_whole(data, labels=False)
         except DataError:
             raise error from None
     for line in found.findings.lines():
@@ -269,11 +138,11 @@ def find_to_predict(data: Data) -> DataSet:
     return found
 
 
-def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
+def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> DataSet:
     """Return the data set without splits that hold no image, with labels of one kind (`of_one_kind`).
 
     Raises DataError if no split is left, and for images that cannot be read without a package."""
-    there = any(map(len, found.splits.values()))
+    there = found.count
     found = selected(found, columns.selection)
     kept = {name: source for name, source in found.splits.items() if len(source)}
     if not kept and there:
@@ -281,28 +150,22 @@ def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
     if not kept:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
-    found.findings.warnings += masks_beside(kept.values())
-    found.findings.warnings += _outside(path, found.findings)
-    found.findings.warnings += alike_classes(kept.values())
-    for name in found.splits:
-        if name not in kept:
-            found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
-    return of_one_kind(DataSet(kept, found.findings), columns)
-
-
-def _outside(path: str, findings: Findings) -> Iterator[str]:
-    """Yield a warning if images lie outside the folder of the data."""
+    findings = found.findings
+    findings.warnings += masks_beside(kept.values())
     if findings.outside:
         what = "image lies" if findings.outside == 1 else "images lie"
-        yield (
+        findings.warnings.append(
             f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
             f"{findings.first_outside}. They are used, but `vitrail data pack` does not copy them unasked"
         )
+    findings.warnings += alike_classes(kept.values())
+    findings.warnings += [f"{split_title(name)} holds no images: left out" for name in found.splits if name not in kept]
+    return of_one_kind(DataSet(kept, findings), columns)
 
 
-def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
+def _refuse_unreadable(path: str, splits: Mapping[str, IndexedSource]) -> None:
     """Raise DataError for HEIC files if they cannot be read, before any work."""
-    if heic.installed():
+    if heic_installed():
         return
     files = [source for source in splits.values() if isinstance(source, FileSource)]
     endings = Counter(os.path.splitext(name)[1].lower() for source in files for name in source.names())
@@ -311,10 +174,11 @@ def _refuse_unreadable(path: str, splits: Mapping[str, Listed]) -> None:
         counts = " and ".join(f"{count:,} {ending}" for ending, count in wrong.items())
         patterns = " ".join(f"--data.exclude '*{ending}'" for ending in wrong)
         without = f", or leave them out: {patterns}" if sum(wrong.values()) < endings.total() else ""
-        raise DataError(f"{counts} images of {path} cannot be read. {heic.advice()}{without}")
+        raise DataError(f"{counts} images of {path} cannot be read. {heic_advice()}{without}")
 
 
-def _find(path: str, columns: Columns, labels: bool) -> DataSet:
+def _read(path: str, columns: Columns, labels: bool) -> DataSet:
+    """Return the data set at `path` as its reader gives it."""
     place = Path(path).expanduser()
     if columns.label_from is not None:
         _require_folder(path, place, columns.label_from)
@@ -325,9 +189,9 @@ def _find(path: str, columns: Columns, labels: bool) -> DataSet:
     if path and place.is_dir():
         return open_folder(place, columns, labels)
     if place.is_file():
-        return _find_file(place, columns)
+        return _read_file(place, columns)
     if path.startswith(PREFIX):
-        return read_task(path, find)
+        return read_task(path, open_path)
     if path in CATALOG:
         entry = CATALOG[path]
         if entry.hub is None:
@@ -345,7 +209,7 @@ def _find(path: str, columns: Columns, labels: bool) -> DataSet:
 
 def _require_folder(path: str, place: Path, label_from: str) -> None:
     """Raise DataError for data whose labels are not looked for elsewhere. A missing path is another error."""
-    of_list = place.is_file() and place.suffix.lower() in table.SUFFIXES and refers_to(place) is not None
+    of_list = place.is_file() and place.suffix.lower() in table.TABLE_SUFFIXES and refers_to(place) is not None
     if not place.is_dir() and not of_list and (place.exists() or path == "digits" or path in CATALOG or ":" in path):
         raise DataError(
             f"data.label_from ({label_from!r}) is valid for a folder of images only, and {path} is something else: "
@@ -375,13 +239,19 @@ def _missing(path: str, place: Path) -> DataError:
     )
 
 
-def _find_file(path: Path, columns: Columns) -> DataSet:
+def _read_file(path: Path, columns: Columns) -> DataSet:
     suffix = path.suffix.lower()
     if suffix in ENDINGS and is_list(path):
         return read_index_lists(path.parent, {"": path}, columns)
-    if suffix in table.SUFFIXES and (listed := refers_to(path)) is not None:
-        return read_list(path, _listed(path, listed, columns))
-    if suffix in table.SUFFIXES:
+    if suffix in table.TABLE_SUFFIXES and (listed := refers_to(path)) is not None:
+        try:
+            selection = columns.selection._replace(lists=())  # they name images of the list
+            label_from = listed.label_from or columns.label_from
+            found = open_path(listed.data, columns._replace(label_from=label_from, selection=selection))
+        except DataError as error:
+            raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error
+        return read_list(path, found)
+    if suffix in table.TABLE_SUFFIXES:
         return table.read_tables(path, [path], columns)
     if suffix == ".parquet":
         return read_parquet(path, [path], columns)
@@ -390,13 +260,3 @@ def _find_file(path: Path, columns: Columns) -> DataSet:
     if suffix == ".tar":
         return read_shards(path, [path])
     raise DataError(f"{path} is a file of no known kind. Valid are {_KINDS}")
-
-
-def _listed(path: Path, listed: Reference, columns: Columns) -> DataSet:
-    """Open the data set that a list of images refers to."""
-    try:
-        selection = columns.selection._replace(lists=())  # they name images of the list
-        label_from = listed.label_from or columns.label_from
-        return find(listed.data, columns._replace(label_from=label_from, selection=selection))
-    except DataError as error:
-        raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from vitrail import world
-from vitrail.data.arrow_package import pa
-from vitrail.data.cache import cached_file, read_arrow, stored_table
+from vitrail.data.cache import cached_file, pa, read_arrow, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
-from vitrail.data.sources.address import address_of, expand, explained, locate, look
-from vitrail.data.sources.shard_files import RemoteFiles
+from vitrail.data.sources.shard_files import RemoteFiles, address_of, expand, explained, locate, look
 from vitrail.data.sources.shards import (
     INDEX,
     ShardSource,
@@ -90,11 +88,8 @@ def _in_folder(system: Any, path: str, split: str) -> tuple[dict[str, str], list
         packed = {e.rpartition("/")[2]: e for e in inside if system.exists(f"{e}/{INDEX}")}
         if packed:
             return packed, []
-        return {}, [tar for entry in inside for tar in sorted(_tars_in(system, entry))]
-
-
-def _tars_in(system: Any, folder: str) -> set[str]:
-    return {str(e["name"]) for e in system.ls(folder, detail=True) if str(e["name"]).endswith(".tar")}
+        listed = ({str(found["name"]) for found in system.ls(entry, detail=True)} for entry in inside)
+        return {}, [name for names in listed for name in sorted(names) if name.endswith(".tar")]
 
 
 def _read_packed(system: Any, folders: dict[str, str]) -> DataSet:

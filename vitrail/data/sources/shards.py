@@ -18,12 +18,11 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from vitrail.data.arrow_package import pa, pc
-from vitrail.data.cache import cached_table, read_arrow
+from vitrail.data.cache import cached_table, pa, pc, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Reader
 from vitrail.data.labels.cells import names_in
-from vitrail.data.labels.sets import Labels, label_at, named, names_of_text, order_classes, set_text
+from vitrail.data.labels.sets import Labels, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
@@ -113,29 +112,23 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: st
 INDEX = "index.arrow"
 
 
-class ShardSource:
+class ShardSource(Reader):
     """Images at known positions of tar files."""
 
     def __init__(self, files: ShardFiles, table: pa.Table, class_names: list[str]) -> None:
+        super().__init__(_positions(table["label"], class_names), table["size"].to_numpy(), class_names)
         self._files = files
         self._table = table
-        self.distant = files.distant
-        self.sizes = table["size"].to_numpy()
-        self.class_names = class_names
-        self.labels: Labels = _positions(table["label"], class_names)
+        self.remote = files.remote
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
+    def image(self, index: int) -> bytes | np.ndarray:
+        """See `Reader.image`."""
         refuse_large(int(self.sizes[index]), self.id(index))
         shard, offset = (int(self._table[name][index].as_py()) for name in ("shard", "offset"))
-        data = self._files.read(shard, offset, int(self.sizes[index]))
-        id = self.id(index)
-        return Item(_pixels(data, id), label_at(self.labels, index), id)
+        return _pixels(self._files.read(shard, offset, int(self.sizes[index])), self.id(index))
 
     def id(self, index: int) -> str:
-        """See `Listed.id`: shard and member of the tar, or the id the image had before packing."""
+        """See `IndexedSource.id`: shard and member of the tar, or the id the image had before packing."""
         return str(self._table["id"][index].as_py())
 
     def ids(self, indices: np.ndarray) -> list[str]:
@@ -143,7 +136,7 @@ class ShardSource:
         return list(self._table["id"].take(pa.array(indices)).to_pylist())
 
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
-        """See `Distant.fetch`."""
+        """See `RemoteSource.fetch`."""
         sizes = self.sizes[indices]
         read = np.where(
             sizes > MAX_BYTES, 0, sizes
@@ -180,16 +173,10 @@ def _pixels(data: bytes, id: str) -> bytes | np.ndarray:
     try:
         header = read_array_header(io.BytesIO(data))
         if header.dtype != np.uint8 or header.shape[2:] != (3,) or min(header.shape) < 0:
-            return data  # bands, or no image, as `vitrail.data.bands.stored` says
+            return data  # bands, or no image, as `vitrail.data.images.stored` says
         return header.array(data).copy()
     except (*DAMAGED_ZIP, MemoryError) as error:
         raise DecodeError(f"{id}: not an array of pixels: {error}", reason="corrupt") from error
-
-
-def _class_names(labels: pa.ChunkedArray) -> list[str]:
-    """Return the names of all classes in a column of labels, in order."""
-    texts = map(names_of_text, labels.unique().drop_null().to_pylist())
-    return order_classes({name for text in texts for name in ([text] if isinstance(text, str) else text)})
 
 
 def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
@@ -244,7 +231,9 @@ def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: F
     table = table.filter(pc.greater_equal(table["size"], 0)) if damaged else table
     if not len(table):
         raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")
-    return ShardSource(files, table, _class_names(table["label"]))
+    texts = map(names_of_text, table["label"].unique().drop_null().to_pylist())
+    names = order_classes({name for text in texts for name in ([text] if isinstance(text, str) else text)})
+    return ShardSource(files, table, names)
 
 
 def _write_index(files: list[Path], writer: pa.RecordBatchWriter) -> None:

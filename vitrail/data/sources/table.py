@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from vitrail.data.arrow_package import pa
+from vitrail.data.cache import pa
 from vitrail.data.item import UNKNOWN, DataSet, Findings, is_usual, split_word
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR, order_classes
@@ -27,7 +27,7 @@ from vitrail.words import from_text, listing
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
-SUFFIXES = (".csv", ".tsv")
+TABLE_SUFFIXES = (".csv", ".tsv")
 _SPLIT_COLUMNS = frozenset(
     ("split", "splits", "set", "subset", "fold", "partition", "is_valid", "is_val", "is_test", "is_train", "phase")
 )
@@ -98,13 +98,13 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
     tables = {name: read_table(group[0], columns, findings) for name, group in groups.items()}
     found = DataSet({}, findings)
     for (name, table), labels in zip(tables.items(), _labels(list(tables.values()), columns, findings), strict=True):
-        rows = Rows(table.file.parent, findings, table.classes)
         # of several tables each is a split, whatever a column in it says
         splits = table.splits if len(files) == 1 else [""] * len(table.rows)
         if len(files) > 1 and len({*table.splits}) > 1:
             findings.warnings.append(f"column 'split' of {table.file.name} is not used: each of the tables is a split")
         records = zip(table.rows, table.paths, labels, splits, strict=True)
-        for split, source in rows.read(records, str(table.file)).items():
+        read = read_records(records, str(table.file), table.file.parent, findings, table.classes)
+        for split, source in read.items():
             found.splits[name if len(files) > 1 else split] = source
     return found
 
@@ -138,7 +138,7 @@ def read_table(
     label, classes = _label_columns(file, header, rows, columns, {image, split})
     used = {header[place] for place in (image, split, label) if place is not None} | {*classes}
     unused_columns(header, used, file.name, findings)
-    predictions = _is_predictions(header)
+    predictions = any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
     text = unescape_formula if predictions else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
@@ -155,7 +155,11 @@ def read_table(
                     f"{file}, {where}: {len(row)} cells, and the header has {len(header)}. Add or remove cells"
                 )
             cells = [row[place] for place in places]
-            table.labels.append(_joined(cells) if numbers else marked(cells, classes, f"{file}, {where}"))
+            if not numbers:
+                table.labels.append(marked(cells, classes, f"{file}, {where}"))
+            else:  # a row that lacks a number has no label
+                lacks = any(cell.strip().lower() in MISSING for cell in cells)
+                table.labels.append("" if lacks else SEPARATOR.join(cells))
         else:
             cell = text(_cell(row, label))
             table.labels.append(from_text(cell) if predictions else cell)
@@ -179,18 +183,9 @@ def unused_columns(names: Iterable[str], used: Iterable[str], where: str, findin
             )
 
 
-def _joined(cells: list[str]) -> str:
-    """Return the cells of numbers as one text; "" if one is missing."""
-    return "" if any(cell.strip().lower() in MISSING for cell in cells) else SEPARATOR.join(cells)
-
-
 def _cell(row: list[str], place: int) -> str:
     """Return a cell of a row, which may be shorter than the header."""
     return row[place].strip() if place < len(row) else ""
-
-
-def _is_predictions(header: list[str]) -> bool:
-    return any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
 
 
 def read_rows(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -228,50 +223,51 @@ def _holds_marks(rows: list[tuple[int, list[str]]], place: int) -> bool:
     return cells <= YES | NO and not cells.isdisjoint(YES)
 
 
-class Rows:
-    """Turns (row, path, label, split) records into one `FileSource` per split, checking every row."""
+def read_records(
+    records: Iterable[tuple[str, str, str | Sequence[str], str]],
+    where: str,
+    root: Path,
+    findings: Findings,
+    class_names: Sequence[str] | None = None,
+) -> dict[str, FileSource]:
+    """Return split -> source of (row, path, label, split) records; paths are relative to `root`.
 
-    def __init__(self, root: Path, findings: Findings, class_names: Sequence[str] | None = None) -> None:
-        self._root = root
-        self._findings = findings
-        self._class_names = class_names or None
+    A row is dropped, with its number, if its file is missing or was listed in an earlier row. A label is a name, or the
+    names of a set. Raises DataError for a row without a name, and for a table without any usable row.
+    """
+    seen: dict[str, str] = {}
+    rows: dict[str, list[tuple[str, str | Sequence[str], int]]] = {}
+    for row, name, label, split in records:
+        if isinstance(label, str) and label.lower() in MISSING:
+            raise DataError(
+                f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row. If "
+                "images have several labels or none, set data.labels_per_image to 'several', and "
+                "data.label_separator to the text between labels"
+            )
+        file, size = _located(root, name)
+        if size is None:
+            findings.drop(name, f"{row}: no such file below {root}")
+        elif file in seen:
+            findings.drop(name, f"{row}: listed before, in {seen[file]}")
+        else:
+            seen[file] = row
+            if leaves(root, file):
+                findings.lies_outside(name)
+            rows.setdefault(split, []).append((file, label, size))
+    if not rows:
+        dropped = findings.dropped
+        reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
+        raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
+    return {split: named_file_source(root, entries, class_names or None) for split, entries in rows.items()}
 
-    def read(self, records: Iterable[tuple[str, str, str | Sequence[str], str]], where: str) -> dict[str, FileSource]:
-        """Return split -> source. A row is dropped, with its number, if its file is missing or was listed in
-        an earlier row. A label is a name, or the names of a set. Raises DataError for a row without a name, and for
-        a table without any usable row."""
-        seen: dict[str, str] = {}
-        rows: dict[str, list[tuple[str, str | Sequence[str], int]]] = {}
-        for row, name, label, split in records:
-            if isinstance(label, str) and label.lower() in MISSING:
-                raise DataError(
-                    f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row. If "
-                    "images have several labels or none, set data.labels_per_image to 'several', and "
-                    "data.label_separator to the text between labels"
-                )
-            file, size = self._locate(name)
-            if size is None:
-                self._findings.drop(name, f"{row}: no such file below {self._root}")
-            elif file in seen:
-                self._findings.drop(name, f"{row}: listed before, in {seen[file]}")
-            else:
-                seen[file] = row
-                if leaves(self._root, file):
-                    self._findings.lies_outside(name)
-                rows.setdefault(split, []).append((file, label, size))
-        if not rows:
-            dropped = self._findings.dropped
-            reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
-            raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
-        return {split: named_file_source(self._root, entries, self._class_names) for split, entries in rows.items()}
 
-    def _locate(self, name: str) -> tuple[str, int | None]:
-        """Return (name relative to the root, size or None if there is no such file)."""
-        for candidate in (name, from_text(name), name.replace("\\", "/")):
-            path = self._root / candidate
-            if candidate and path.is_file():
-                return os.path.normpath(candidate), path.stat().st_size
-        return name, None
+def _located(root: Path, name: str) -> tuple[str, int | None]:
+    """Return (name relative to the root, size or None if there is no such file)."""
+    for candidate in (name, from_text(name), name.replace("\\", "/")):
+        path = root / candidate
+        if candidate and path.is_file():
+            return os.path.normpath(candidate), path.stat().st_size
+    return name, None
 
 
 def leaves(root: Path, path: str) -> bool:

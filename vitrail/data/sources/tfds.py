@@ -3,31 +3,215 @@
 `NAME[/CONFIG]/VERSION/` holds `NAME-SPLIT.tfrecord-00000-of-00005`, `dataset_info.json`, `features.json` and
 `FEATURE.labels.txt`. Every record is checked once, when the folder is first opened; the position of
 each image is then stored in the cache folder, so that any image takes a single read.
+
+The records of TFRecord files, and the `tf.train.Example` in each, are read here, because TensorFlow is a dependency of
+gigabytes and no small library reports where each image lies in the file. A record is its length (8 bytes), the masked
+CRC-32C of the length, the data, and the masked CRC-32C of the data. An Example maps names to lists of bytes, floats or
+integers, in the protocol buffers' wire format. A size in a file is trusted only up to the file's length, so a hostile
+size is refused and not allocated.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitrail.data.arrow_package import pa
+import numpy as np
+
 from vitrail.data.benchmarks.vtab_tasks import TaskLabel
-from vitrail.data.cache import cached_table
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed
+from vitrail.data.cache import cached_table, pa
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource
 from vitrail.data.labels.sets import order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.shard_files import LocalFiles
 from vitrail.data.sources.shards import ShardSource, index_schema, index_table
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, find_column
-from vitrail.data.sources.tfrecord import BYTES, Feature, example, records
 from vitrail.errors import DataError
-from vitrail.files import read_text
+from vitrail.files import read_text, regular_descriptor
+
+_LENGTH, _CHECK = 8, 4  # bytes
+_HEADER = _LENGTH + _CHECK
+_MASK_DELTA = 0xA282EAD8  # of the file format, against checksums of checksums
+_BLOCK = 8 << 20  # bytes read from the disk at a time
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
+BYTES, FLOATS, INTEGERS = 1, 2, 3
+"""The kinds of a feature's list: their field numbers in the message `Feature`."""
+
+
+class Record(NamedTuple):
+    """One record of a file."""
+
+    offset: int
+    """Where its data begin in the file."""
+    data: memoryview
+
+
+class Feature(NamedTuple):
+    """One named list of an Example."""
+
+    kind: int
+    """BYTES, FLOATS or INTEGERS; 0 for an empty one without a kind."""
+    spans: list[tuple[int, int]]
+    """BYTES: begin and end of each value in the data that were parsed."""
+    numbers: np.ndarray
+    """FLOATS: float32 [N]; INTEGERS: int64 [N]; else empty."""
+
+
+def records(path: Path) -> Iterator[Record]:
+    """Yield the records of a file in their order; each is checked before it is yielded.
+
+    Raises DataError, naming file and record, for a wrong checksum, or a file that ends within a record.
+    """
+    position = 0
+    with open(regular_descriptor(path), "rb", buffering=_BLOCK) as file:
+        length = os.fstat(file.fileno()).st_size
+        for number in count():
+            if position >= length:
+                return
+            header, size = file.read(_HEADER), 0
+            if len(header) == _HEADER:
+                _check(header[:_LENGTH], header[_LENGTH:], f"{path}, record {number}", "length")
+                size = int.from_bytes(header[:_LENGTH], "little")
+            needed = _HEADER + size + _CHECK
+            if position + needed > length:
+                raise DataError(
+                    f"{path} ends within record {number}: it needs {needed:,} bytes from byte {position:,} on, and "
+                    f"{length - position:,} are there. Copy or prepare the file again"
+                )
+            data = file.read(size)
+            _check(data, file.read(_CHECK), f"{path}, record {number}", "data")
+            yield Record(position + _HEADER, memoryview(data))
+            position += needed
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the CRC-32C of `data` as TFRecord files store it: rotated by 15 bits, plus a constant."""
+    import google_crc32c  # of the extra train; this module is imported to open any folder
+
+    checksum = google_crc32c.value(data)
+    return ((checksum >> 15 | checksum << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _check(data: bytes, stored: bytes, where: str, what: str) -> None:
+    if masked_crc32c(data) != int.from_bytes(stored, "little"):
+        raise DataError(
+            f"{where} (from 0): the checksum of its {what} is wrong. The file is damaged, or is not a TFRecord file. "
+            "Copy or prepare it again"
+        )
+
+
+def example(data: bytes | memoryview, wanted: Collection[str] | None = None) -> dict[str, Feature]:
+    """Return the features of a serialised `tf.train.Example`, or those that are `wanted`.
+
+    Raises DataError where the bytes are not one.
+    """
+    buffer, found = memoryview(data), dict[str, Feature]()
+    for number, features in _messages(buffer, 0, len(buffer)):
+        for entry_number, entry in _messages(buffer, *features) if number == 1 else ():
+            if entry_number == 1:
+                name, value = _entry(buffer, *entry)
+                if wanted is None or name in wanted:
+                    found[name] = _feature(buffer, *value)
+    return found
+
+
+def _entry(buffer: memoryview, begin: int, end: int) -> tuple[str, tuple[int, int]]:
+    """Return the key of a map's entry, and where its value is."""
+    parts = dict(_messages(buffer, begin, end))
+    key = parts.get(1, (begin, begin))
+    try:
+        return bytes(buffer[key[0] : key[1]]).decode(), parts.get(2, (begin, begin))
+    except UnicodeDecodeError as error:
+        raise _no_example("a name that is not UTF-8") from error
+
+
+def _feature(buffer: memoryview, begin: int, end: int) -> Feature:
+    kind, spans, numbers = 0, list[tuple[int, int]](), list[np.ndarray]()
+    for number, content in _messages(buffer, begin, end):
+        if number not in (BYTES, FLOATS, INTEGERS):
+            continue
+        if number != kind:  # one of three: the last one counts
+            kind, spans, numbers = number, [], []
+        for field, wire, start, stop in _fields(buffer, *content):
+            if field != 1:
+                continue
+            if kind == BYTES and wire == _DELIMITED:
+                spans.append((start, stop))
+            elif kind == FLOATS and wire in (_DELIMITED, _FIXED32):
+                numbers.append(_floats(buffer, start, stop))
+            elif kind == INTEGERS and wire in (_DELIMITED, _VARINT):
+                numbers.append(_integers(buffer, start, stop))
+            else:
+                raise _no_example(f"a value of wire type {wire} in a list of kind {kind}")
+    dtype = np.float32 if kind == FLOATS else np.int64
+    return Feature(kind, spans, np.concatenate(numbers) if numbers else np.zeros(0, dtype))
+
+
+def _floats(buffer: memoryview, begin: int, end: int) -> np.ndarray:
+    if (end - begin) % 4:
+        raise _no_example("floats that are not 4 bytes each")
+    return np.frombuffer(buffer[begin:end], dtype="<f4").astype(np.float32)
+
+
+def _integers(buffer: memoryview, begin: int, end: int) -> np.ndarray:
+    values = []
+    while begin < end:
+        value, begin = _varint(buffer, begin, end)
+        values.append(value - (1 << 64) if value >> 63 else value)
+    return np.array(values, dtype=np.int64)
+
+
+def _messages(buffer: memoryview, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield (field number, (begin, end)) of the fields with a length: messages, text and bytes."""
+    for number, wire, start, stop in _fields(buffer, begin, end):
+        if wire == _DELIMITED:
+            yield number, (start, stop)
+
+
+def _fields(buffer: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (field number, wire type, begin and end of the value) of every field of a message."""
+    while begin < end:
+        tag, begin = _varint(buffer, begin, end)
+        wire = tag & 7
+        if wire == _VARINT:
+            stop = _varint(buffer, begin, end)[1]
+        elif wire == _DELIMITED:
+            size, begin = _varint(buffer, begin, end)
+            stop = begin + size
+        elif wire in (_FIXED64, _FIXED32):
+            stop = begin + (8 if wire == _FIXED64 else 4)
+        else:
+            raise _no_example(f"a field of wire type {wire}")
+        if stop > end:
+            raise _no_example("a value that is longer than what holds it")
+        yield tag >> 3, wire, begin, stop
+        begin = stop
+
+
+def _varint(buffer: memoryview, begin: int, end: int) -> tuple[int, int]:
+    """Return the number of variable length at `begin`, modulo 2^64, and where it ends."""
+    if begin < end and buffer[begin] < 0x80:  # most of them are one byte
+        return buffer[begin], begin + 1
+    value = shift = 0
+    for place in range(begin, min(end, begin + 10)):
+        byte = buffer[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, place + 1
+        shift += 7
+    raise _no_example("a number that does not end")
+
+
+def _no_example(what: str) -> DataError:
+    return DataError(f"not a tf.train.Example: {what}")
+
 
 _SHARD = re.compile(r"(?P<name>.+)-(?P<split>\w+)\.tfrecord-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -79,7 +263,7 @@ def read_tfds(path: Path, columns: Columns = Columns(), label: TaskLabel | None 
         wanted = label or TaskLabel((default,))
         names = list(wanted.names) or _class_names(prepared, wanted.keys[0])
         counts = {split: _stated_count(prepared, split) for split in prepared.splits}
-    tables = {split: _index(files, image, wanted, names) for split, files in prepared.splits.items()}
+    tables = {split: _Index(files, image, wanted, names).table() for split, files in prepared.splits.items()}
     for split, table in tables.items():
         if counts[split] not in (None, len(table)):
             raise DataError(
@@ -88,7 +272,7 @@ def read_tfds(path: Path, columns: Columns = Columns(), label: TaskLabel | None 
             )
     seen = {name for table in tables.values() for name in table["label"].unique().drop_null().to_pylist()}
     names = names or order_classes(seen)
-    splits: dict[str, Listed] = {
+    splits: dict[str, IndexedSource] = {
         split: ShardSource(LocalFiles(prepared.splits[split]), table, names) for split, table in tables.items()
     }
     return DataSet(splits, Findings("tfds"))
@@ -218,12 +402,6 @@ def _stated_count(prepared: PreparedData, split: str) -> int | None:
     return None if count is None else int(count)
 
 
-def _index(files: list[Path], image: str, label: TaskLabel, names: list[str]) -> pa.Table:
-    maker = _Index(files, image, label, names)
-    settings: dict[str, object] = {"format": "tfds 2", "image": image, "label": maker.settings}
-    return cached_table(files, settings, index_schema(), maker.write)
-
-
 @dataclass(frozen=True)
 class _Index:
     """Makes the index of a split: where each image lies, and its class."""
@@ -233,12 +411,13 @@ class _Index:
     label: TaskLabel
     names: list[str]
 
-    @property
-    def settings(self) -> list[object]:
-        """What the index depends on, besides the files."""
-        return [list(self.label.keys), getattr(self.label.compute, "__qualname__", ""), self.names]
+    def table(self) -> pa.Table:
+        """Return the index, from the cache or made."""
+        label = [list(self.label.keys), getattr(self.label.compute, "__qualname__", ""), self.names]
+        settings: dict[str, object] = {"format": "tfds 2", "image": self.image, "label": label}
+        return cached_table(self.files, settings, index_schema(), self._write)
 
-    def write(self, writer: pa.RecordBatchWriter) -> None:
+    def _write(self, writer: pa.RecordBatchWriter) -> None:
         rows = self._rows()
         while some := list(islice(rows, _ROWS)):
             writer.write_table(index_table(some))

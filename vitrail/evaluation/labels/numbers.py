@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import Classification, check_rows, load_classification, save_classification

@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from PIL import Image
 
-from vitrail.data.tiles.grid import TileBox, Tiling, starts
+from vitrail.data.images.tiles import TileBox, Tiling, starts
 from vitrail.inspection.figures.page import COLOURS, short, styled, wrapped
 
 NAMED = 6

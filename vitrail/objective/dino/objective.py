@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
-from vitrail.data.bands.pixels import pixels_of
+from vitrail.data.images.pixels import pixels_of
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared, Task

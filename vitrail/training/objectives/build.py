@@ -11,9 +11,9 @@ from torch import nn
 from vitrail.data.cache import cache_folder
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, class_counts
-from vitrail.data.loading.sampler import places_per_class
+from vitrail.data.loading.order import places_per_class
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Bands
-from vitrail.data.sources.open import Splits
 from vitrail.errors import UsageError
 from vitrail.import_path import import_path, is_own
 from vitrail.model.own_part import check_arguments

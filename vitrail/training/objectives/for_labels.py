@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import Numbers, TargetScale
 from vitrail.data.labels.sets import Labels, LabelSets, summary
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import NUMBERS, ONE_LABEL, SEVERAL_LABELS, Metric

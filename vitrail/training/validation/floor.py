@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.check import IMBALANCED, imbalance
 from vitrail.data.images.decode import decode
-from vitrail.data.imbalance import IMBALANCED, imbalance
-from vitrail.data.item import Listed
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.item import IndexedSource
 from vitrail.errors import VitrailError
 
 FREQUENT, LINEAR = "the most frequent class", "a linear classifier"
@@ -65,7 +65,7 @@ def gradients(images: Tensor) -> Tensor:
     return F.normalize(blocks, dim=1).flatten(1)
 
 
-def _grey(source: Listed, pixels: Pixels, index: int) -> Tensor | None:
+def _grey(source: IndexedSource, pixels: Pixels, index: int) -> Tensor | None:
     """Return an image as grey [SIDE, SIDE] between 0 and 1; None if it cannot be read."""
     try:
         stored = source[index].image
@@ -82,7 +82,7 @@ def _grey(source: Listed, pixels: Pixels, index: int) -> Tensor | None:
     return small.clamp(0, 1)
 
 
-def _chunks(source: Listed, rows: np.ndarray, pixels: Pixels) -> Iterator[tuple[np.ndarray, Tensor]]:
+def _chunks(source: IndexedSource, rows: np.ndarray, pixels: Pixels) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Yield the readable images among `rows`, and their features, chunk by chunk."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for begin in range(0, len(rows), CHUNK):
@@ -126,7 +126,7 @@ def allowed(seconds: float) -> float:
     return max(SHARE * seconds, SECONDS)
 
 
-def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
+def _affordable(train: IndexedSource, rows: np.ndarray, measured: int, pixels: Pixels, seconds: float) -> int:
     """Return how many training images can be used, besides the `measured` images, within `seconds`."""
     start = time.monotonic()
     for index, features in _chunks(train, rows[:CHUNK], pixels):
@@ -139,7 +139,7 @@ def _affordable(train: Listed, rows: np.ndarray, measured: int, pixels: Pixels, 
     return 0
 
 
-def _linear(train: Listed, rows: np.ndarray, pixels: Pixels) -> Tensor:
+def _linear(train: IndexedSource, rows: np.ndarray, pixels: Pixels) -> Tensor:
     """Return the weights of a linear classifier that learns from the training images `rows`."""
     read, parts = zip(*_chunks(train, rows, pixels), strict=True)
     labels, features, classes = np.asarray(train.labels)[np.concatenate(read)], torch.cat(parts), len(train.class_names)
@@ -197,7 +197,7 @@ class Floors(NamedTuple):
 
 
 @torch.no_grad()
-def floors(train: Listed, measured: Listed, *, seconds: float, pixels: Pixels = EIGHT_BIT_RGB) -> Floors:
+def floors(train: IndexedSource, measured: IndexedSource, *, seconds: float, pixels: Pixels = EIGHT_BIT_RGB) -> Floors:
     """Return the floors of a run that took `seconds`, on the images `measured`. All labels are classes.
 
     pixels: How stored images are read. Images that cannot be read are left out.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitrail import world
-from vitrail.data.item import Listed, View
+from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.split import subset
 from vitrail.errors import UsageError
@@ -138,10 +138,10 @@ class FewShotProbe:
     kind = "fewshot"
     """Kind of its lines in metrics.jsonl."""
 
-    def __init__(self, run: Run, train: Listed) -> None:
+    def __init__(self, run: Run, train: IndexedSource) -> None:
         assert run.fewshot is not None
         self.shots = ShotSelection(one_label(train.labels, "fewshot"), list(train.class_names), shots=run.fewshot)
-        self.loader = evaluation_loader(run, View(train, self.shots.rows))
+        self.loader = evaluation_loader(run, Subset(train, self.shots.rows))
 
     def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
         """Return {"5-shot": mean over seeds, "5-shot std": standard deviation, ...}; `embed` maps images to features.
@@ -168,7 +168,7 @@ class KNNProbe:
     kind = "knn"
     """Kind of its lines in metrics.jsonl."""
 
-    def __init__(self, run: Run, train: Listed) -> None:
+    def __init__(self, run: Run, train: IndexedSource) -> None:
         assert run.knn is not None
         labelled = np.flatnonzero(one_label(train.labels, "knn") >= 0)
         if run.knn < 1 or len(labelled) < run.knn:
@@ -176,11 +176,11 @@ class KNNProbe:
                 f"knn is {run.knn}; it is a number of neighbours among the training images with labels, from 1 to "
                 f"{len(labelled)}"
             )
-        known = View(train, labelled)
+        known = Subset(train, labelled)
         rows = subset(known, min(MOST, len(known)), run.seed)
         self.neighbours = min(run.knn, len(rows))
         self.class_names = list(train.class_names)
-        self.loader = evaluation_loader(run, View(known, rows))
+        self.loader = evaluation_loader(run, Subset(known, rows))
 
     def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
         """Return {"knn": top-1}; `embed` maps images to features. Raises DataError for non-finite features."""

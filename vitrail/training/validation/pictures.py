@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 
 SHOWN = 32
 """Largest number of images of a batch."""

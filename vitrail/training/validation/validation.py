@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from vitrail import world
-from vitrail.data.bands.pixels import pixels_of
-from vitrail.data.item import Listed, role_of
+from vitrail.data.images.pixels import pixels_of
+from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.loading.loader import Loader
-from vitrail.data.sources.open import Splits
+from vitrail.data.roles import Splits
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration
@@ -178,7 +178,7 @@ class Validation:
     run: Run
     base: BaseWeights | None = None
     """Weights that hold the frozen part of the network; the run folder then holds the tuned part only."""
-    train: Listed | None = None
+    train: IndexedSource | None = None
     """The training images, from which the probes `run.fewshot` and `run.knn` take theirs."""
     objective: Objective | None = None
     """The objective, if the network learns without labels."""

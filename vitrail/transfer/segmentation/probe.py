@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vitrail.data.item import Listed, evenly_spaced
+from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.masks import MaskedData, MaskedImages
 from vitrail.evaluation.growing_arrays import growing_npy
 from vitrail.transfer.segmentation.linear import fit, predict
@@ -20,7 +20,7 @@ from vitrail.transfer.segmentation.scores import PixelScores, confusions
 
 DRAWN = 8
 """Maximum number of validation images whose predictions are kept, to be drawn."""
-EmbedTokens = Callable[[Listed, Callable[[np.ndarray], None]], tuple[np.ndarray, list[tuple[str, str]]]]
+EmbedTokens = Callable[[IndexedSource, Callable[[np.ndarray], None]], tuple[np.ndarray, list[tuple[str, str]]]]
 """Images, and a function that receives their tokens batch by batch, float32 [batch, rows, columns, width] ->
 the index of each readable image, and (id, reason) of the others."""
 

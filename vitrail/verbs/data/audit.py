@@ -21,7 +21,7 @@ from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unrea
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.evaluation.features import Features
 
 log = logging.getLogger("vitrail")
@@ -106,10 +106,10 @@ def audit(
     compute = Compute(image_size, batch_size, workers, device, precision)
     from vitrail.data.copies.dedup import splits_to_clean
     from vitrail.data.roles import named_split
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
 
     files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
-    found = find_and_warn(read_settings(reading, path))
+    found = open_and_warn(read_settings(reading, path))
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
     features = Embedder(weights, compute)(images)
@@ -159,7 +159,7 @@ def _labels(features: Features, folds: int, seed: int, compute: Compute) -> tupl
     return float((probabilities.argmax(axis=1) == labels).mean()), doubts
 
 
-def _copies(path: str, split: str, images: Listed, workers: int) -> list[Found]:
+def _copies(path: str, split: str, images: IndexedSource, workers: int) -> list[Found]:
     """Return copies that have different labels."""
     from vitrail.data.copies.confirm import find_copies
     from vitrail.data.copies.dedup import HashedImages, HashedSplit
@@ -188,7 +188,7 @@ def _outliers(features: Features, compute: Compute) -> list[Found]:
     return [("outlier", int(index[row]), int(index[nearest[row]]), float(similarity[row]), "") for row in rows.tolist()]
 
 
-def _class(images: Listed, index: int) -> str:
+def _class(images: IndexedSource, index: int) -> str:
     from vitrail.data.labels.sets import label_text
 
     return label_text(images.labels, index, images.class_names)
@@ -204,7 +204,7 @@ def _write(file: Path, doubts: list[Doubt], raw: bool) -> None:
         writer.writerows([getattr(doubt, name) for name in COLUMNS] for doubt in doubts)
 
 
-def _draw(file: Path, images: Listed, doubts: list[Doubt], pairs: list[Found]) -> None:
+def _draw(file: Path, images: IndexedSource, doubts: list[Doubt], pairs: list[Found]) -> None:
     from vitrail.data.contact_sheet import Frame, write_contact_sheet
 
     frames = []

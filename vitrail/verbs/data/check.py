@@ -15,9 +15,8 @@ from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 from vitrail.version import need
 
 if TYPE_CHECKING:
-    from vitrail.data.check import BadImage, Copy, Report
+    from vitrail.data.check import BadImage, Copy, Report, Stats
     from vitrail.data.loading.pack import PackResult
-    from vitrail.data.stats import Stats
 
 
 @checked
@@ -52,7 +51,7 @@ def stats(path: str | Path, **reading: Unpack[DataKeywords]) -> Stats:
     Args:
         path: The images, in any form that `vitrail train` takes.
     """
-    from vitrail.data.stats import stats
+    from vitrail.data.check import stats
 
     return stats(read_settings(reading, path))
 

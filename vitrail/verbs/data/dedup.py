@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.check import BadImage
-    from vitrail.data.copies.counts import Shared
-    from vitrail.data.copies.dedup import HashedImages, Pairs
+    from vitrail.data.copies.dedup import HashedImages, Pairs, Shared
     from vitrail.data.item import DataSet
 
 SHOWN = 10_000
@@ -101,16 +100,15 @@ def dedup(
     """
     compute = Compute(None, batch_size, workers, device, precision)
     from vitrail.data.copies.confirm import find_copies, pairs_sheet
-    from vitrail.data.copies.counts import shared
-    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, staying, write_pairs
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, shared, staying, write_pairs
     from vitrail.data.sources.lists import write_list
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
 
     against = (against,) if isinstance(against, str | Path) else against
     files = outside({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
     threads = compute.threads(alone=True)
     data = read_settings(reading, path)
-    found = find_and_warn(data)
+    found = open_and_warn(data)
     left, right = _hashed(str(path), found, against, threads)
     other = left if right is None else right
     if distance is None:
@@ -133,7 +131,7 @@ def dedup(
         path=str(path),
         images=len(left),
         shared=shared(left, right, pairs),
-        pairs=list(rows(left, other, pairs.chosen(slice(SHOWN)))),
+        pairs=list(rows(left, other, pairs.rows_at(slice(SHOWN)))),
         found=len(pairs),
         alike=int((~pairs.copy).sum()),
         remaining=int(stays.sum()),
@@ -164,7 +162,7 @@ def _hashed(
 ) -> tuple[HashedImages, HashedImages | None]:
     """Return the images to clean, and the images to compare them with (None: with each other)."""
     from vitrail.data.copies.dedup import HashedImages, hashed, split_apart, splits_to_clean
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
 
     choices: dict[str, Any] = dict(workers=workers, progress=ProgressLine("hashed"))
     if not against:
@@ -172,7 +170,7 @@ def _hashed(
     left = HashedImages(hashed(path, found, splits_to_clean(found), **choices))
     parts = []
     for data in map(str, against):
-        other = find_and_warn(Data(path=data))
+        other = open_and_warn(Data(path=data))
         parts += hashed(data, other, [split_apart(other)], **choices)
     return left, HashedImages(parts)
 

@@ -29,9 +29,9 @@ from vitrail.words import one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
+    from vitrail.data.roles import Splits
     from vitrail.data.settings import Data
-    from vitrail.data.sources.open import Splits
 
 log = logging.getLogger("vitrail")
 COLUMNS = ("split", "id", "uncertainty", "class", "probability", "second", "similarity")
@@ -111,7 +111,7 @@ def next_images(
     compute = Compute(None, batch_size, workers, device, precision)
     if weights is None:
         raise UsageError(f"no network is given, which predicts the images: vitrail data next {path} --from RUN")
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
 
     files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
     embedder = _classifier(weights, compute)
@@ -127,7 +127,7 @@ def next_images(
 
     def features(rows: np.ndarray) -> np.ndarray:
         parts: list[np.ndarray] = []
-        index, _ = embedder.each_batch(View(source, pool[rows]), _array(embedder), parts.append)
+        index, _ = embedder.each_batch(Subset(source, pool[rows]), _array(embedder), parts.append)
         if len(index) < len(rows):
             raise DataError(f"{len(rows) - len(index)} images can no longer be read. Run the command again")
         return np.concatenate(parts)
@@ -170,18 +170,18 @@ def _classifier(weights: str | Path, compute: Compute) -> Embedder:
     return embedder
 
 
-def _images(data: Data, split: str | None) -> tuple[str, Listed, list[Listed]]:
+def _images(data: Data, split: str | None) -> tuple[str, IndexedSource, list[IndexedSource]]:
     """Return the split to choose from, its unlabelled images, and its images with a label, if there are some.
 
     If all have labels, all are returned as unlabelled.
     """
     from vitrail.data.copies.dedup import splits_to_clean
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
     from vitrail.data.labels.sets import known
     from vitrail.data.roles import named_split
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
 
-    found, path = find_and_warn(data, labels=False), data.path
+    found, path = open_and_warn(data, labels=False), data.path
     unlabelled = [name for name, source in found.splits.items() if not known(source.labels).all()]
     name = [*unlabelled, splits_to_clean(found)[0]][0] if split is None else named_split(found, split, path)
     source = found.splits[name]
@@ -189,7 +189,7 @@ def _images(data: Data, split: str | None) -> tuple[str, Listed, list[Listed]]:
     if has.all():
         log.warning("all %d images of %s have labels: they are used as if they had none", len(source), path)
         return name, source, []
-    return name, View(source, np.flatnonzero(~has)), [View(source, np.flatnonzero(has))] if has.any() else []
+    return name, Subset(source, np.flatnonzero(~has)), [Subset(source, np.flatnonzero(has))] if has.any() else []
 
 
 def _trained_on(weights: str | Path) -> Splits | None:
@@ -204,19 +204,19 @@ def _trained_on(weights: str | Path) -> Splits | None:
         return None
 
 
-def _without(source: Listed, trained: Splits, path: str) -> Listed:
+def _without(source: IndexedSource, trained: Splits, path: str) -> IndexedSource:
     """Return the images that are no files of the run, which have a label already. Raises DataError if none is left."""
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
 
     parts = [part for part in (trained.train, trained.validation, trained.test) if part is not None]
     labelled = {file for part in parts for file in map(_file, repeat(part), range(len(part))) if file}
     rows = [row for row in range(len(source)) if _file(source, row) not in labelled]
     if not rows:
         raise DataError(f"all {len(source):,} images of {path} are images of the run: there is nothing left to label")
-    return source if len(rows) == len(source) else View(source, np.array(rows))
+    return source if len(rows) == len(source) else Subset(source, np.array(rows))
 
 
-def _file(source: Listed, row: int) -> str:
+def _file(source: IndexedSource, row: int) -> str:
     """Return the real path of an image; "" if it is not a separate file."""
     from vitrail.data.sources.folder import file_of
 
@@ -250,7 +250,7 @@ class _Predicted:
     """The unreadable images."""
 
 
-def _predicted(embedder: Embedder, compute: Compute, source: Listed) -> _Predicted:
+def _predicted(embedder: Embedder, compute: Compute, source: IndexedSource) -> _Predicted:
     """Return what the network says about the readable images of a source."""
     from vitrail.evaluation.classify import refusing
     from vitrail.evaluation.confidence.temperature import calibrated
@@ -282,7 +282,7 @@ def _write(file: Path, choices: list[Choice], raw: bool) -> None:
             writer.writerow((one.split, one.id, one.uncertainty, one.best, one.probability, one.second, near))
 
 
-def _draw(file: Path, source: Listed, rows: np.ndarray, choices: list[Choice]) -> None:
+def _draw(file: Path, source: IndexedSource, rows: np.ndarray, choices: list[Choice]) -> None:
     from vitrail.data.contact_sheet import Frame, write_contact_sheet
 
     frames = [

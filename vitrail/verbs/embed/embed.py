@@ -26,9 +26,9 @@ from vitrail.words import one_line
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitrail.data.item import Listed
+    from vitrail.data.images.tiles import Tiling
+    from vitrail.data.item import IndexedSource
     from vitrail.data.settings import Data
-    from vitrail.data.tiles.grid import Tiling
     from vitrail.evaluation.features import Features
     from vitrail.evaluation.growing_arrays import GrowingArrays
     from vitrail.verbs.network.features import Tokens
@@ -183,7 +183,7 @@ def embed(
     embedder = Embedder(model, compute, prepare)
     columns = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
-        from vitrail.data.tiles.grid import tiling
+        from vitrail.data.images.tiles import tiling
         from vitrail.evaluation.predict import find_images
 
         if reading:
@@ -248,7 +248,7 @@ def _write_shards(
     return run(job, token_columns(embedder, embedder.tokens(**asked)) if asked else feature_columns(embedder), merge)
 
 
-def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -> WrittenFeatures:
+def _write_features(embedder: Embedder, sources: dict[str, IndexedSource], out: Path) -> WrittenFeatures:
     """Compute all features, then write them."""
     from vitrail.evaluation.feature_file import save_features
 
@@ -266,7 +266,7 @@ def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -
 
 
 def _write_tokens(
-    compute: Tokens, embedder: Embedder, sources: dict[str, Listed], out: Path, format: ArrayFormat
+    compute: Tokens, embedder: Embedder, sources: dict[str, IndexedSource], out: Path, format: ArrayFormat
 ) -> WrittenFeatures:
     """Write the tokens of images batch by batch, to an .npz file or a folder of .npy files."""
     from vitrail.data.labels.sets import LabelSets, one_label
@@ -325,7 +325,7 @@ def _growing(out: Path, format: ArrayFormat) -> AbstractContextManager[GrowingAr
     return growing_npy(out) if format == "npy" else growing_npz(out)
 
 
-def _described(source: Listed, prefix: str, index: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+def _described(source: IndexedSource, prefix: str, index: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays that say which images were computed; their names start with `prefix`."""
     import numpy as np
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
 
 PICTURES = (".png", ".pdf", ".svg")
 DRAWN = 20
@@ -135,7 +135,9 @@ def _check_readable(like: tuple[str | Path, ...]) -> None:
             raise DataError(f"{what} ({error})") from error
 
 
-def _embed(embedder: Embedder, sources: Mapping[str, Listed]) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+def _embed(
+    embedder: Embedder, sources: Mapping[str, IndexedSource]
+) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return the names of the readable images, their features [N, width], and the unreadable images."""
     import numpy as np
 
@@ -186,13 +188,13 @@ def _write(out: Path, like: list[str], found: list[Match], embedder: Embedder, r
             writer.writerow(["image", "similarity"])
             writer.writerows([match.image, f"{match.similarity:.6f}"] for match in found)
         return
-    from vitrail.data.sources.folder import Files
+    from vitrail.data.sources.indexed import GivenImages
     from vitrail.inspection.figures.embedding import draw_matches
     from vitrail.inspection.figures.page import Folder
     from vitrail.inspection.pictures import Pictures
 
     files = [*like, *(match.image for match in found[:DRAWN])]
-    pictures = Pictures(Files(files), embedder.transform)
+    pictures = Pictures(GivenImages(files), embedder.transform)
     shown = [pictures.read(number) for number in range(len(files))]
     near = [
         (picture, f"{match.similarity:.2f}")

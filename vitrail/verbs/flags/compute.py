@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from vitrail.data.images.geometry import Op
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.data.loading.loader import Loader
     from vitrail.evaluation.classify import Predict
 
@@ -75,7 +75,7 @@ class Compute(Settings):
 
     def loader(
         self,
-        source: Listed,
+        source: IndexedSource,
         transform: Op,
         image_size: int | tuple[int, int],
         progress: Callable[[int, int], None] | None = None,

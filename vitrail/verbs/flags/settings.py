@@ -44,8 +44,8 @@ from vitrail.training.run import Run
 
 if TYPE_CHECKING:
     from vitrail.data.item import DataSet
+    from vitrail.data.roles import Splits
     from vitrail.data.settings import Data, Preparation
-    from vitrail.data.sources.open import Splits
 
 log = logging.getLogger("vitrail")
 
@@ -78,15 +78,18 @@ class OpenedData:
     def splits(self, data: Data, seed: int, labels: bool = True) -> Splits:
         """Return what `open_data` returns for these arguments. Raises DataError and UsageError."""
         from vitrail.data.item import DataSet
-        from vitrail.data.sources.open import find_data, split_found
+        from vitrail.data.roles import split_data_set
+        from vitrail.data.sources.open import open_data_set
 
         place = data if is_own(type(data)) else (data.path, data.columns), labels
         if place not in self._found:
-            self._found[place] = find_data(data, labels=labels)
+            self._found[place] = open_data_set(data, labels=labels)
         if (data, seed, labels) not in self._splits:
             found = self._found[place]
             findings = replace(found.findings, warnings=[*found.findings.warnings])  # splitting adds warnings
-            self._splits[data, seed, labels] = split_found(DataSet(found.splits, findings), data, seed, labels=labels)
+            self._splits[data, seed, labels] = split_data_set(
+                DataSet(found.splits, findings), data, seed, labels=labels
+            )
         return self._splits[data, seed, labels]
 
 

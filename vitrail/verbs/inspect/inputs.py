@@ -21,7 +21,7 @@ from vitrail.words import distinct_labels
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.inspection.data_pages import DataFeatures
     from vitrail.inspection.network import InspectedNetwork
     from vitrail.inspection.pictures import Pictures
@@ -87,7 +87,7 @@ class InspectionInputs:
     """Images that were left out -> the reason."""
 
     @cached_property
-    def data_set(self) -> Listed:
+    def data_set(self) -> IndexedSource:
         """The data set. Raises UsageError if none was given."""
         from vitrail.data.sources.open import open_split
 
@@ -96,24 +96,24 @@ class InspectionInputs:
         return open_split(read_settings(self.reading, self.data), self.split)
 
     @cached_property
-    def source(self) -> Listed:
+    def source(self) -> IndexedSource:
         """The given images, else the data set, else the validation images of the first network's run."""
-        from vitrail.data.sources.folder import Files
+        from vitrail.data.sources.indexed import GivenImages
         from vitrail.evaluation.predict import find_images
 
         if self.paths:
             data = read_settings(self.reading, used=READ if self.data is not None else ("include", "exclude"))
-            return Files(find_images(self.paths, data.columns.selection._replace(lists=())))
+            return GivenImages(list(find_images(self.paths, data.columns.selection._replace(lists=()))))
         return self.data_set if self.data is not None else _validation_images(self.first)
 
     def pictures(self, most: int, what: str) -> list[Pictures]:
         """Return at most `most` evenly spaced pictures, prepared for each network; `what` is the word of progress."""
-        from vitrail.data.item import View, evenly_spaced
+        from vitrail.data.item import Subset, evenly_spaced
         from vitrail.inspection.pictures import Pictures
 
         source = self.source
         if len(source) > most:
-            source = View(source, evenly_spaced(len(source), most))
+            source = Subset(source, evenly_spaced(len(source), most))
         # all readers share one record of unreadable images
         each, unreadable, progress = self.compute.batch_size, self.unreadable, ProgressLine(what)
         return [Pictures(source, network.transform, each, unreadable, progress) for network in self.networks]
@@ -136,13 +136,13 @@ class InspectionInputs:
         features, index = self.features(self.data_set, rows)
         return DataFeatures(self.data_set, features, rows[index])
 
-    def features(self, source: Listed, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def features(self, source: IndexedSource, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the first network's features of the images `rows` (default: all) of a source, and their numbers."""
-        from vitrail.data.item import View
+        from vitrail.data.item import Subset
         from vitrail.evaluation.features import extract
 
         network = self.networks[0]
-        chosen = source if rows is None else View(source, rows)
+        chosen = source if rows is None else Subset(source, rows)
         size = network.model.card.preprocess.image_size
         with closing(self.compute.loader(chosen, network.transform, size, ProgressLine("features"))) as loader:
             found = extract(network.model, loader, source.class_names, device=network.device, precision="float32")
@@ -150,7 +150,7 @@ class InspectionInputs:
         return found.features, found.index
 
 
-def _validation_images(model: str | Path) -> Listed:
+def _validation_images(model: str | Path) -> IndexedSource:
     """Return the images that selected the best model of a run. Raises UsageError without a run or such images."""
     from vitrail.data.sources.open import open_data
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.data.loading.loader import Loader
     from vitrail.data.settings import Data
     from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
@@ -73,13 +73,13 @@ def open_job(
     if len(paths) != 1:
         raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
     from vitrail.data.cache import refuse_within
-    from vitrail.data.sources.open import find_to_predict
+    from vitrail.data.sources.open import open_to_predict
     from vitrail.data.split import fingerprint
     from vitrail.evaluation.bulk import Job
     from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
-    splits = find_to_predict(data).splits
+    splits = open_to_predict(data).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
     return Job(folder, splits, about, data.path)
 
@@ -188,7 +188,7 @@ def _computed(
     ask: Callable[[Tensor], Arrays],
     columns: Callable[[Arrays], dict[str, pa.Array]],
     nothing: Arrays,
-    loader: Callable[[Listed], Loader],
+    loader: Callable[[IndexedSource], Loader],
 ) -> ComputeColumns:
     """Return a function that computes id, label and the columns of what `ask` returns, batch by batch.
 
@@ -199,9 +199,9 @@ def _computed(
 
     from vitrail.data.item import ids
     from vitrail.data.labels.sets import LabelSets, names_of_text, stored_texts
-    from vitrail.data.loading.lost import LostImages
+    from vitrail.data.loading.prefetch import LostImages
 
-    def compute(source: Listed, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
+    def compute(source: IndexedSource, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
         several = isinstance(source.labels, LabelSets)
         kind = pa.list_(pa.string()) if several else pa.string()
 

@@ -12,7 +12,7 @@ from vitrail.ranges import InputSize
 from vitrail.verbs.flags.compute import Compute
 
 if TYPE_CHECKING:
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
@@ -121,7 +121,7 @@ def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rej
     return found
 
 
-def output_names(network: ViT | ResNet | Engine, images: Listed, source: str | Path) -> list[str]:
+def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: str | Path) -> list[str]:
     """Return the name of each output: from the weights, or else the classes of the images, in order.
 
     Raises DataError if the weights have no names and the numbers of outputs and classes differ.

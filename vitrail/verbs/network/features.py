@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from vitrail.data.item import Findings, Listed
+    from vitrail.data.images.tiles import TileBox, Tiling
+    from vitrail.data.item import Findings, IndexedSource
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.indexed import GivenImages
-    from vitrail.data.tiles.grid import TileBox, Tiling
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
 
@@ -50,8 +50,8 @@ NO_IMAGES = "there are no images: the list or array is empty. Give at least one 
 class TrainAndTestImages:
     """The training and the test images of a probe."""
 
-    train: Listed
-    test: Listed
+    train: IndexedSource
+    test: IndexedSource
     name: str
     """Description of the images, for the user."""
 
@@ -69,7 +69,7 @@ def open_train_and_test(
     which is held out. `opened` are data of the command that may be open already. `reading` are settings of the data.
     Raises UsageError and DataError.
     """
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
     from vitrail.data.labels.sets import known
     from vitrail.data.split import hold_out
 
@@ -94,7 +94,7 @@ def open_train_and_test(
     if data is None:
         raise UsageError(f"{model} was trained without test or validation images. Give DATA after it")
     remaining, held_out = hold_out(train, Data().holdout, seed)
-    return TrainAndTestImages(View(train, remaining), View(train, held_out), f"{settings.path}, a tenth held out")
+    return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), f"{settings.path}, a tenth held out")
 
 
 def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str | Path, ...], list[Any]]:
@@ -122,14 +122,14 @@ def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str 
 
 def open_images(
     model: str | Path, paths: tuple[str | Path, ...], split: str | None, reading: Mapping[str, Any]
-) -> dict[str, Listed]:
+) -> dict[str, IndexedSource]:
     """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
 
     `reading` are settings of the data.
     """
     from vitrail.data.item import Findings
-    from vitrail.data.sources.folder import Files
-    from vitrail.data.sources.located import Located
+    from vitrail.data.sources.folder import Located
+    from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.predict import find_images
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
@@ -143,7 +143,7 @@ def open_images(
     if splits is not None:
         return splits
     findings = Findings("files")
-    files = Files(find_images(paths, data.columns.selection, findings))
+    files = GivenImages(list(find_images(paths, data.columns.selection, findings)))
     warn_of_ignored(findings)
     return {"": files}
 
@@ -154,17 +154,17 @@ def warn_of_ignored(findings: Findings) -> None:
         log.warning("%s", as_text(line))
 
 
-def _splits(data: Data) -> dict[str, Listed] | None:
+def _splits(data: Data) -> dict[str, IndexedSource] | None:
     """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
     from vitrail.data.image_names import is_image_name
-    from vitrail.data.sources.open import find_and_warn
+    from vitrail.data.sources.open import open_and_warn
     from vitrail.evaluation.predict import find_images
 
     place = Path(data.path).expanduser()
     if is_image_name(place.name) or (glob.has_magic(data.path) and not place.exists()):
         return None
     try:
-        found = find_and_warn(data)
+        found = open_and_warn(data)
     except DataError:
         if data.label_from is None and place.is_dir():
             find_images([place], data.columns.selection)  # raises if there are no images, too
@@ -272,11 +272,11 @@ class Embedder:
         """Return the features of images as an array "features", float32 [batch, width]."""
         return {"features": self.embed(images).cpu().numpy()}
 
-    def loader(self, source: Listed) -> Loader:
+    def loader(self, source: IndexedSource) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
         return self._compute.loader(source, self.transform, self.size, ProgressLine("computed"))
 
-    def __call__(self, source: Listed) -> Features:
+    def __call__(self, source: IndexedSource) -> Features:
         """Return the features of all readable images. The others are logged. Raises DataError."""
         from vitrail.evaluation.features import collect
 
@@ -286,7 +286,7 @@ class Embedder:
         return found
 
     def each_batch(
-        self, source: Listed, compute: Callable[[Tensor], T], receive: Callable[[T], None]
+        self, source: IndexedSource, compute: Callable[[Tensor], T], receive: Callable[[T], None]
     ) -> tuple[np.ndarray, list[tuple[str, str]]]:
         """Call `receive` with the result for each batch of images, in order.
 
@@ -322,7 +322,8 @@ class Embedder:
         import numpy as np
         import torch
 
-        from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
+        from vitrail.data.images.ops import tile_transform
+        from vitrail.data.images.tiles import prepared_tiles
         from vitrail.evaluation.predict import find_images
 
         size = self._compute.batch_size

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.tiles.grid import TileBox, Tiling
 from vitrail.errors import DecodeError, UsageError
 from vitrail.files import refuse_other_files
 from vitrail.version import need
@@ -16,6 +15,7 @@ from vitrail.version import need
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitrail.data.images.tiles import TileBox, Tiling
     from vitrail.data.settings import Preprocess
     from vitrail.evaluation.predict import Prediction, Row
 
@@ -49,8 +49,8 @@ def check_folder(out: str | Path, images: Iterable[str | Path]) -> Path:
 
 def files_of_rows(images: Iterable[str | Path], tiling: Tiling | None, preprocess: Preprocess) -> Iterator[Path]:
     """Yield the file of each row of the predictions for `images`, in order."""
-    from vitrail.data.bands.pixels import pixels_of
-    from vitrail.data.tiles.prepared import tiles_of
+    from vitrail.data.images.pixels import pixels_of
+    from vitrail.data.images.tiles import tiles_of
     from vitrail.evaluation.predict import find_images
 
     files = find_images(images)
@@ -76,9 +76,8 @@ class TileMaps:
 
     def draw(self, folder: Path) -> list[str]:
         """Draw the map of each image, and return the files. An image that cannot be read again is logged."""
-        from vitrail.data.bands.pixels import pixels_of
-        from vitrail.data.tiles.image import open_image
-        from vitrail.data.tiles.reduced import reduced
+        from vitrail.data.images.pixels import pixels_of
+        from vitrail.data.images.tiles import open_image, reduced
         from vitrail.evaluation.predict import find_images
         from vitrail.inspection.figures.page import Folder
 

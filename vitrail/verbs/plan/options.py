@@ -18,9 +18,9 @@ from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_ru
 from vitrail.verbs.network.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 
 if TYPE_CHECKING:
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
+    from vitrail.data.roles import Splits
     from vitrail.data.settings import Data
-    from vitrail.data.sources.open import Splits
     from vitrail.training.run import Run
     from vitrail.transfer.recommend import Method, Option
     from vitrail.transfer.timing import Rehearsal, Speeds
@@ -240,14 +240,14 @@ def _probe_option(
     )
 
 
-def _seconds_per_image(embedder: Embedder, source: Listed, seconds: float) -> float:
+def _seconds_per_image(embedder: Embedder, source: IndexedSource, seconds: float) -> float:
     """Return the seconds per image of computing features, loading included."""
     import numpy as np
 
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
 
     def timed(count: int) -> float:
-        some = View(source, np.unique(np.linspace(0, len(source) - 1, count).astype(int)))
+        some = Subset(source, np.unique(np.linspace(0, len(source) - 1, count).astype(int)))
         began = time.perf_counter()
         embedder(some)
         return (time.perf_counter() - began) / len(some)

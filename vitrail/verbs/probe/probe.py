@@ -67,7 +67,7 @@ def fewshot(
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
     _check("fewshot", model, features, split, image_size, *reading.values())
-    from vitrail.data.item import View
+    from vitrail.data.item import Subset
     from vitrail.data.labels.sets import one_label
     from vitrail.evaluation.feature_file import load_features
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
@@ -82,7 +82,7 @@ def fewshot(
         images = open_train_and_test(str(model), data, split, reading=reading)
         selected = select(one_label(images.train.labels, "probe fewshot"), list(images.train.class_names))
         embedder = Embedder(str(model), compute, prepare)
-        train, test = embedder(View(images.train, selected.rows)), embedder(images.test)
+        train, test = embedder(Subset(images.train, selected.rows)), embedder(images.test)
         train = replace(train, index=selected.rows[train.index])
         subject = f"{model} on {images.name}"
     found = measure(selected, train, test)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from vitrail.data.item import Listed
+    from vitrail.data.item import IndexedSource
     from vitrail.data.masks import MaskedData
     from vitrail.transfer.segmentation.probe import EmbedTokens, Segmentation
 
@@ -123,7 +123,7 @@ def _tokens(embedder: Embedder, layers: list[int]) -> EmbedTokens:
         sizes = ", ".join(f"{rows} x {columns}" for rows, columns in sorted(grids))
         raise UsageError(f"the layers {layers} have different grids ({sizes}). Choose --layers of one grid")
 
-    def embed(source: Listed, receive: Callable[[np.ndarray], None]) -> tuple[np.ndarray, list[tuple[str, str]]]:
+    def embed(source: IndexedSource, receive: Callable[[np.ndarray], None]) -> tuple[np.ndarray, list[tuple[str, str]]]:
         def joined(found: dict[str, np.ndarray]) -> None:
             receive(np.concatenate([found[f"tokens_{layer}"] for layer in layers], axis=-1))
 
@@ -134,7 +134,7 @@ def _tokens(embedder: Embedder, layers: list[int]) -> EmbedTokens:
 
 def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
     """Write the scores and the picture."""
-    from vitrail.data.bands.picture import picture
+    from vitrail.data.images.pixels import picture
     from vitrail.data.sources.folder import read_file
     from vitrail.inspection.figures.page import Folder
     from vitrail.inspection.figures.segmentation import draw_segmentation

@@ -17,7 +17,7 @@ from vitrail.training.run import Run
 if TYPE_CHECKING:
     from vitrail.costs.devices import Device
     from vitrail.costs.estimate import Cost
-    from vitrail.data.sources.open import Splits
+    from vitrail.data.roles import Splits
     from vitrail.objective.base import Objective
     from vitrail.training.resolve import Resolved
     from vitrail.training.setup import Setup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
+from vitrail.data.images.decode import upright
 from vitrail.errors import DecodeError
 from vitrail.version import install_extra
 
@@ -39,7 +40,7 @@ def header(data: bytes, max_bytes: int) -> Header:
         bands, first = 0, pages[0]
         for page in pages:
             _check(page, first)
-            bands += _samples(page)
+            bands += int(page.samplesperpixel)
             if page.imagelength * page.imagewidth * bands * np.dtype(page.dtype).itemsize > max_bytes:
                 raise DecodeError(f"the TIFF has more than {max_bytes:,} bytes of values", reason="too-many-pixels")
             ends = [start + count for start, count in zip(page.dataoffsets, page.databytecounts, strict=True)]
@@ -51,8 +52,6 @@ def header(data: bytes, max_bytes: int) -> Header:
 
 def values(data: bytes, about: Header) -> np.ndarray:
     """Return the bands that `header` described, upright: [H, W, bands]. Raises DecodeError."""
-    from vitrail.data.images.decode import upright
-
     with opened(io.BytesIO(data)) as pages:
         found = [_bands_last(page, page.asarray()) for page in pages]
     return upright(np.concatenate(found, axis=2), about.orientation if 1 <= about.orientation <= 8 else 1)
@@ -99,10 +98,6 @@ def _check(page: TiffPage, first: TiffPage) -> None:
     if about != expected:
         message = f"the pages of the TIFF differ in height, width or type: {expected} and {about}"
         raise DecodeError(message, reason="unsupported")
-
-
-def _samples(page: TiffPage) -> int:
-    return int(page.samplesperpixel)
 
 
 def _bands_last(page: TiffPage, array: np.ndarray) -> np.ndarray:

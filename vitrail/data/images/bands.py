@@ -1,23 +1,28 @@
-"""Decide how the images of a run are read: as RGB with 8 bits, or with all their bands and bits."""
+"""Decide how the images of a run are read: as RGB with 8 bits, or with all their bands and bits.
+
+Of other bands than RGB the statistics are measured on training images.
+"""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
-from vitrail.data.bands.measure import measured
-from vitrail.data.bands.stored import stored
 from vitrail.data.images import png
 from vitrail.data.images.decode import DICOM
-from vitrail.data.item import Listed, evenly_spaced
+from vitrail.data.images.pixels import check_finite
+from vitrail.data.images.stored import bands_text, read, stored
+from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits, Data
+from vitrail.device import available_cores
 from vitrail.errors import DataError, DecodeError, UsageError
 
 SNIFFED = 64
@@ -40,7 +45,7 @@ class Layout(NamedTuple):
         return _words(self.channels, self.bits)
 
 
-def layouts(source: Listed, channels: int | None = None) -> list[Layout]:
+def layouts(source: IndexedSource, channels: int | None = None) -> list[Layout]:
     """Return the layouts of up to `SNIFFED` images spread over the source; [] if none opens.
 
     channels: The number of bands, if it is known, which tells the axes of an array apart. Raises DataError for a read
@@ -52,12 +57,12 @@ def layouts(source: Listed, channels: int | None = None) -> list[Layout]:
         return [found for found in each_image(pool, layout, source, rows) if found is not None]
 
 
-def choose(
+def choose_bands(
     data: Data,
     given: Bands | None,
     weights: Bands | None,
     found: Sequence[Layout],
-    train: Listed,
+    train: IndexedSource,
     decisions: dict[str, str],
 ) -> Bands | None:
     """Return the bands of the images; None for RGB with 8 bits. Note every decision in `decisions`.
@@ -67,29 +72,34 @@ def choose(
     are others.
     """
     if given is not None:
-        given.check()
-        return _shown(_agreeing(given, data), data)
-    asked = data.channels is not None or data.bits is not None
-    if not asked and weights is not None:
+        given.require_consistent()
+        for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
+            if asked not in (None, has):
+                raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
+        return _shown(given, data)
+    asks = data.channels is not None or data.bits is not None
+    if not asks and weights is not None:
         channels, bits, why = weights.channels, weights.bits, "as the weights need"
     else:
-        kind = kept(data, found, rgb=weights is None)
+        kind = bands_to_keep(data, found, rgb=weights is None)
         if kind is None:
-            if not asked:
-                _note_lost_bits(found, decisions)
+            deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
+            if deep and not asks:
+                share = f"{deep[0][1]} of {len(found)} images have {deep[0][0]}"
+                decisions["bits"] = f"8 bits of RGB: {share}. data.channels and data.bits keep them all"
             return None
-        (channels, bits), why = kind, "as data.channels and data.bits say" if asked else "as they are stored"
+        (channels, bits), why = kind, "as data.channels and data.bits say" if asks else "as they are stored"
     _require(channels, bits, found, why)
     decisions["bands"] = f"{_words(channels, bits)}: {why}"
     if weights is not None and (weights.channels, weights.bits) == (channels, bits):
         decisions["statistics"] = "mean and std of each band: those of the weights"
         return _shown(weights, data)
-    bands = measured(train, channels, bits, decisions)
+    bands = measure_bands(train, channels, bits, decisions)
     display = (1, 2, 3) if channels >= 3 else (1,)
     return _shown(replace(bands, display=display), data)
 
 
-def kept(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
+def bands_to_keep(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
     """Return number and depth of the bands to read, by the settings or by what most images are.
 
     None for RGB with 8 bits: for pictures without settings, or, if `rgb`, with settings for three bands of 8 bits.
@@ -107,18 +117,10 @@ def kept(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int,
     return channels, bits
 
 
-def _agreeing(given: Bands, data: Data) -> Bands:
-    """Return `given`. Raises UsageError if `data` asks for other bands."""
-    for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
-        if asked not in (None, has):
-            raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
-    return given
-
-
 def _shown(bands: Bands, data: Data) -> Bands:
-    """Return `bands` with the display that `data` asks for. Raises UsageError as `Bands.check` does."""
+    """Return `bands` with the display that `data` asks for. Raises UsageError as `Bands.require_consistent` does."""
     bands = bands if data.display is None else replace(bands, display=data.display)
-    bands.check()
+    bands.require_consistent()
     return bands
 
 
@@ -140,22 +142,11 @@ def _require(channels: int, bits: Bits, found: Sequence[Layout], why: str) -> No
         )
 
 
-def _note_lost_bits(found: Sequence[Layout], decisions: dict[str, str]) -> None:
-    """Note that images have more bits than RGB keeps."""
-    deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
-    if deep:
-        kind, count = deep[0]
-        decisions["bits"] = (
-            f"8 bits of RGB: {count} of {len(found)} images have {kind}. data.channels and data.bits keep them all"
-        )
-
-
 def _words(channels: int, bits: Bits | None) -> str:
-    bands = "1 band" if channels == 1 else f"{channels} bands"
-    return f"{bands} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
+    return f"{bands_text(channels)} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
 
 
-def _layout(channels: int | None, source: Listed, index: int) -> Layout | None:
+def _layout(channels: int | None, source: IndexedSource, index: int) -> Layout | None:
     """Return the layout of an image; None for an unreadable one, which the loader reports."""
     try:
         image = source[index].image
@@ -182,3 +173,65 @@ def _picture(data: bytes) -> Layout | None:
             return Layout(image.height, image.width, len(image.getbands()), bits, True)
     except Exception:
         return None
+
+
+MEASURED = 1000
+"""Largest number of training images whose values are read."""
+
+
+@dataclass
+class _Moments:
+    """Mean, sum of squared differences from it, and ends of the values of an image's bands, float64 [bands] each."""
+
+    count: int
+    mean: np.ndarray
+    squares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    def add(self, other: _Moments) -> None:
+        """Add the values of another image (Chan et al. 1979, equation 2.1: exact for large means, too)."""
+        count, apart = self.count + other.count, other.mean - self.mean
+        self.mean += apart * (other.count / count)
+        self.squares += other.squares + apart**2 * (self.count * other.count / count)
+        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        self.count = count
+
+
+def measure_bands(train: IndexedSource, channels: int, bits: Bits, decisions: dict[str, str]) -> Bands:
+    """Return the statistics over at most `MEASURED` training images, evenly spaced. Note in `decisions` how many.
+
+    An image that cannot be read is left out here; the loader reports it. Raises DataError if there is no other.
+    """
+    rows = evenly_spaced(len(train), MEASURED)
+
+    def moments(source: IndexedSource, index: int) -> _Moments | DecodeError:
+        try:
+            values = read(source[index].image, channels, bits).astype(np.float64)
+            check_finite(values)
+        except DecodeError as error:
+            return error
+        mean = values.mean(axis=(0, 1))
+        squares = np.square(values - mean).sum(axis=(0, 1))
+        return _Moments(values[..., 0].size, mean, squares, values.min(axis=(0, 1)), values.max(axis=(0, 1)))
+
+    total: _Moments | None = None
+    read_images, first = 0, None
+    with threads(available_cores()) as pool:
+        for found in each_image(pool, moments, train, rows):
+            if isinstance(found, DecodeError):
+                first = first or found
+            elif total is None:
+                total, read_images = found, 1
+            else:
+                total.add(found)
+                read_images += 1
+    if total is None:
+        raise DataError(f"none of {len(rows)} training images can be read with these bands. The first: {first}")
+    std = np.sqrt(total.squares / total.count)
+    constant = ", ".join(str(1 + band) for band in np.flatnonzero(std == 0).tolist())
+    decisions["statistics"] = f"mean and std of each band: those of {read_images} training images"
+    if constant:
+        decisions["statistics"] += f"; band {constant} has one value only, from which nothing can be learned"
+    std[std == 0] = 1.0
+    return Bands(bits, *(tuple(values.tolist()) for values in (total.mean, std, total.low, total.high)))

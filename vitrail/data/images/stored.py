@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.bands import tiff
-from vitrail.data.images import dicom, png
+from vitrail.data.images import dicom, png, tiff
 from vitrail.data.images.decode import BYTES_PER_PIXEL, DICOM, MAX_PIXELS, MAX_SIDE, format_of, native
 from vitrail.data.images.work import within_memory
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
@@ -118,7 +117,7 @@ def read(image: bytes | np.ndarray, bands: int, bits: Bits, max_pixels: int = MA
         raise DecodeError(message, reason="wrong-depth")
     repeated = bands == 1 and count == 3 and bits == "8"
     if count != bands and not repeated:
-        raise DecodeError(f"the image has {_counted(count)}, and {bands} are needed", reason="wrong-bands")
+        raise DecodeError(f"the image has {bands_text(count)}, and {bands} are needed", reason="wrong-bands")
     values, axis = found.load(), found.axis(count)
     values = values[:, :, None] if axis is None else np.moveaxis(values, axis, 2)
     if repeated:
@@ -128,8 +127,9 @@ def read(image: bytes | np.ndarray, bands: int, bits: Bits, max_pixels: int = MA
     return values
 
 
-def _counted(bands: int) -> str:
-    return "1 band" if bands == 1 else f"{bands} bands"
+def bands_text(count: int) -> str:
+    """Return a number of bands in words: "1 band", "4 bands"."""
+    return "1 band" if count == 1 else f"{count} bands"
 
 
 def _of_bytes(data: bytes, max_pixels: int) -> Stored:

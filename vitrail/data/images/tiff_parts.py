@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.bands import tiff
-from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+from vitrail.data.images import tiff
 from vitrail.data.images.decode import MAX_PIXELS, MAX_SIDE
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.sources.folder import MAX_BYTES
 from vitrail.errors import DecodeError
 from vitrail.files import open_regular, regular_descriptor
