@@ -223,6 +223,8 @@ class _Merge:
         changes, ranges = {}, ranged_types(kind)
         for name, value in values.items():
             inner = _join(path, str(name))
+            if name in getattr(kind, "gone", ()):
+                continue
             if name in settings:
                 changes[name] = self.within(ranges.get(name), settings[name], value, getattr(base, name), inner)
             else:

@@ -141,6 +141,8 @@ class Settings:
     """Base of dataclasses that check the ranges of their fields. Errors name a field after `section`: "optim.lr"."""
 
     section: ClassVar[str] = ""
+    gone: ClassVar[tuple[str, ...]] = ()
+    """Settings of earlier versions that changed no result. Their configurations may name them."""
 
     def __init_subclass__(cls, section: str = "") -> None:
         cls.section = section or cls.section

@@ -29,7 +29,6 @@ from vitrail.model.rotary.positions import RotaryPositions, Rotation
 from vitrail.model.rotary.settings import Rotary
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.model.wide import compute_together
 
 DINOV3 = Rotary(base=100.0, coordinates="centred", pairs="halves")
 TINY: dict[str, Any] = dict(
@@ -131,8 +130,6 @@ def test_every_way_of_computing_gives_the_same(changes: dict[str, Any]) -> None:
             hook = model.blocks[1].register_forward_hook(lambda *_: None)  # then no layer skips tokens
             results[f"{path}, hooked"] = model(images)
             hook.remove()
-    compute_together(model)
-    results["wide"] = model(images)
     for name, found in results.items():
         expected = results["fused gradient" if "gradient" in name else "fused"]
         assert (found - expected).norm() < 1e-5 * expected.norm(), name

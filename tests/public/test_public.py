@@ -66,7 +66,7 @@ progressive.start progressive.until schedule.drops schedule.end schedule.shape s
 shard time_limit timeout track tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
-vit.stem_norm vit.width weights wide_branches workers
+vit.stem_norm vit.width weights workers
 augment.class data.class metric.class metric.name objective.class optim.class schedule.class vit.attention vit.head
 """
 TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN}"

@@ -16,7 +16,6 @@ from vitrail.errors import UsageError
 from vitrail.model.block import Block
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
-from vitrail.model.wide import WideBlock
 from vitrail.objective.base import Moment, Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -132,20 +131,6 @@ def test_activation_checkpointing_changes_neither_gradients_nor_names(drop: floa
     seed_step(0, 0, 0)
     for name, value in gradients(wrapped, data()).items():
         assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_wide_branches_are_the_same_step(checkpointing: bool) -> None:
-    how = dict(block="parallel", branches=2, drop_path=0.3, layer_scale=0.5)
-    apart, together = make(**how), make(**how)
-    prepare(together.model, Run(wide_branches=True, activation_checkpointing=checkpointing))
-    assert together.state_dict().keys() == apart.state_dict().keys()
-    assert all(type(block) is WideBlock for block in together.model.blocks)
-    seed_step(0, 0, 0)
-    expected = gradients(apart, data())
-    seed_step(0, 0, 0)
-    for name, value in gradients(together, data()).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_activation_checkpointing_keeps_less() -> None:

@@ -3,13 +3,10 @@
 n attentions of h heads with the same input are one attention of n * h heads, and n MLPs are one MLP with n times as
 many hidden features. The scale and the shift of each branch's norm are folded into the projection that follows, and
 LayerScale into the layer before it. The last matrix product also adds up the branches. So a block of n branches takes
-as many matrix products, norms and additions as a block of one branch. To drop a branch for an image (stochastic depth),
-its part of the last product's input is set to 0.
+as many matrix products, norms and additions as a block of one branch.
 
-The model stores the weights of the separate branches, so in training every step concatenates them; `freeze` does it
-once (`vitrail.model.frozen`; `vitrail study three-table4` measures it). In training on a CPU this costs about as much
-as it saves, because wider activations leave the cache, so it is an option: `Run.wide_branches`. Results and gradients
-are equal to rounding; parameters and random numbers are the same.
+The model stores the weights of the separate branches; `freeze` joins them once (`vitrail.model.frozen`; `vitrail study
+three-table4` measures it). In training every step would have to join them, which costs about as much as it saves.
 """
 
 from __future__ import annotations
@@ -20,11 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, mix, rotation_of
-from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU, swiglu
-from vitrail.model.layers import LayerNorm, QuickGELU, is_plain, layer_norm, linear, linear_after_gelu
-from vitrail.model.posemb import Grid
-from vitrail.model.recompute import recomputable
+from vitrail.model.attention import Attention, Bias, rotation_of
+from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU
+from vitrail.model.layers import LayerNorm, QuickGELU, is_plain
 from vitrail.model.rotary.positions import Rotation
 
 
@@ -50,14 +45,14 @@ class Wide(NamedTuple):
 
 
 def wide_attention(branches: Sequence[Any]) -> Wide:
-    """Return the `AttentionBranch`es of a block as one; differentiable."""
+    """Return the `AttentionBranch`es of a block as one."""
     inner = [_fold_norm(branch.norm, *branch.attention.scaled()) for branch in branches]
     outer = [_fold_gamma(branch.attention.out, branch.residual.gamma) for branch in branches]
     return Wide(_concatenate(inner, parts=3), _sum_of(outer))
 
 
 def wide_mlp(branches: Sequence[Any]) -> Wide:
-    """Return the `MLPBranch`es of a block as one; differentiable. For SwiGLU, all gates come before all values."""
+    """Return the `MLPBranch`es of a block as one. For SwiGLU, all gates come before all values."""
     inner = [_fold_norm(branch.norm, branch.mlp.fc1.weight, branch.mlp.fc1.bias) for branch in branches]
     outer = [_fold_gamma(branch.mlp.fc2, branch.residual.gamma) for branch in branches]
     return Wide(_concatenate(inner, parts=1 if isinstance(branches[0].mlp, MLP) else 2), _sum_of(outer))
@@ -109,57 +104,6 @@ class ForBranches:
         return None if rotation is None else rotation.for_branches(self.branches)
 
 
-class WideBlock(Block):
-    """A parallel block that computes its branches as one. It takes over all modules of a `Block`.
-
-    It computes branch by branch while a layer of it is not plain (hooks, LoRA, ...) or drops out features in training.
-    """
-
-    def __init__(self, block: Block) -> None:
-        nn.Module.__init__(self)  # not Block's, which would create new weights
-        self.layer, self.attentions, self.mlps = block.layer, block.attentions, block.mlps
-        self._positions = block._positions
-        self.recompute, self.training = block.recompute, block.training
-
-    def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
-    ) -> Tensor:
-        """See `Block.forward`."""
-        if not can_join(self):
-            return super().forward(x, places, grid, read)
-        return self._together(x, places, grid, read)
-
-    @recomputable
-    def _together(self, x: Tensor, places: Tensor | None, grid: Grid | None, read: int | None) -> Tensor:
-        attentions: list[Any] = list(self.attentions)
-        mlps: list[Any] = list(self.mlps)
-        count, eps = len(attentions), attentions[0].norm.eps
-
-        (weight, offset), out = wide_attention(attentions)
-        bias = ForBranches(self.bias(places, grid), count)
-        normed = layer_norm(x, None, None, eps)
-        mixed = mix(normed, weight, offset, count * attentions[0].attention.heads, bias, read)
-        x = x[:, :read] + _summed(mixed, out, _alive(attentions, x))
-
-        (weight, offset), out = wide_mlp(mlps)
-        hidden = linear(layer_norm(x, None, None, eps), weight, offset)
-        alive = _alive(mlps, x)
-        mlp: Any = mlps[0].mlp
-        if not isinstance(mlp, MLP):
-            return x + _summed(swiglu(hidden), out, alive)
-        if alive is None and isinstance(mlp.act, nn.GELU):
-            return x + linear_after_gelu(hidden, out.weight, out.bias.sum(0), mlp.act.approximate)  # type: ignore[arg-type]
-        return x + _summed(mlp.act(hidden), out, alive)
-
-
-def compute_together(model: nn.Module) -> None:
-    """Replace every parallel block of `model` by a `WideBlock`, in place. Names, parameters and state_dict stay."""
-    for parent in list(model.modules()):
-        for name, block in parent.named_children():
-            if isinstance(block, Block) and not isinstance(block, WideBlock) and len(block.attentions) > 1:
-                setattr(parent, name, WideBlock(block))
-
-
 _KINDS = (
     *(AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual),
     *(LayerNorm, nn.Linear, nn.Dropout, nn.GELU, QuickGELU, nn.SiLU),
@@ -186,19 +130,3 @@ def can_join(block: nn.Module) -> bool:
     mlps: list[Any] = [branch.mlp for branch in block.mlps]
     acts = {(type(mlp), type(mlp.act), getattr(mlp.act, "approximate", "")) for mlp in mlps}
     return len(acts) == 1 and acts.pop()[:2] in ((MLP, nn.GELU), (MLP, QuickGELU), (SwiGLU, nn.SiLU))
-
-
-def _alive(branches: Sequence[Any], x: Tensor) -> Tensor | None:
-    """Return the stochastic depth of each image and branch [batch, 1, branches, 1]; None if nothing is dropped."""
-    drawn = [branch.residual.alive(x) for branch in branches]
-    return None if drawn[0] is None else torch.stack(drawn, dim=2)
-
-
-def _summed(x: Tensor, layer: Dense, alive: Tensor | None) -> Tensor:
-    """Apply the last layers to their input [batch, tokens, branches * in] and add up the branches -> [.., width]."""
-    if alive is None:
-        return linear(x, layer.weight, layer.bias.sum(0))
-    branches = len(layer.bias)
-    kept = (x.unflatten(-1, (branches, -1)) * alive.to(x.dtype)).flatten(2)
-    biases = (layer.bias * alive[:, 0]).sum(1, keepdim=True)
-    return linear(kept, layer.weight) + biases.to(x.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from vitrail.data.settings import Augment, Data, Preparation, Preprocess
 from vitrail.device import Precision
@@ -249,6 +249,8 @@ class Progressive(Settings, section="progressive"):
 class Run(Settings):
     """One training run, complete."""
 
+    gone: ClassVar[tuple[str, ...]] = ("wide_branches",)
+
     name: Annotated[str, FolderName()] = "train"
     """Name of the run. Its folder is `out`/`name`-<n>."""
     out: str = "runs"
@@ -352,9 +354,6 @@ class Run(Settings):
     shard: bool = False
     """Shard weights, gradients and optimiser state over the processes (FSDP2), for networks too large for one device,
     such as ViT-H. The losses do not change."""
-    wide_branches: bool = False
-    """Compute the branches of parallel blocks as one wide branch. The network is the same; on the CPUs measured it is
-    not faster (`vitrail.model.wide`)."""
     workers: Threads | None = None
     """Number of threads that decode images; 0 decodes in the training thread (default: from the number of cores)."""
     cache: Literal["auto", "yes", "no"] = "auto"

@@ -44,7 +44,7 @@ from vitrail.training.run import Run
 RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"
 NAME = "run"
 ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "concurrent", "compile",
-             "activation_checkpointing", "keep", "checkpoint_every", "wide_branches")  # fmt: skip
+             "activation_checkpointing", "keep", "checkpoint_every")  # fmt: skip
 """Settings that say where and how a run is executed, not what it computes."""
 Status = Literal["done", "diverged", "failed"]
 _SHAPE = {"status": str, "reason": str, "run": str, "dev": NUMBERS, "test": NUMBERS, "steps": int, "seconds": float}

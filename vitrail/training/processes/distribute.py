@@ -1,6 +1,5 @@
 """What is applied to the single-device model from outside, in this order:
 
-0. the branches of parallel blocks are computed as one, if the run asks for it;
 1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
 2. torch.compile, on each block: blocks that differ only in their weights share one compiled graph;
 3. several threads, each with micro-batches of its own (`training.processes.threads`); or several processes, whose
@@ -19,7 +18,6 @@ from torch import nn
 
 from vitrail import world
 from vitrail.model.vit import ViT
-from vitrail.model.wide import compute_together
 from vitrail.objective.base import Objective
 from vitrail.training.processes.parallel import Parallel, Replicated, Sharded, SingleProcess
 from vitrail.training.processes.sharding import GatheredCopy, sharded
@@ -31,12 +29,10 @@ GRAPHS = 8
 
 
 def prepare(model: nn.Module, run: Run) -> None:
-    """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` asks for.
+    """Apply activation checkpointing and compilation to `model`, in place, as `run` asks for.
 
     A network without encoder blocks (a ResNet) is treated as one block.
     """
-    if run.wide_branches:
-        compute_together(model)
     blocks = checkpointed_parts(model)
     if run.compile:
         # stochastic depth and relative positions make each block a graph of its own, several with other shapes and in

@@ -74,7 +74,6 @@ class TrialKeywords(TypedDict, total=False):
     compile: bool
     activation_checkpointing: bool
     shard: bool
-    wide_branches: bool
     workers: Threads | None
     cache: Literal["auto", "yes", "no"]
     timeout: Seconds
