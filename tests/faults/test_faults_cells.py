@@ -30,7 +30,6 @@ COMMANDS = {
     "check": (["data", "check", "../photos", "--out", "out.csv"], "loose/out.csv"),
     "dedup": (["data", "dedup", "../photos", "--out", "../out.csv"], "out.csv"),
     "keep list": (["data", "dedup", "../photos", "--keep-list", "../out.csv"], "out.csv"),
-    "split": (["data", "split", "../photos", "../lists", "100%"], "lists/*.csv"),
 }
 WRITTEN = {
     "predict": [f"{name}.png" for name in NAMES],
@@ -40,7 +39,6 @@ WRITTEN = {
     "check": [f"{name}/copy.png" for name in NAMES],
     "dedup": [f"{name}/copy.png" for name in NAMES],
     "keep list": [*NAMES, *(f"{name}/0.png" for name in NAMES)],
-    "split": [*NAMES, *(f"{name}/1.png" for name in NAMES)],
 }
 """Text that stands in a cell of its own."""
 
@@ -87,7 +85,7 @@ def test_66_no_command_writes_a_formula(scene: Path, tmp_path: Path, case: str) 
 @pytest.mark.parametrize("case", COMMANDS)
 def test_66_raw_names_are_written_as_they_are(scene: Path, tmp_path: Path, case: str) -> None:
     _, cells = written(scene, tmp_path, case, "--raw")
-    doubled = case in ("keep list", "split")  # these are read back
+    doubled = case == "keep list"  # it is read back
     for name in WRITTEN[case]:
         assert (f"'{name}" if doubled and name.startswith("'") else name) in cells
 
@@ -102,10 +100,9 @@ def test_66_predictions_on_stdout(scene: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("raw", [[], ["--raw"]])
 def test_66_lists_are_read_back_with_the_true_names(scene: Path, tmp_path: Path, raw: list[str]) -> None:
-    for case in ("keep list", "split"):
-        file, _ = written(scene, tmp_path / case, case, *raw)
-        found = open_path(str(file)).splits
-        assert {name for source in found.values() for name in source.class_names} == set(NAMES)
+    file, _ = written(scene, tmp_path, "keep list", *raw)
+    found = open_path(str(file)).splits
+    assert {name for source in found.values() for name in source.class_names} == set(NAMES)
 
 
 @pytest.mark.processes

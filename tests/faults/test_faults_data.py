@@ -366,7 +366,6 @@ def test_58_every_verb_says_that_a_folder_holds_two_kinds_of_data(tmp_path: Path
         ("data", "stats", photos),
         ("data", "check", photos),
         ("data", "dedup", photos),
-        ("data", "split", photos, tmp_path / "lists", "8"),
         ("data", "pack", photos, tmp_path / "packed"),
         ("evaluate", *(tmp_path / "run").iterdir(), photos),
         ("embed", *(tmp_path / "run").iterdir(), photos, "--out", tmp_path / "features.npz"),

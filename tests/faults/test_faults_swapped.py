@@ -44,8 +44,8 @@ def index_list(place: Path) -> Path:
 
 def image_list(place: Path) -> Path:
     draw(place / "images")
-    assert run("data", "split", place / "images", place / "lists", "4", cwd=place).process.exitcode == 0
-    return place / "lists" / "4.csv"
+    assert run("data", "dedup", place / "images", "--keep-list", place / "list.csv", cwd=place).process.exitcode == 0
+    return place / "list.csv"
 
 
 def tar(place: Path) -> Path:

@@ -57,7 +57,7 @@ def pipe(path: Path) -> None:
 
 def dead_link(path: Path) -> None:
     path.unlink()
-    path.symlink_to("/nowhere/at-all")
+    path.symlink_to(path.with_name("gone") / "at-all")  # not elsewhere: root may make what a link names
 
 
 def device(path: Path) -> None:

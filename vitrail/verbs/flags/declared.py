@@ -105,6 +105,11 @@ class Flag:
         return self.hint is bool
 
     @property
+    def several(self) -> list[Any]:
+        """Those of its types that hold several values."""
+        return [arm for arm in arms(self.hint) if is_list(arm) or get_origin(arm) is tuple]
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The words that set it, the main one first; for a switch, those that set it to true."""
         return flag_of(self.name), *self.aliases

@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from vitrail.config import arms, from_words, merge
 from vitrail.errors import UsageError, did_you_mean
@@ -107,14 +107,13 @@ def _is_flag(word: str) -> bool:
 
 def _taken(flag: Flag, waiting: list[str], said: str) -> list[str]:
     """Take the words of a flag from those that follow it, as many as can be its values. Raises UsageError for none."""
-    several = [arm for arm in arms(flag.hint) if is_list(arm) or get_origin(arm) is tuple]
-    most = max([1, *(math.inf if is_list(arm) else len(get_args(arm)) for arm in several)])
+    most = max([1, *(math.inf if is_list(arm) else len(get_args(arm)) for arm in flag.several)])
     taken: list[str] = []
     while waiting and len(taken) < most and not _is_flag(waiting[0]):
-        if taken and not _may_follow(flag, several, taken, waiting[0]):
+        if taken and not _may_follow(flag, taken, waiting[0]):
             break
         taken.append(waiting.pop(0))
-    if not taken and (flag.repeated or not any(map(is_list, several))):
+    if not taken and (flag.repeated or not any(map(is_list, flag.several))):
         raise UsageError(f"{said} needs a value: {said} {placeholder(flag)}")
     if is_size(flag.hint) and len(taken) == 2 and os.path.lexists(taken[1]):
         raise UsageError(
@@ -124,9 +123,9 @@ def _taken(flag: Flag, waiting: list[str], said: str) -> list[str]:
     return taken
 
 
-def _may_follow(flag: Flag, several: Sequence[Any], taken: Sequence[str], word: str) -> bool:
+def _may_follow(flag: Flag, taken: Sequence[str], word: str) -> bool:
     """Return whether a word is one more value of a flag, and not a subject, after those that were taken."""
-    items = _items(several)
+    items = _items(flag)
     if str in items:
         return not flag.repeated
     if listed := [word for item in items for word in listed_words(item)]:
@@ -136,9 +135,9 @@ def _may_follow(flag: Flag, several: Sequence[Any], taken: Sequence[str], word: 
     return _is_whole(taken[-1]) and _is_whole(word)
 
 
-def _items(several: Sequence[Any]) -> set[Any]:
-    """Return the types of one value, of types of several values."""
-    return {arm for each in several for item in get_args(each) if item is not Ellipsis for arm in arms(item)}
+def _items(flag: Flag) -> set[Any]:
+    """Return the types of one of several values."""
+    return {arm for each in flag.several for item in get_args(each) if item is not Ellipsis for arm in arms(item)}
 
 
 def _is_whole(word: str) -> bool:
@@ -158,14 +157,12 @@ def _value(flag: Flag, words: list[str] | bool, said: str) -> Any:
     """Return the value of a flag. Raises UsageError."""
     if isinstance(words, bool):
         return words
-    several = [arm for arm in arms(flag.hint) if is_list(arm) or get_origin(arm) is tuple]
     if is_size(flag.hint) and all(map(_is_whole, words[0].split("x"))):
         words = [side for word in words for side in word.split("x")]
-    elif several and str not in _items(several):
+    elif flag.several and str not in _items(flag):
         words = [part for word in words for part in word.split(",")]
-    one = len(words) == 1 and not (flag.repeated or any(map(is_list, several)))
-    if words in (["null"], ["none"], ["None"]) and not flag.repeated:
-        one = True
+    null = words in (["null"], ["none"], ["None"])
+    one = len(words) == 1 and not flag.repeated and (null or not any(map(is_list, flag.several)))
     return from_words(flag.hint, words[0] if one else words, flag.ranges, flag_of(said))
 
 
