@@ -128,15 +128,8 @@ def measured(method: str, data: Path, weights: str, each: int, seed: int, folder
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: mean and standard deviation of the accuracy over seeds."""
-    scores: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for row in document["rows"]:
-        line = scores.setdefault((row["weights"], row["set"], str(row["each"])), {method: [] for method in METHODS})
-        line[row["method"]].append(row["accuracy"])
-    lines: list[tuple[str, ...]] = [("weights", "set", "images per class", *METHODS)]
-    for key, of_methods in scores.items():
-        texts = (record.with_deviation(**record.over_seeds(some)) if some else "" for some in of_methods.values())
-        lines.append((*key, *texts))
-    return lines
+    keys = {"weights": "weights", "set": "set", "each": "images per class"}
+    return record.seeds_table(document["rows"], keys, "method", list(METHODS))
 
 
 def main() -> None:

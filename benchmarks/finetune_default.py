@@ -193,15 +193,8 @@ def over_budgets(cells: Cells, options: argparse.Namespace, one: tuple[str, int,
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: mean and standard deviation of the accuracy over seeds, by network, set and budget."""
-    scores: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for row in document["rows"]:
-        line = scores.setdefault((row["network"], row["set"], row["budget"]), {side: [] for side in SIDES})
-        line[row["side"]].append(row["accuracy"])
-    lines: list[tuple[str, ...]] = [("network", "held-out images, %", "budget", *SIDES)]
-    for key, of_sides in scores.items():
-        texts = (record.with_deviation(**record.over_seeds(some)) if some else "" for some in of_sides.values())
-        lines.append((*key, *texts))
-    return lines
+    keys = {"network": "network", "set": "held-out images, %", "budget": "budget"}
+    return record.seeds_table(document["rows"], keys, "side", SIDES)
 
 
 def main() -> None:

@@ -186,6 +186,23 @@ def with_deviation(mean: float, deviation: float | None) -> str:
     return f"{mean:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
 
 
+def seeds_table(
+    rows: Sequence[dict[str, Any]], keys: dict[str, str], column: str, columns: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return a table of the accuracy of rows, as mean and standard deviation over seeds; its header comes first.
+
+    keys: Name in a row -> its header, for what has a line of its own. column: Name of what has a column of its own.
+    """
+    scores: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        line = scores.setdefault(tuple(str(row[name]) for name in keys), {name: [] for name in columns})
+        line[row[column]].append(row["accuracy"])
+    lines: list[tuple[str, ...]] = [(*keys.values(), *columns)]
+    for key, found in scores.items():
+        lines.append((*key, *(with_deviation(**over_seeds(some)) if some else "" for some in found.values())))
+    return lines
+
+
 def print_lines(title: str, lines: Sequence[tuple[str, ...]]) -> None:
     """Print the table of a document; the first line is its header."""
     first, *others = lines

@@ -209,14 +209,14 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
 def _call(name: str, argv: list[str]) -> Call | None:
     """Parse the flags of a verb and set up its log; None if help is asked for, which is printed."""
     from vitrail.import_path import import_module
-    from vitrail.verbs.flags.declared import named_modules
+    from vitrail.verbs.flags.declared import before_dashes, named_modules
     from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
     argv = _with_latest(argv)
     for imported in named_modules(argv):  # first, because a file that names their classes decides on flags and help
         import_module(imported)
-    if (asked := next((at for at, word in enumerate(_before_dashes(argv)) if word in HELP), None)) is not None:
+    if (asked := next((at for at, word in enumerate(before_dashes(argv)) if word in HELP), None)) is not None:
         from vitrail.verbs.flags.help import help_of
 
         topic = next((word for word in argv[asked + 1 : asked + 2] if not word.startswith("-")), "")
@@ -230,11 +230,6 @@ def _call(name: str, argv: list[str]) -> Call | None:
     keep_freed_memory(SERVER_KEEPS if name == "serve" else None)
     unchecked = getattr(function, "__wrapped__", function)  # the flags are checked already
     return Call(module, unchecked, arguments, keywords, chosen["json"], silent)
-
-
-def _before_dashes(argv: list[str]) -> list[str]:
-    """Return the words before "--", after which all words are subjects."""
-    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def _with_latest(argv: list[str]) -> list[str]:

@@ -195,9 +195,14 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _said(function: Callable[..., Any], name: str) -> str:
-    """Return the text of a parameter: that of the docstring, or of the field of `Compute` with this name."""
-    said = {"raw": RAW, **field_texts(Compute)}
-    return {**said, **_documented(docstring_parser.parse(inspect.getdoc(function) or ""))}.get(name, "")
+    return _parameter_texts(function).get(name, "")
+
+
+@cache
+def _parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the text of each parameter: that of the docstring, or of the field of `Compute` with its name."""
+    said = _documented(docstring_parser.parse(inspect.getdoc(function) or ""))
+    return {"raw": RAW, **field_texts(Compute), **said}
 
 
 def _of_section(section: Any, prefix: str = "") -> list[Flag]:
@@ -285,9 +290,14 @@ def named_classes(section: Any, argv: Sequence[str], prefix: str = "") -> dict[s
 
 
 def named_modules(argv: Sequence[str]) -> list[str]:
-    """Return the modules that --import names. A word after "--" is a subject, whatever it looks like."""
-    flags = argv[: argv.index("--")] if "--" in argv else argv
-    return [module for flag in (flag_of("modules"), *ALIASES["modules"]) for module in values_of(flag, flags)]
+    """Return the modules that --import names."""
+    words = before_dashes(argv)
+    return [module for flag in (flag_of("modules"), *ALIASES["modules"]) for module in values_of(flag, words)]
+
+
+def before_dashes(argv: Sequence[str]) -> Sequence[str]:
+    """Return the words before "--". A word after it is a subject, whatever it looks like."""
+    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def _recorded_configs(argv: Sequence[str]) -> list[str]:

@@ -65,7 +65,7 @@ def _nested(given: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-Typed = tuple[Flag, "list[str] | bool", str]
+Typed = tuple[Flag, list[str] | bool, str]
 """A flag that stands on a command line, its words (of a switch: whether it is on), and how it was spelled."""
 
 
