@@ -116,7 +116,7 @@ def objective_step(
     optimizer = optimizer or build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
     feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
     steps, run = itertools.count(), Run(batch_size=case.batch)
-    network = distribute(objective, replace(run, concurrent=concurrent(objective, run, Given(), {})))
+    network = distribute(objective, replace(run, concurrent=concurrent(objective, run, Given())[0]))
 
     def step() -> float:
         number = next(steps)

@@ -75,7 +75,7 @@ def side(
     model = load(base)
     if classes is not None:
         model.reset_head(classes)  # type: ignore[operator]
-    tuned = tune(model, Run(weights=str(base), tune=part), {})
+    tuned, _ = tune(model, Run(weights=str(base), tune=part))
     optimizer = build_optimizer(model, Optim(lr=train_step.LEARNING_RATE, weight_decay=train_step.WEIGHT_DECAY))
     step = train_step.vitrail_step(model, case, precision, optimizer=optimizer)
     place = (folder or base.parent) / f"{part}-{precision}"

@@ -17,12 +17,15 @@ import vitrail
 from vitrail.config import plain
 from vitrail.data.settings import Preparation
 from vitrail.errors import VitrailError
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide as choose_run
+from vitrail.recipes.known import Known
 from vitrail.recipes.registry import RECIPES, find, recipe
+from vitrail.training.assemble import set_up
 from vitrail.training.given import Given
 from vitrail.training.run import Run
-from vitrail.training.setup import set_up
 from vitrail.verbs.flags.parse import parse
-from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
+from vitrail.verbs.train.resume import resumed
 from vitrail.verbs.train.train import finetune, train
 
 TINY = dict(model="smoke/4", image_size=8, duration="2 steps", batch_size=8, device="cpu", workers=0)
@@ -49,26 +52,24 @@ SITUATIONS = [
 
 
 @pytest.fixture(scope="module")
-def opened() -> OpenedData:
+def opened() -> Known:
     """Data that are read once for all situations."""
-    return OpenedData()
+    return Known()
 
 
 @pytest.fixture
-def decide(arrays: Path, run_folder: Path, opened: OpenedData) -> Callable[..., Run]:
+def decide(arrays: Path, run_folder: Path, opened: Known) -> Callable[..., Run]:
     """Decide a run in a situation as the verbs do: `decide("finetune DIR", settings, files)`."""
 
     def decided(situation: str, settings: dict[str, Any], files: tuple[Path, ...] = ()) -> Run:
         named = None if situation in PLAIN else situation
         tuned = situation == "finetune DIR" or (named is not None and find(named).verb == "finetune")
-        given = RunArguments(
-            arrays, named, files, weights=run_folder if tuned else None, settings=settings, data=opened
-        )
+        given = Asked(arrays, named, files, weights=run_folder if tuned else None, settings=settings)
         if situation == "train --resume":
             found = resumed(given, run_folder)
             assert found is not None
             return found[0]
-        return (finetuning_run if tuned else training_run)(given)[0]
+        return choose_run(given, opened, tunes=tuned).run
 
     return decided
 
@@ -146,16 +147,16 @@ def step_into(given: Any, name: str) -> Any:
 
 
 @pytest.mark.export
-def test_every_setting_is_what_the_run_begins_with_or_refused(arrays: Path, opened: OpenedData) -> None:
+def test_every_setting_is_what_the_run_begins_with_or_refused(arrays: Path, opened: Known) -> None:
     wrong = []
-    start = training_run(RunArguments(arrays, settings=TINY, data=opened))[0]
+    start = choose_run(Asked(arrays, settings=TINY), opened).run
     for name, value in every_setting(start):
-        given = RunArguments(arrays, settings={**TINY, **nested(name, value)}, data=opened)
+        given = Asked(arrays, settings={**TINY, **nested(name, value)})
         try:
-            run, _ = training_run(given)
-            with set_up(run, given.data.of(run), given=Given(asked=given.origins)) as setup:
+            run = choose_run(given, opened).run
+            with set_up(run, opened.splits_of(run), given=Given(asked=given.origins)) as setup:
                 found = attrgetter(name)(setup.run)
-                own = getattr(setup.resolved.config, name.removeprefix("vit."), value)
+                own = getattr(setup.decision.config, name.removeprefix("vit."), value)
                 built = value in (found, "width") and (not name.startswith("vit.") or own in (value, 32))
         except VitrailError as error:
             wrong += [] if refusal(error, name, value) else [f"{name}: {value}: {error}"]

@@ -11,12 +11,14 @@ import pytest
 import vitrail
 from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide
+from vitrail.recipes.known import Known
 from vitrail.training import batch_size
+from vitrail.training.assemble import set_up
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.run import Model, Progressive, Run
-from vitrail.training.setup import set_up
 from vitrail.training.step import TrainingStep
-from vitrail.verbs.flags.settings import RunArguments, training_run
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +81,9 @@ def test_micro_batches_chosen_for_lack_of_memory_have_two_images(
         "precision": "float32",
         "vit": {**NARROW, "patch": 8},
     }
-    given = RunArguments(images, settings=settings)
-    run, _ = training_run(given)
-    with set_up(run, given.data.of(run)) as setup:
+    given = Asked(images, settings=settings)
+    run = decide(given, Known()).run
+    with set_up(run, Known().splits_of(run)) as setup:
         assert setup.run.accumulate == parts  # the largest number of parts of at least two images
         guard = FiniteGuard(setup.objective, 3)
         calls: dict[str, Any] = dict(on_memory=lambda *now: None, on_done=lambda done: None, own=dict)

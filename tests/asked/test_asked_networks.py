@@ -16,19 +16,23 @@ from vitrail.data.settings import Preparation, Preprocess
 from vitrail.errors import CheckpointError, UsageError, WeightsError
 from vitrail.model.build import build, create
 from vitrail.model.variants import OWN, variant
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide as choose_run
+from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.reports.page import write_report
+from vitrail.training.assemble import set_up
 from vitrail.training.checkpoints.resume import resumed_run
 from vitrail.training.checkpoints.state import Result
+from vitrail.training.decide import Decision, decide
+from vitrail.training.facts import Facts
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given
-from vitrail.training.resolve import Resolved, resolve
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
-from vitrail.training.setup import set_up
 from vitrail.verbs.cost import cost
 from vitrail.verbs.embed.search import search
 from vitrail.verbs.flags.parse import parse
-from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
+from vitrail.verbs.train.resume import resumed
 from vitrail.verbs.train.train import show, train
 
 
@@ -56,12 +60,13 @@ def trained(arrays: Path, tmp_path_factory: pytest.TempPathFactory, no_page: Non
 def decided(
     path: Path, recipe_name: str | None = None, files: tuple[Path, ...] = (), **settings: Any
 ) -> tuple[Run, str]:
-    return training_run(RunArguments(path, recipe_name, files, settings=settings))
+    choice = choose_run(Asked(path, recipe_name, files, settings=settings), Known())
+    return choice.run, str(choice)
 
 
-def resolved(path: Path, run: Run, asked: dict[str, str] | None = None) -> Resolved:
-    splits = RunArguments(path).data.of(run)
-    return resolve(run, splits.train, splits.class_names)
+def resolved(path: Path, run: Run, asked: dict[str, str] | None = None) -> Decision:
+    splits = Known().splits_of(run)
+    return decide(run, Facts.of(run, splits.train, splits.class_names))
 
 
 def parameters(config: Any) -> int:
@@ -138,13 +143,13 @@ def test_a_size_of_the_weights_network_is_rounded_for_a_recipe_and_refused_if_as
     trained: Path, arrays: Path
 ) -> None:
     for settings, refused in (({}, False), ({"image_size": 383}, True)):
-        given = RunArguments(arrays, "paper/finetune-cifar100", weights=trained, settings={**settings, "batch_size": 8})
-        run, _ = finetuning_run(given)
+        given = Asked(arrays, "paper/finetune-cifar100", weights=trained, settings={**settings, "batch_size": 8})
+        run = choose_run(given, Known(), tunes=True).run
         if not refused:
             assert resolved(arrays, run).config.image_size == (384, 384)
             continue
         with pytest.raises(UsageError, match=r"--image-size asks for 383.*384 px, not 383: the next multiple"):
-            set_up(run, given.data.of(run), given=Given(asked=given.origins))
+            set_up(run, Known().splits_of(run), given=Given(asked=given.origins))
 
 
 def test_an_input_may_be_a_rectangle(photos: Path, tmp_path: Path) -> None:
@@ -219,7 +224,7 @@ def test_a_rate_belongs_to_its_optimiser(name: str, photos: Path) -> None:
 
 def test_two_rates_are_refused(photos: Path) -> None:
     with pytest.raises(UsageError, match=r"--lr is 0.1 and --optim.lr is 0.2: give one of them"):
-        training_run(RunArguments(photos, lr=0.1, settings={"optim": {"lr": 0.2}}))
+        choose_run(Asked(photos, lr=0.1, settings={"optim": {"lr": 0.2}}), Known())
 
 
 def test_the_recipes_own_optimiser_keeps_its_rate(photos: Path) -> None:
@@ -239,27 +244,27 @@ def test_weights_fix_the_network(where: str, trained: Path, arrays: Path, tmp_pa
     files = () if where == "keyword" else (file,)
     named = None if where == "file with the weights" else trained
     with pytest.raises(UsageError, match=f"(--model|m.yaml:1) names the network B/16, but .*{trained}"):
-        finetuning_run(RunArguments(arrays, None, files, weights=named, settings=settings))
+        choose_run(Asked(arrays, None, files, weights=named, settings=settings), Known(), tunes=True)
 
 
 def test_a_fine_tuning_records_no_other_network_and_can_be_repeated(
     trained: Path, arrays: Path, tmp_path: Path
 ) -> None:
-    run, _ = finetuning_run(RunArguments(arrays, weights=trained))
+    run = choose_run(Asked(arrays, weights=trained), Known(), tunes=True).run
     assert run.model is None
     before = replace(run, model="S/16")  # as runs recorded it before
     (tmp_path / "config.yaml").write_text(to_yaml(before))
-    assert finetuning_run(RunArguments(arrays, None, (tmp_path / "config.yaml",)))[0].model is None
+    assert choose_run(Asked(arrays, None, (tmp_path / "config.yaml",)), Known(), tunes=True).run.model is None
     (tmp_path / "scratch.yaml").write_text(to_yaml(recipe("scratch-small")))
     with pytest.raises(UsageError, match=r"scratch.yaml:\d+ names the network small/4, but"):
-        finetuning_run(RunArguments(arrays, None, (tmp_path / "scratch.yaml",), weights=trained))
+        choose_run(Asked(arrays, None, (tmp_path / "scratch.yaml",), weights=trained), Known(), tunes=True)
 
 
 @pytest.mark.parametrize("name", ["name", "out"])
 def test_a_resumed_run_stays_in_its_folder(name: str, trained: Path, arrays: Path) -> None:
     with pytest.raises(UsageError, match=f"--{name} is another, but the run to resume is {trained}"):
-        resumed(RunArguments(settings={name: "another"}), trained)
-    found = resumed(RunArguments(settings={"keep": 5}), trained)
+        resumed(Asked(settings={name: "another"}), trained)
+    found = resumed(Asked(settings={"keep": 5}), trained)
     assert found is not None and found[0].keep == 5 and found[0].vit.depth == 1
 
 
@@ -278,13 +283,13 @@ def test_a_resumed_run_keeps_its_network_and_its_preparation(trained: Path, tmp_
 @pytest.mark.parametrize("recipe_name", ["paper/vit-b16-imagenet", "digits"])
 def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, arrays: Path) -> None:
     small = {"vit": {"depth": 1, "width": 32, "heads": 2}, "image_size": 16, "device": "cpu"}
-    given = RunArguments(arrays, recipe_name, settings={**small, "batch_size": 500})
-    run, _ = training_run(given)
+    given = Asked(arrays, recipe_name, settings={**small, "batch_size": 500})
+    run = choose_run(given, Known()).run
     with pytest.raises(UsageError, match=r"--batch-size asks for 500.*there are only 36 training images"):
-        set_up(run, given.data.of(run), given=Given(asked=given.origins))
-    given = RunArguments(arrays, recipe_name, settings=small)
-    run, _ = training_run(given)
-    with set_up(run, given.data.of(run), given=Given(asked=given.origins)) as setup:
+        set_up(run, Known().splits_of(run), given=Given(asked=given.origins))
+    given = Asked(arrays, recipe_name, settings=small)
+    run = choose_run(given, Known()).run
+    with set_up(run, Known().splits_of(run), given=Given(asked=given.origins)) as setup:
         assert setup.run.batch_size == 36
 
 

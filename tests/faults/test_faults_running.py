@@ -242,7 +242,7 @@ def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None
 
 
 PHASES = {
-    "opening the data": ("vitrail.training.setup", "resolve", 1),
+    "opening the data": ("vitrail.training.assemble", "resolve", 1),
     "a save": ("vitrail.training.checkpoints.checkpoint", "write_durably", 1),
     "the report": ("vitrail.reports.page", "write_report", 1),
 }

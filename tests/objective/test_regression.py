@@ -171,23 +171,22 @@ WRONG = {
 def test_settings_that_need_classes(setting: str) -> None:
     run, said = WRONG[setting]
     with pytest.raises(UsageError, match=said):
-        for_labels(run, Numbers(np.zeros((3, 1))), {})
+        for_labels(run, Numbers(np.zeros((3, 1))))
 
 
 def test_settings_that_need_numbers() -> None:
     run = Run(objective=Regression(), data=Data(labels_per_image="one"))
     with pytest.raises(UsageError, match="needs numbers as labels"):
-        for_labels(run, np.zeros(3, dtype=np.int64), {})
+        for_labels(run, np.zeros(3, dtype=np.int64))
     with pytest.raises(UsageError, match="which needs images with several labels or numbers"):
-        for_labels(Run(metric=Metric(name="r2")), np.zeros(3, dtype=np.int64), {})
+        for_labels(Run(metric=Metric(name="r2")), np.zeros(3, dtype=np.int64))
 
 
 def test_metric_and_calibration_of_numbers() -> None:
-    decisions: dict[str, str] = {}
-    run = for_labels(Run(objective=Regression()), Numbers(np.zeros((3, 1))), decisions)
+    run, why = for_labels(Run(objective=Regression()), Numbers(np.zeros((3, 1))))
     assert (run.metric.name, run.calibrate) == ("r2", False)
-    assert {"metric.name", "calibrate"} <= decisions.keys()
-    assert for_labels(replace(run, metric=Metric(name="mae")), Numbers(np.zeros((3, 1))), {}).metric.name == "mae"
+    assert {"metric.name", "calibrate"} <= why.keys()
+    assert for_labels(replace(run, metric=Metric(name="mae")), Numbers(np.zeros((3, 1))))[0].metric.name == "mae"
 
 
 def test_a_scale_of_unequal_length() -> None:

@@ -17,13 +17,15 @@ from vitrail.costs.published import published
 from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
-from vitrail.recipes.by_data import Facts, evaluated_in_time, in_time
-from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, FineTuning, Pretrained, decide
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.by_data import TrainingSet, evaluated_in_time, in_time
+from vitrail.recipes.decide import decide
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, FineTuning, Pretrained, advise
+from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run, Schedule
 from vitrail.training.timetable import Timetable
 from vitrail.transfer import timing
-from vitrail.verbs.flags.settings import RunArguments, finetuning_run, training_run
 from vitrail.verbs.train.train import Preview
 
 networks = st.builds(
@@ -35,7 +37,7 @@ networks = st.builds(
 )
 tasks = st.builds(
     FineTuning,
-    st.builds(Facts, images=st.integers(1, 20_000_000), side=st.integers(0, 4000)),
+    st.builds(TrainingSet, images=st.integers(1, 20_000_000), side=st.integers(0, 4000)),
     classes=st.integers(0, 30_000),
     network=networks,
     seen=st.none() | st.integers(1, 10**9),
@@ -47,10 +49,10 @@ B16 = Pretrained(768, 12, 224)
 @pytest.mark.full_size
 @given(tasks)
 def test_every_decision_is_a_run_that_can_be_trained(task: FineTuning) -> None:
-    run = decide(task).run
+    run = advise(task).run
     assert from_yaml(to_yaml(run), Run()) == run  # every value is in its range
-    assert run.batch_size is not None and 1 <= run.batch_size <= task.facts.images
-    timetable = Timetable(run, max(task.facts.images // run.batch_size, 1))
+    assert run.batch_size is not None and 1 <= run.batch_size <= task.data.images
+    timetable = Timetable(run, max(task.data.images // run.batch_size, 1))
     assert timetable.total >= 1
     assert timetable.warmup <= 0.1 * timetable.total + 1
     assert run.augment.crop != "pad" or run.augment.pad < (run.image_size or task.network.side)  # what a shift needs
@@ -60,7 +62,7 @@ def test_every_decision_is_a_run_that_can_be_trained(task: FineTuning) -> None:
 
 @given(tasks)
 def test_every_reason_names_a_setting_and_says_its_value(task: FineTuning) -> None:
-    decided = decide(task)
+    decided = advise(task)
     assert {"duration", "batch_size", "optim", "augment"} <= set(decided.why)
     assert all(hasattr(decided.run, name) for name in decided.why)
     assert decided.why["batch_size"].startswith(f"{decided.run.batch_size}:")
@@ -70,8 +72,8 @@ def test_every_reason_names_a_setting_and_says_its_value(task: FineTuning) -> No
 
 @given(tasks, st.integers(1, 10**9))
 def test_more_time_never_makes_the_batch_or_the_rate_smaller(task: FineTuning, more: int) -> None:
-    short = decide(replace(task, seen=task.seen or 1)).run
-    long = decide(replace(task, seen=(task.seen or 1) + more)).run
+    short = advise(replace(task, seen=task.seen or 1)).run
+    long = advise(replace(task, seen=(task.seen or 1) + more)).run
     assert (short.batch_size or 0) <= (long.batch_size or 0)
     assert short.optim.lr <= long.optim.lr
     assert short.duration == long.duration  # the time limit compresses the schedule
@@ -79,9 +81,9 @@ def test_more_time_never_makes_the_batch_or_the_rate_smaller(task: FineTuning, m
 
 @given(tasks, st.integers(1, 10**6))
 def test_more_images_are_seen_in_more_steps_but_not_more_often(task: FineTuning, more: int) -> None:
-    few = decide(replace(task, seen=None)).run
-    larger = replace(task, facts=replace(task.facts, images=task.facts.images + more), seen=None)
-    many = decide(larger).run
+    few = advise(replace(task, seen=None)).run
+    larger = replace(task, data=replace(task.data, images=task.data.images + more), seen=None)
+    many = advise(larger).run
     assert few.duration.value >= many.duration.value
     assert (few.batch_size or 0) <= (many.batch_size or 0)
 
@@ -89,11 +91,11 @@ def test_more_images_are_seen_in_more_steps_but_not_more_often(task: FineTuning,
 @given(tasks)
 def test_wider_networks_learn_more_slowly(task: FineTuning) -> None:
     wide = replace(task, network=replace(task.network, width=2 * task.network.width))
-    assert decide(wide).run.optim.lr <= decide(task).run.optim.lr
+    assert advise(wide).run.optim.lr <= advise(task).run.optim.lr
 
 
 def test_b16_gets_a_rate_and_a_decay_that_are_published_for_it() -> None:
-    run = decide(FineTuning(Facts(50_000, 500), 100, B16)).run
+    run = advise(FineTuning(TrainingSet(50_000, 500), 100, B16)).run
     # MAE, table 9 and its code: 1e-3 or 5e-4 per 256 images for B/16, decay 0.75 or 0.65
     assert run.optim.name == "adamw" and run.optim.layer_decay in (0.65, 0.75)
     assert run.batch_size is not None
@@ -101,21 +103,21 @@ def test_b16_gets_a_rate_and_a_decay_that_are_published_for_it() -> None:
 
 
 def test_the_input_grows_only_if_images_are_larger_and_time_would_be_left() -> None:
-    task = FineTuning(Facts(1_000, 224), 10, Pretrained(128, 6, 32), seen=40_000, in_time=10**6)
-    assert decide(task).run.image_size == 64
-    assert decide(replace(task, facts=Facts(1_000, 48))).run.image_size is None
-    assert decide(replace(task, in_time=100_000)).run.image_size is None  # 40,000 images take a fifth of 200,000
-    assert decide(replace(task, in_time=None)).run.image_size is None
+    task = FineTuning(TrainingSet(1_000, 224), 10, Pretrained(128, 6, 32), seen=40_000, in_time=10**6)
+    assert advise(task).run.image_size == 64
+    assert advise(replace(task, data=TrainingSet(1_000, 48))).run.image_size is None
+    assert advise(replace(task, in_time=100_000)).run.image_size is None  # 40,000 images take a fifth of 200,000
+    assert advise(replace(task, in_time=None)).run.image_size is None
 
 
 def test_characters_are_not_mirrored() -> None:
-    assert not decide(FineTuning(Facts(1_500, 8), 10, B16)).run.augment.flip
-    assert decide(FineTuning(Facts(1_500, 32), 10, B16)).run.augment.flip
+    assert not advise(FineTuning(TrainingSet(1_500, 8), 10, B16)).run.augment.flip
+    assert advise(FineTuning(TrainingSet(1_500, 32), 10, B16)).run.augment.flip
 
 
 def test_pre_training_without_labels_needs_more_passes() -> None:
     known, unknown = (
-        decide(FineTuning(Facts(3_000, 300), 10, replace(B16, labelled=one))).run for one in (True, False)
+        advise(FineTuning(TrainingSet(3_000, 300), 10, replace(B16, labelled=one))).run for one in (True, False)
     )
     assert unknown.duration.value > known.duration.value
 
@@ -149,7 +151,7 @@ def previewed(images: Path, network: Path, **settings: object) -> Run:
 def test_the_default_decides_and_says_so(images: Path, network: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vitrail"):
         run = previewed(images, network)
-    expected = decide(FineTuning(Facts(270, 8), 3, Pretrained(16, 2, 8))).run  # a tenth is held out
+    expected = advise(FineTuning(TrainingSet(270, 8), 3, Pretrained(16, 2, 8))).run  # a tenth is held out
     assert run == replace(expected, name="finetune", weights=str(network), data=run.data)
     said = caplog.messages[-1]
     assert said.startswith("recipe finetune-by-data for 270 images of 3 classes, of about 8 pixels\n")
@@ -173,7 +175,8 @@ def test_only_a_new_linear_classifier_begins_as_a_probe(images: Path, network: P
 
 def test_flags_replace_decisions_and_their_reasons(images: Path, network: Path) -> None:
     settings = {"batch_size": 8, "tune": "head", "seed": 3}
-    run, why = finetuning_run(RunArguments(images, weights=network, settings=settings))
+    choice = decide(Asked(images, weights=network, settings=settings), Known(), tunes=True)
+    run, why = choice.run, str(choice)
     assert (run.batch_size, run.tune, run.seed) == (8, "head", 3)
     assert "batch_size:" not in why and "optim:" in why
 
@@ -201,20 +204,24 @@ def test_a_time_limit_counts_by_the_measured_speed(
     labels = np.arange(800) % 3
     np.savez(tmp_path / "more.npz", x_train=np.zeros((800, 8, 8, 3), np.uint8), y_train=labels)
     monkeypatch.setattr(timing, "seen_in_time", lambda run, splits, seconds: int(600 * run.time_limit))
-    run, why = finetuning_run(RunArguments(tmp_path / "more.npz", weights=network, settings={"time_limit": minutes}))
+    choice = decide(
+        Asked(tmp_path / "more.npz", weights=network, settings={"time_limit": minutes}), Known(), tunes=True
+    )
+    run, why = choice.run, str(choice)
     assert run.batch_size == batch and run.time_limit == minutes
     passes = {1.0: "0.83", 1_000.0: "8.3e+02"}[minutes]  # 600 or 600,000 of 720 images
     assert run.duration is None and f"duration: that of the time limit, about {passes} passes over the images" in why
-    given = RunArguments(tmp_path / "more.npz", weights=network, epochs=4, settings={"time_limit": minutes})
-    run, why = finetuning_run(given)
+    given = Asked(tmp_path / "more.npz", weights=network, epochs=4, settings={"time_limit": minutes})
+    choice = decide(given, Known(), tunes=True)
+    run, why = choice.run, str(choice)
     assert run.duration == Epochs(4) and "that of the time limit" not in why
 
 
 def test_processes_of_torchrun_decide_the_same(images: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(timing, "seen_in_time", lambda *_: pytest.fail("a measurement differs between processes"))
-    finetuning_run(RunArguments(images, weights=network, settings={"time_limit": 1.0}))
-    training_run(RunArguments(images, settings={"time_limit": 1.0}))
+    decide(Asked(images, weights=network, settings={"time_limit": 1.0}), Known(), tunes=True)
+    decide(Asked(images, settings={"time_limit": 1.0}), Known())
 
 
 @pytest.mark.full_size
@@ -271,15 +278,17 @@ def test_training_in_a_short_time_says_what_it_changes(
     labels = np.arange(300) % 3
     np.savez(tmp_path / "photos.npz", x_train=np.zeros((300, 128, 128, 3), np.uint8), y_train=labels)
     monkeypatch.setattr(timing, "seen_in_time", lambda run, splits, seconds: int(run.time_limit * 60 * 400 / 90))
-    run, why = training_run(RunArguments(tmp_path / "photos.npz", settings={"time_limit": 1.5}))
+    choice = decide(Asked(tmp_path / "photos.npz", settings={"time_limit": 1.5}), Known())
+    run, why = choice.run, str(choice)
     # 400 images of 96 pixels are 1.5 passes over 270 images; of 64 pixels, 3.3
     assert (run.image_size, run.batch_size) == (64, None)
     (record,) = caplog.records
     told = "warning: image_size: 64, not 96: so the time allows about 3.3 passes over the images, not 1.5"
     assert (record.getMessage(), record.levelno) == (told, logging.WARNING)  # --quiet shows it, too
-    run, why = training_run(
-        RunArguments(tmp_path / "photos.npz", settings={"time_limit": 1.5, "image_size": 96, "batch_size": 32})
+    choice = decide(
+        Asked(tmp_path / "photos.npz", settings={"time_limit": 1.5, "image_size": 96, "batch_size": 32}), Known()
     )
+    run, why = choice.run, str(choice)
     assert (run.image_size, run.batch_size) == (96, 32) and "not" not in why.partition("\n")[2]
     assert len(caplog.records) == 1
 
@@ -289,30 +298,30 @@ def test_a_time_limit_is_the_length_unless_one_is_given(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Path
 ) -> None:
     monkeypatch.setattr(timing, "seen_in_time", lambda run, splits, seconds: 10_000)
-    free, _ = training_run(RunArguments(images))
-    limited, _ = training_run(RunArguments(images, settings={"time_limit": 1.0}))
+    free = decide(Asked(images), Known()).run
+    limited = decide(Asked(images, settings={"time_limit": 1.0}), Known()).run
     assert free.duration == recipe(free.name).duration and limited.duration is None
     (tmp_path / "mine.yaml").write_text("duration: 7 epochs")
     given = {
-        "setting": RunArguments(images, settings={"time_limit": 1.0, "duration": Epochs(7)}),
-        "epochs": RunArguments(images, epochs=7, settings={"time_limit": 1.0}),
-        "file": RunArguments(images, config=tmp_path / "mine.yaml", settings={"time_limit": 1.0}),
+        "setting": Asked(images, settings={"time_limit": 1.0, "duration": Epochs(7)}),
+        "epochs": Asked(images, epochs=7, settings={"time_limit": 1.0}),
+        "file": Asked(images, config=tmp_path / "mine.yaml", settings={"time_limit": 1.0}),
     }
-    run, _ = training_run(given[way])
+    run = decide(given[way], Known()).run
     assert run.duration == Epochs(7) and run.time_limit == 1.0
 
 
 def test_a_warmup_keeps_its_share_where_the_time_limit_is_the_length() -> None:
     base = replace(recipe("scratch-small"), duration=Epochs(50), schedule=Schedule(warmup=Epochs(5)))
-    limited = RunArguments(settings={"time_limit": 1.0}).applied_to(base)
+    limited = Asked(settings={"time_limit": 1.0}).applied_to(base)[0]
     assert limited.duration is None and limited.schedule.warmup == Percent(10)
-    asked = RunArguments(settings={"time_limit": 1.0, "schedule": {"warmup": "2 epochs"}}).applied_to(base)
+    asked = Asked(settings={"time_limit": 1.0, "schedule": {"warmup": "2 epochs"}}).applied_to(base)[0]
     assert asked.schedule.warmup == Epochs(2)
 
 
 def test_a_recorded_run_keeps_its_length_when_it_is_resumed() -> None:
     recorded = replace(recipe("scratch-small"), duration=Epochs(5), time_limit=1.0)
-    assert RunArguments(settings={"time_limit": 2.0}).applied_to(recorded, recorded=True).duration == Epochs(5)
+    assert Asked(settings={"time_limit": 2.0}).applied_to(recorded, recorded=True)[0].duration == Epochs(5)
 
 
 def test_the_default_recipe_is_listed() -> None:

@@ -22,12 +22,13 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
-from vitrail.recipes.by_data import Facts, fitted
+from vitrail.recipes.by_data import TrainingSet, fitted
 from vitrail.recipes.registry import RECIPES, recipe
+from vitrail.training.assemble import build_model
+from vitrail.training.decide import Decision
 from vitrail.training.objectives.build import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
-from vitrail.training.resolve import Resolved, build_model
 from vitrail.training.run import Run
 from vitrail.training.step import backward, seed_step
 from vitrail.training.timetable import Timetable
@@ -96,7 +97,7 @@ def first_loss(config: Any) -> float | None:
 
 
 def fitted_run(name: str) -> Run:
-    return fitted(replace(recipe(name), batch_size=BATCH), Facts(images=10 * BATCH, side=40))[0]
+    return fitted(replace(recipe(name), batch_size=BATCH), TrainingSet(images=10 * BATCH, side=40))[0]
 
 
 def parts(name: str) -> set[Any]:
@@ -129,9 +130,10 @@ def test_a_recipe_takes_steps(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = reduced(run)
     run = smaller(run, getattr(config, "patch", 0), tmp_path)
-    resolved = Resolved(run, config, run.preprocess or Preprocess(), torch.device("cpu"))
-    model = build_model(resolved) if isinstance(run.objective, Tokenizer) else build(config)
-    objective = build_objective(resolved, model, CLASSES).train()
+    run = replace(run, preprocess=run.preprocess or Preprocess())
+    decision = Decision(run, config, torch.device("cpu"), {})
+    model = build_model(decision)[0] if isinstance(run.objective, Tokenizer) else build(config)
+    objective = build_objective(decision, model, CLASSES)[0].train()
     batch = images(run, config.image_size)
     optimizer, average = build_optimizer(objective, run.optim), Averager(model, run.average)
     before = {key: value.clone() for key, value in model.state_dict().items()}

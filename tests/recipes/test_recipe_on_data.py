@@ -15,14 +15,17 @@ from vitrail.config import from_yaml
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, variant
-from vitrail.recipes.by_data import LABEL_FREE, Facts, fitted
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.by_data import LABEL_FREE, TrainingSet, fitted
+from vitrail.recipes.decide import decide as choose_run
+from vitrail.recipes.known import Known
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training import batch_size
+from vitrail.training.decide import decide
+from vitrail.training.facts import Facts
 from vitrail.training.loop import fit
-from vitrail.training.resolve import resolve
 from vitrail.training.run import Run, Schedule
 from vitrail.training.timetable import Timetable
-from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, training_run
 from vitrail.verbs.train.train import Preview
 
 SIZES = (30, 1_000, 50_000, 1_281_167, 303_000_000)
@@ -42,7 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("images", SIZES)
 def test_every_recipe_makes_a_plan_for_any_number_of_images(images: int) -> None:
     def planned(name: str) -> None:
-        run, _ = fitted(recipe(name), Facts(images, side=224))
+        run, _ = fitted(recipe(name), TrainingSet(images, side=224))
         batch = min(run.batch_size or 512, images)
         made = Timetable(replace(run, batch_size=batch), per_epoch=max(images // batch, 1))
         assert made.warmup <= 0.21 * made.total + 1
@@ -64,29 +67,30 @@ def test_every_recipe_makes_a_plan_for_any_number_of_images(images: int) -> None
     ],
 )
 def test_on_their_own_data_recipes_are_as_published(name: str, images: int) -> None:
-    assert fitted(recipe(name), Facts(images, side=500)) == (recipe(name), "")
+    assert fitted(recipe(name), TrainingSet(images, side=500)) == (recipe(name), "")
 
 
 def test_a_warmup_longer_than_the_run_becomes_a_tenth_of_it() -> None:
-    run, change = fitted(recipe("paper/vit-b16-imagenet"), Facts(images=3_000, side=500))
+    run, change = fitted(recipe("paper/vit-b16-imagenet"), TrainingSet(images=3_000, side=500))
     assert run.schedule.warmup == Percent(10)
     assert change == "warmup: 10 % of the run, not 10000 steps, because it has 300 steps here"
 
 
 def test_a_share_is_left_alone() -> None:
     run = replace(recipe("digits"), schedule=Schedule(warmup=Percent(90)))
-    assert fitted(run, Facts(30, 8)) == (run, "")
+    assert fitted(run, TrainingSet(30, 8)) == (run, "")
 
 
 def test_the_command_line_fits_a_recipe_to_the_data_and_says_so(small: Path) -> None:
-    run, why = training_run(RunArguments(small, "paper/vit-b16-imagenet"))
+    choice = choose_run(Asked(small, "paper/vit-b16-imagenet"), Known())
+    run, why = choice.run, str(choice)
     assert run.schedule.warmup == Percent(10)
     assert why.startswith("recipe paper/vit-b16-imagenet; warmup: 10 % of the run")
 
 
 def test_a_warmup_that_was_asked_for_is_left_alone(small: Path) -> None:
-    asked = RunArguments(small, "paper/vit-b16-imagenet", settings={"schedule": {"warmup": Steps(77)}})
-    assert training_run(asked)[0].schedule.warmup == Steps(77)
+    asked = Asked(small, "paper/vit-b16-imagenet", settings={"schedule": {"warmup": Steps(77)}})
+    assert choose_run(asked, Known()).run.schedule.warmup == Steps(77)
 
 
 @pytest.mark.parametrize("kind", LABEL_FREE)
@@ -95,7 +99,8 @@ def test_an_objective_without_labels_has_a_recipe_of_its_own(
     kind: str, side: int, model: str, size: int | None, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "images.npz", x_train=np.zeros((20, side, side, 3), np.uint8), y_train=np.arange(20) % 2)
-    run, why = training_run(RunArguments(tmp_path / "images.npz", settings={"objective": {"kind": kind}}))
+    choice = choose_run(Asked(tmp_path / "images.npz", settings={"objective": {"kind": kind}}), Known())
+    run, why = choice.run, str(choice)
     own = recipe(f"{kind}-small")
     assert (run.model, run.image_size, run.name) == (model, size, own.name)
     assert (run.objective, run.optim, run.augment) == (own.objective, own.optim, own.augment)
@@ -130,7 +135,7 @@ def test_a_recipe_trains_on_any_data_with_its_batch_kept(
 ) -> None:
     monkeypatch.setattr(batch_size, "free_memory", lambda device: 9 * 2**20)  # too little for the whole batch
     short = {"duration": Steps(2), "device": "cpu", "precision": "float32", "workers": 0, "out": str(tmp_path)}
-    result = fit(training_run(RunArguments(small, name, settings={**short, **settings}))[0])
+    result = fit(choose_run(Asked(small, name, settings={**short, **settings}), Known()).run)
     run = from_yaml(result.folder / "config.yaml", Run())
     assert result.steps == 2
     assert run.batch_size == 270  # all there are, a tenth of them held out
@@ -159,10 +164,9 @@ def test_pre_logits_are_as_wide_as_the_network_that_is_trained(model: str, width
     ],
 )
 def test_a_rate_of_another_network_is_warned_of(
-    name: str, model: str, lr: float | None, warned: str, small: Path, caplog: pytest.LogCaptureFixture
+    name: str, model: str, lr: float | None, warned: str, small: Path
 ) -> None:
-    training_run(RunArguments(small, name, lr=lr, settings={"model": model, "image_size": 224}))
-    messages = [record.getMessage() for record in caplog.records if "learning rate" in record.getMessage()]
+    messages = choose_run(Asked(small, name, lr=lr, settings={"model": model, "image_size": 224}), Known()).warnings
     assert len(messages) == bool(warned)
     assert all(warned in message and f"but the network is {model}" in message for message in messages)
 
@@ -183,10 +187,10 @@ def test_the_papers_384_pixels_are_392_for_a_patch_of_14(
     config = ViTConfig(**NARROW, patch=patch, image_size=(2 * patch, 2 * patch), classes=3)
     vitrail.save(build(config), tmp_path / "x")
     settings = {} if asked is None else {"image_size": asked}
-    run, _ = finetuning_run(RunArguments(small, recipe_name, weights=tmp_path / "x", settings=settings))
-    splits = OpenedData().of(run)
-    resolved = resolve(run, splits.train, splits.class_names)
-    assert resolved.config.image_size == resolved.preprocess.image_size == (side, side)
-    assert resolved.run.image_size == side
+    run = choose_run(Asked(small, recipe_name, weights=tmp_path / "x", settings=settings), Known(), tunes=True).run
+    splits = Known().splits_of(run)
+    decision = decide(run, Facts.of(run, splits.train, splits.class_names))
+    assert decision.config.image_size == decision.preprocess.image_size == (side, side)
+    assert decision.run.image_size == side
     said = "392 px, not 384: the next multiple of the patch, 14 px"
-    assert resolved.decisions.get("image_size") == (said if side == 392 else None)
+    assert decision.why.get("image_size") == (said if side == 392 else None)

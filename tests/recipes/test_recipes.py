@@ -18,7 +18,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
-from vitrail.recipes.by_data import Facts, choose, facts_of
+from vitrail.recipes.by_data import TrainingSet, choose
 from vitrail.recipes.registry import RECIPES, find, recipe
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import parse
@@ -96,17 +96,17 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     ("side", "name"), [(8, "digits"), (28, "scratch-small"), (32, "scratch-small"), (64, "scratch-small")]
 )
 def test_the_choice_for_small_images(side: int, name: str) -> None:
-    assert choose(Facts(images=10_000, side=side))[0] == name
+    assert choose(TrainingSet(images=10_000, side=side))[0] == name
 
 
 def test_the_choice_for_photographs_says_what_would_be_better() -> None:
-    name, why = choose(Facts(images=1_234, side=500))
+    name, why = choose(TrainingSet(images=1_234, side=500))
     assert name == "scratch-photos"
     assert "1,234 training images of about 500 pixels" in why and "finetune" in why
 
 
 def test_a_look_at_the_digits() -> None:
-    facts = facts_of(open_data(Data(path="digits")).train)
+    facts = TrainingSet.of(open_data(Data(path="digits")).train)
     assert facts.side == 8
     assert 1000 < facts.images < 1797
 

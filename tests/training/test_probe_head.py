@@ -20,11 +20,11 @@ from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import Regression
+from vitrail.recipes.known import Known
+from vitrail.training.assemble import set_up
 from vitrail.training.loop import fit
 from vitrail.training.probe_head import ROUND, SMOOTHING, _scale, start_as_probe
 from vitrail.training.run import Optim, Run
-from vitrail.training.setup import set_up
-from vitrail.verbs.flags.settings import OpenedData
 from vitrail.weights.save import save
 
 CONFIG = ViTConfig(width=32, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7, pool="gap")
@@ -61,7 +61,7 @@ def test_the_classifier_is_that_of_scikit_learn(tmp_path: Path, distilled: bool)
     torch.manual_seed(0)
     start = save(build(config), tmp_path / "base").path
     run = run_of(start, tmp_path)
-    splits = OpenedData().of(run)
+    splits = Known().splits_of(run)
     with set_up(run, splits) as setup:
         start_as_probe(setup)
         model = setup.objective.model.eval()
@@ -93,7 +93,7 @@ def test_the_probe_is_evaluated_first_and_kept_where_training_does_not_help(base
 def test_the_statistics_of_batchnorm_are_kept_with_a_probe_alone(tmp_path: Path, probe_head: bool) -> None:
     start = save(build(replace(CONFIG, stem="hmlp", patch=4)), tmp_path / "base").path
     run = run_of(start, tmp_path, probe_head=probe_head)
-    with set_up(run, OpenedData().of(run)) as setup:
+    with set_up(run, Known().splits_of(run)) as setup:
         norms = [part for part in setup.objective.modules() if isinstance(part, nn.BatchNorm2d)]
         before = [norm.running_mean.clone() for norm in norms]
         setup.objective.model.train()(torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8))
@@ -105,7 +105,7 @@ def test_the_statistics_of_batchnorm_are_kept_with_a_probe_alone(tmp_path: Path,
 @pytest.mark.full_size
 def test_without_time_a_part_of_the_images_is_read(base: Path, tmp_path: Path) -> None:
     run = run_of(base, tmp_path)
-    with set_up(run, OpenedData().of(run)) as setup:
+    with set_up(run, Known().splits_of(run)) as setup:
         assert f"of {ROUND} training images" in start_as_probe(setup, 0.0)
         assert setup.objective.model.head.weight.any()
         assert "of 1,295 training images" in start_as_probe(setup, 60.0)

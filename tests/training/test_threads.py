@@ -134,12 +134,11 @@ class _OwnStem(nn.Conv2d):
 
 def test_what_cannot_be_computed_at_the_same_time_is_not_and_the_decisions_say_why() -> None:
     def reason(objective: SupervisedObjective, given: Given | None = None, **run: object) -> str:
-        decisions: dict[str, str] = {}
         asked = Run(batch_size=64, **run)
-        assert concurrent(objective, asked, given or Given(), decisions) == 1 and not decisions
-        assert concurrent(objective, replace(asked, concurrent=2), given or Given(), decisions) == 1
-        assert decisions["concurrent"].startswith("1, not 2: ")
-        return decisions["concurrent"]
+        assert concurrent(objective, asked, given or Given()) == (1, "")
+        count, why = concurrent(objective, replace(asked, concurrent=2), given or Given())
+        assert count == 1 and why.startswith("1, not 2: ")
+        return why
 
     assert "dropout" in reason(make(dropout=0.1)) and "dropout" in reason(make(drop_path=0.1))
     averaging = make(stem="hmlp", patch=16)
@@ -157,14 +156,14 @@ def test_what_cannot_be_computed_at_the_same_time_is_not_and_the_decisions_say_w
 
 def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def default(objective: SupervisedObjective, batch: int) -> int:
-        return concurrent(objective, Run(batch_size=batch), Given(), {})
+        return concurrent(objective, Run(batch_size=batch), Given())[0]
 
     with torch.device("meta"):
         large = create("B/16", classes=5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 256 * IMAGE_WORK)
     assert [default(make(), batch) for batch in (511, 512, 768, 4096)] == [1, 2, 3, 4]
-    assert concurrent(make(), Run(batch_size=512, accumulate=2), Given(), {}) == 1
+    assert concurrent(make(), Run(batch_size=512, accumulate=2), Given())[0] == 1
     small = create("R50x1", classes=5, units=(1, 1, 1, 1), width=16, image_size=64)
     residual = SupervisedObjective(small, Supervised(), Augment(), 5, seed=0)
     monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 16 * 16**2 * 64**2)  # 16 images, whose first stage is 64 wide

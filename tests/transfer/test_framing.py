@@ -15,7 +15,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.recipes.finetune_by_data import WEIGHTS
 from vitrail.recipes.registry import recipe
-from vitrail.training.setup import Setup
+from vitrail.training.assemble import Setup
 from vitrail.transfer import framing
 from vitrail.transfer.framing import ALIKE, STRENGTHS, WAYS, alike, left_out
 

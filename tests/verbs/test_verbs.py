@@ -21,10 +21,13 @@ from vitrail.data.settings import Preparation
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import CheckpointError, DataError, UsageError
 from vitrail.recipes import registry
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide
+from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.flags.settings import RunArguments, newest, training_run
+from vitrail.verbs.train.resume import newest
 from vitrail.verbs.train.train import Preview
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +47,8 @@ def test_flags_over_files_in_order_over_recipe_over_defaults(tmp_path: Path) -> 
     first, second = tmp_path / "1.yaml", tmp_path / "2.yaml"
     first.write_text("seed: 1\nkeep: 1\noptim: {lr: 1.0, momentum: 0.1}")
     second.write_text("keep: 2\noptim: {lr: 2.0}")
-    asked = RunArguments("photos", "scratch-small", (str(first), str(second)), epochs=3, lr=4.0, settings={"name": "n"})
-    run, _ = training_run(asked)
+    asked = Asked("photos", "scratch-small", (str(first), str(second)), epochs=3, lr=4.0, settings={"name": "n"})
+    run = decide(asked, Known()).run
     base = recipe("scratch-small")
     assert run == replace(
         base,
@@ -61,26 +64,27 @@ def test_flags_over_files_in_order_over_recipe_over_defaults(tmp_path: Path) -> 
 def test_a_written_configuration_replays_the_run(tmp_path: Path) -> None:
     run = replace(recipe("digits"), seed=5, name="again")
     (tmp_path / "config.yaml").write_text(to_yaml(run))
-    assert training_run(RunArguments(config=(str(tmp_path / "config.yaml"),)))[0] == run
+    assert decide(Asked(config=(str(tmp_path / "config.yaml"),)), Known()).run == run
 
 
 def test_without_a_recipe_the_data_choose_one_and_the_reason_is_told() -> None:
-    run, why = training_run(RunArguments("digits", settings={"seed": 3}))
+    choice = decide(Asked("digits", settings={"seed": 3}), Known())
+    run, why = choice.run, str(choice)
     assert run == replace(recipe("digits"), seed=3)
     assert "digits" in why and "8 pixels" in why
 
 
 def test_a_recipe_that_brings_no_data_needs_some() -> None:
     with pytest.raises(UsageError, match="no images to train on"):
-        training_run(RunArguments(recipe="scratch-small"))
+        decide(Asked(recipe="scratch-small"), Known())
 
 
 def test_the_size_of_the_input_is_said_once() -> None:
     settings = {"image_size": 64, "preprocess": {"crop": 1.0}}
-    run, _ = training_run(RunArguments("x", "scratch-small", settings=settings))
+    run = decide(Asked("x", "scratch-small", settings=settings), Known()).run
     assert run.preprocess == Preparation(crop=1.0)  # of the size of the network, and resized as the images need it
     settings = {"image_size": 64, "preprocess": {"image_size": (32, 32)}}  # a contradiction is training's to tell
-    assert training_run(RunArguments("x", "scratch-small", settings=settings))[0].preprocess == Preparation(
+    assert decide(Asked("x", "scratch-small", settings=settings), Known()).run.preprocess == Preparation(
         image_size=(32, 32)
     )
 

@@ -27,10 +27,13 @@ import yaml
 from vitrail import cli
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.objective.settings import MaskedPatch
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide
+from vitrail.recipes.known import Known
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.loop import fit
-from vitrail.verbs.flags.settings import RunArguments, resumed, training_run
 from vitrail.verbs.launch import checked_run, slurm
+from vitrail.verbs.train.resume import resumed
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = yaml.safe_load((ROOT / "examples" / "skypilot.yaml").read_text())
@@ -368,9 +371,9 @@ def test_a_task_whose_machine_is_taken_away_goes_on_to_the_same_end(
 def test_auto_begins_goes_on_and_does_not_begin_over_what_is_damaged(tmp_path: Path) -> None:
     settings = {"model": "Ti/4", "vit": {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 32}, "device": "cpu"}
     settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "4 steps", "out": str(tmp_path), "workers": 0}
-    asked = RunArguments("digits", "digits", settings=settings)
+    asked = Asked("digits", "digits", settings=settings)
     assert resumed(asked, "auto") is None
-    began = fit(training_run(asked)[0])
+    began = fit(decide(asked, Known()).run)
     found = resumed(replace(asked, settings={**settings, "duration": "6 steps"}), "auto")
     assert found is not None and found[1] == began.folder
     assert fit(found[0], resume=found[1]).steps == 6
@@ -384,9 +387,9 @@ def test_auto_begins_goes_on_and_does_not_begin_over_what_is_damaged(tmp_path: P
 def test_auto_knows_the_settings_of_the_recipe_it_is_to_begin(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"objective": {"corrupt": 0.15}, "vit": {"width": 16, "depth": 1, "heads": 2}}
     settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "2 steps", "out": str(tmp_path), "workers": 0}
-    asked = RunArguments("digits", "masked-patch-small", settings={**settings, "image_size": 16, "device": "cpu"})
+    asked = Asked("digits", "masked-patch-small", settings={**settings, "image_size": 16, "device": "cpu"})
     assert resumed(asked, "auto") is None
-    began = fit(training_run(asked)[0])
+    began = fit(decide(asked, Known()).run)
     found = resumed(replace(asked, recipe=None, settings={**settings, "duration": "3 steps"}), "latest")
     assert found is not None and found[1] == began.folder
     assert found[0].objective == MaskedPatch(corrupt=0.15)

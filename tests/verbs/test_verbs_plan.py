@@ -22,7 +22,8 @@ from vitrail.data.sources.open import open_data
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batches import training_loader
-from vitrail.training.resolve import resolve
+from vitrail.training.decide import decide
+from vitrail.training.facts import Facts
 from vitrail.training.timetable import Timetable
 from vitrail.transfer import timing
 from vitrail.transfer.timing import Rehearsal, Speeds
@@ -81,9 +82,9 @@ def as_json(argv: list[str], capsys: Captured) -> dict[str, Any]:
 def steps(run: Any) -> int:
     """The steps that training would do."""
     splits = open_data(run.data, seed=run.seed)
-    resolved = resolve(run, splits.train, splits.class_names)
-    with closing(training_loader(resolved.run, splits.train)) as loader:
-        return Timetable(resolved.run, len(loader)).total
+    decision = decide(run, Facts.of(run, splits.train, splits.class_names))
+    with closing(training_loader(decision.run, splits.train)) as loader:
+        return Timetable(decision.run, len(loader)).total
 
 
 @pytest.mark.full_size

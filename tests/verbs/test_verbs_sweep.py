@@ -130,7 +130,7 @@ def test_from_scratch_on_imagenet_the_regularisation_is_tuned(photos: Path) -> N
 
 
 def _planned(photos: Path, weights: Path | None, recipe: str | None = None, **asked: Any) -> Any:
-    given = verb.RunArguments(photos, recipe, (), None, None, weights, asked.pop("settings", {}))
+    given = verb.Asked(photos, recipe, (), None, None, weights, asked.pop("settings", {}))
     values = {"lr": (), "vary": (), "seeds": 3, "dev": None, **asked}
     return verb._trials(given, *values.values(), Path("runs/sweep"))
 

@@ -43,7 +43,7 @@ def fresh(config: ViTConfig | ResNetConfig = TINY, seed: int = 0) -> nn.Module:
 def tuned(base: Path | str, folder: Path, part: Tune = "attention", **changes: Any) -> nn.Module:
     """Tune a part of `base` by random steps, store it in `folder`, and return the model as it was in memory."""
     model = load(base, classes=2, **changes)
-    found = tune(model, Run(weights=str(base), tune=part), {})
+    found, _ = tune(model, Run(weights=str(base), tune=part))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

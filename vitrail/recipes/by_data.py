@@ -51,7 +51,7 @@ FORWARD = 1 / 3
 
 
 @dataclass(frozen=True)
-class Facts:
+class TrainingSet:
     """The properties of a training set on which recipes depend."""
 
     images: int
@@ -59,31 +59,31 @@ class Facts:
     side: int
     """Median of the shorter side in pixels, over a sample of the images."""
 
+    @classmethod
+    def of(cls, train: IndexedSource) -> TrainingSet:
+        """Return the properties of these training images. The side is measured on a few of them."""
+        from vitrail.data.images.bands import layouts
 
-def facts_of(train: IndexedSource) -> Facts:
-    """Return the properties of these training images. The side is measured on a few of them."""
-    from vitrail.training.resolve import image_sizes
-
-    sizes = image_sizes(train)
-    return Facts(len(train), round(statistics.median(map(min, sizes))) if sizes else 0)
+        sides = [min(one.height, one.width) for one in layouts(train)]
+        return cls(len(train), round(statistics.median(sides)) if sides else 0)
 
 
-def choose(facts: Facts, objective: str = "supervised") -> tuple[str, str]:
+def choose(data: TrainingSet, objective: str = "supervised") -> tuple[str, str]:
     """Return the name of the recipe for training from scratch on such data, and the reason in words."""
-    seen = f"{facts.images:,} training images of about {facts.side} pixels"
+    seen = f"{data.images:,} training images of about {data.side} pixels"
     if objective in LABEL_FREE:
         return f"{objective}-small", f"the objective {objective}, and {seen}"
-    if facts.side <= TINY:
+    if data.side <= TINY:
         return "digits", f"{seen}: one token for every 2 x 2 pixels"
-    if facts.side <= SMALL:
+    if data.side <= SMALL:
         return "scratch-small", seen
     better = "`vitrail finetune DIR`, from the weights that vitrail brings along, is better with few photographs"
     return "scratch-photos", f"{seen}; {better}"
 
 
-def sized(run: Run, facts: Facts) -> Run:
+def sized(run: Run, data: TrainingSet) -> Run:
     """Return `run` with a smaller size and larger patches for photographs, if it has no size of its own."""
-    if run.image_size is not None or facts.side <= SMALL:
+    if run.image_size is not None or data.side <= SMALL:
         return run
     return replace(run, model=f"{run.network.partition('/')[0]}/{PHOTOGRAPH_PATCH}", image_size=PHOTOGRAPH_SIDE)
 
@@ -108,7 +108,7 @@ def evaluated_in_time(run: Run, seen: float, validation: int, asked: Container[s
     return replace(run, evaluate_every=Percent(100 / count)), why
 
 
-def in_time(run: Run, images: int, seen: int, asked: Container[str] = ()) -> tuple[Run, list[str]]:
+def in_time(run: Run, images: int, seen: int, asked: Container[str] = ()) -> tuple[Run, dict[str, str]]:
     """Return `run` as it suits a time that allows to see `seen` images of full size, and the changes in words.
 
     What is `asked` for, of image_size and batch_size, does not change.
@@ -119,22 +119,21 @@ def in_time(run: Run, images: int, seen: int, asked: Container[str] = ()) -> tup
     """
     from vitrail.training.batch_size import default_batch  # which imports torch
 
-    changes, full, passes = [], run.image_size, seen / max(images, 1)
+    changes, full, passes = dict[str, str](), run.image_size, seen / max(images, 1)
     fixed = not isinstance(full, int) or passes >= ENOUGH_PASSES or "image_size" in asked
     sides = [] if fixed else [height_width(whole_patches(side, run))[0] for side in SIDES]
     sides = [side for side in sides if isinstance(full, int) and side < full]
     if isinstance(full, int) and sides:
         allowed = {side: passes * (full / side) ** 2 for side in sides}
         side = next((side for side in sides if allowed[side] >= ENOUGH_PASSES), sides[-1])
-        changes.append(
-            f"image_size: {side}, not {full}: so the time allows about {allowed[side]:.2g} passes over the images, not "
-            f"{passes:.2g}"
+        changes["image_size"] = (
+            f"{side}, not {full}: so the time allows about {allowed[side]:.2g} passes over the images, not {passes:.2g}"
         )
         seen, run = int(allowed[side] * images), replace(run, image_size=side)
     batch = run.batch_size or default_batch(images)
     wanted = max(2 ** int(math.log2(max(seen / ENOUGH_STEPS, 1))), SMALLEST_BATCH)
     if wanted < batch and "batch_size" not in asked:
-        changes.append(f"batch_size: {wanted}, not {batch}: the time allows about {seen:,} images")
+        changes["batch_size"] = f"{wanted}, not {batch}: the time allows about {seen:,} images"
         run = replace(run, batch_size=wanted)
     return run, changes
 
@@ -144,7 +143,7 @@ def has_absolute_warmup(run: Run) -> bool:
     return not isinstance(run.schedule.warmup, Percent)
 
 
-def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
+def fitted(run: Run, data: TrainingSet) -> tuple[Run, str]:
     """Return `run` with a warmup that fits the number of images, and the change in words ("" if nothing changed).
 
     A warmup longer than a fifth of the run becomes a tenth of it. Published warmups suit large data: 10,000 steps are a
@@ -152,7 +151,7 @@ def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
     """
     if not has_absolute_warmup(run):
         return run, ""
-    images = max(facts.images, 1)
+    images = max(data.images, 1)
     batch = min(run.batch_size or LARGEST_BATCH, images)
     units = {"per_epoch": max(images // batch, 1), "batch_size": batch}
     total = (run.duration or NOMINAL).steps(**units)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from vitrail.data.settings import Augment
 from vitrail.durations import Epochs, Percent
 from vitrail.objective.settings import Supervised
-from vitrail.recipes.by_data import ENOUGH_STEPS, SMALL, SMALLEST_BATCH, TINY, Facts
+from vitrail.recipes.by_data import ENOUGH_STEPS, SMALL, SMALLEST_BATCH, TINY, TrainingSet
 from vitrail.recipes.published import described
 from vitrail.training.run import Optim, Run, Schedule
 
@@ -61,13 +61,15 @@ class Pretrained:
     """Shorter side of the input in pixels."""
     labelled: bool = True
     """Whether it was pre-trained with labels."""
+    own_head: bool = False
+    """Whether the classifier is of the user's own."""
 
 
 @dataclass(frozen=True)
 class FineTuning:
     """What is fine-tuned: the images, the network, and how many images the run may see."""
 
-    facts: Facts
+    data: TrainingSet
     classes: int
     """Number of classes or targets."""
     network: Pretrained
@@ -82,11 +84,11 @@ class FineTuning:
     @property
     def each(self) -> float:
         """Mean number of training images per class."""
-        return self.facts.images / max(self.classes, 1)
+        return self.data.images / max(self.classes, 1)
 
 
 @dataclass(frozen=True)
-class Decided:
+class Advice:
     """A run, and the reason of each decision in words."""
 
     run: Run
@@ -94,19 +96,19 @@ class Decided:
     """Setting -> its value and the reason."""
 
 
-def decide(task: FineTuning) -> Decided:
+def advise(task: FineTuning) -> Advice:
     """Return the fine-tuning for `task`. A function of its argument alone."""
-    images = max(task.facts.images, 1)
+    images = max(task.data.images, 1)
     passes, length = _passes(task, images)
     seen = passes * images if task.seen is None else min(passes * images, task.seen)
     batch, of_batch = _batch(images, seen)
     rate, of_rate = _rate(task.network)
     side, why = task.network.side, {"duration": length, "batch_size": of_batch, "optim": of_rate}
     larger = task.in_time is not None and task.in_time >= ENLARGED_COST * seen
-    if larger and task.facts.side >= ENLARGED * side:
+    if larger and task.data.side >= ENLARGED * side:
         side *= ENLARGED
         why["image_size"] = f"{side}, not {task.network.side}: the images are larger, and there is time for it"
-    augment, why["augment"] = _augment(task.facts.side, side, seen / images)
+    augment, why["augment"] = _augment(task.data.side, side, seen / images)
     decay = LAYER_DECAY if task.network.blocks else None
     run = replace(
         finetune_by_data(),
@@ -120,7 +122,7 @@ def decide(task: FineTuning) -> Decided:
     if task.each < FEW and task.network.blocks:
         run = replace(run, tune="attention")
         why["tune"] = f"attention: {task.each:.3g} images per class are too few to tune everything"
-    return Decided(run, why)
+    return Advice(run, why)
 
 
 def _passes(task: FineTuning, images: int) -> tuple[float, str]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitrail.device import core_share
-from vitrail.training.setup import Setup
+from vitrail.training.assemble import Setup
 from vitrail.training.validation.floor import FEWEST, MOST, allowed
 
 SAVING = 0.6

@@ -51,7 +51,7 @@ class Given:
     asked: Mapping[str, str] = field(default_factory=dict)
     """Settings that no decision may change, by their dotted names -> where they are given: "--batch-size"."""
 
-    def refuse_changed(self, asked: Run, decided: Run, decisions: Mapping[str, str]) -> None:
+    def refuse_changed(self, asked: Run, decided: Run, reasons: Mapping[str, str]) -> None:
         """Raise UsageError if a setting that was asked for has another value in the run with every decision made."""
         for name, where in self.asked.items():
             try:
@@ -59,7 +59,7 @@ class Given:
             except AttributeError:  # a section that has another class here, or the name of the class
                 continue
             if before not in (None, "auto", after):
-                why = decisions.get(name, decisions.get(name.partition(".")[0], f"only {after} is possible here"))
+                why = reasons.get(name, reasons.get(name.partition(".")[0], f"only {after} is possible here"))
                 raise UsageError(f"{where} asks for {shown(before)}, which is not possible here ({why})")
 
     def ended(self, result: Result) -> Result:

@@ -1,7 +1,7 @@
 """`fit(run)`: training, read top to bottom. Read this second, after `vitrail.model.vit`.
 
 The loop knows batches, steps and the moments between them. What a step does is in `vitrail.training.step`, what a run
-needs before its first step in `vitrail.training.setup`.
+needs before its first step in `vitrail.training.assemble`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, fast_float32
 from vitrail.objective.settings import ObjectiveSettings
+from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import explaining_memory
 from vitrail.training.batches import endless
 from vitrail.training.checkpoints.resume import resumed_run
@@ -31,7 +32,6 @@ from vitrail.training.processes.thread_count import ThreadCount
 from vitrail.training.progress import Progress
 from vitrail.training.record import RunRecorder, recorded_result
 from vitrail.training.run import Run
-from vitrail.training.setup import set_up
 from vitrail.training.step import TrainingStep
 from vitrail.training.validation.validation import describe
 
@@ -85,7 +85,7 @@ def fit(
     # 2. The run folder, and what guards the run
     folder = folder or RunFolder.create(run.out, run.name)
     folder.on_log = on_log
-    progress = Progress(run.batch_size or 0, setup.resolved.device)
+    progress = Progress(run.batch_size or 0, setup.decision.device)
     guard = FiniteGuard(setup.objective, run.max_nonfinite)
     with (
         setup,
@@ -120,7 +120,7 @@ def fit(
         if run.probe_head and not status.step:
             progress.say(start_as_probe(setup, recorder.left() / 2))
         recorder.start_clock()
-        threads = ThreadCount.of(run, setup.resolved.device, progress.say)
+        threads = ThreadCount.of(run, setup.decision.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
 

@@ -20,6 +20,7 @@ from vitrail.data.roles import Splits
 from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.run_log import fitting
+from vitrail.training.assemble import Setup
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.ending import ending_of
 from vitrail.training.folder import RunFolder
@@ -27,7 +28,6 @@ from vitrail.training.guard import NAMED, FiniteGuard, LossSpikes, Signals
 from vitrail.training.progress import Progress
 from vitrail.training.provenance import provenance
 from vitrail.training.run import Run
-from vitrail.training.setup import Setup
 from vitrail.training.step import FinishedStep
 from vitrail.training.validation.pictures import batch_picture
 from vitrail.words import listing, time_span
@@ -67,7 +67,7 @@ class RunRecorder:
         notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
         timetable = self._setup.timetable
         steps = 0 if timetable.open else timetable.total  # with a time limit alone nobody knows how many there will be
-        cut = [self._setup.resolved.cut] if self._setup.resolved.cut else []
+        cut = [self._setup.decision.cut] if self._setup.decision.cut else []
         notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits, steps), *cut)]
         sources = {"train": splits.train, "validation": splits.validation, "test": splits.test}
         self._write_config(run)
@@ -81,7 +81,7 @@ class RunRecorder:
             "notes": notes,
         }
         facts = {"name": self._folder.path.name, "started": _now(), **provenance(), "seed": run.seed, "data": data}
-        decisions = self._setup.resolved.decisions
+        decisions = self._setup.why
         given = {"given": self._setup.given.names} if self._setup.given.names else {}
         self._folder.write_json("run.json", {**facts, "decisions": decisions, **given, **self._tuned_part()})
         self._progress.announce(self._folder.path, decisions, notes)
@@ -107,7 +107,7 @@ class RunRecorder:
         if not why and facts.get("out_of_memory"):
             why = f", since memory ran out at step {facts['out_of_memory'][-1].get('step', 'unknown')}"
         note = f"batch: {run.batch_size} images, as before; accumulate: {run.accumulate}{why}"
-        self._progress.announce(self._folder.path, self._setup.resolved.decisions, [*notes, note])
+        self._progress.announce(self._folder.path, self._setup.why, [*notes, note])
 
     @world.main_alone("starting the trackers")
     @world.on_main

@@ -22,9 +22,9 @@ from vitrail.data.roles import Splits
 from vitrail.data.settings import Preparation, Preprocess
 from vitrail.durations import Epochs
 from vitrail.ranges import height_width
+from vitrail.training.assemble import Setup, set_up
 from vitrail.training.probe_head import frozen_features
 from vitrail.training.run import Run
-from vitrail.training.setup import Setup, set_up
 from vitrail.weights.load import read_card
 
 WAYS = {
@@ -85,7 +85,7 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
     if alike(sizes, height_width(run.image_size) if run.image_size else read_card(run.weights).config.image_size):
         return None
     with set_up(replace(run, duration=Epochs(1)), splits) as setup:
-        if setup.resolved.preprocess.bands is not None:
+        if setup.decision.preprocess.bands is not None:
             return None
         rows = np.random.default_rng(run.seed).permutation(rows[evenly_spaced(len(rows), MOST)])
         began = time.monotonic()
@@ -105,6 +105,6 @@ def _round(setup: Setup, train: IndexedSource, rows: np.ndarray) -> dict[str, tu
     """Return the features and labels of the training images `rows` for each way."""
     part, found = Subset(train, np.sort(rows)), {}
     for name, way in WAYS.items():
-        prepared = with_fill(way.completed(setup.resolved.preprocess), setup.resolved.config.mean)
+        prepared = with_fill(way.completed(setup.decision.preprocess), setup.decision.config.mean)
         found[name] = frozen_features(setup, replace(setup.run, preprocess=prepared), part)
     return found

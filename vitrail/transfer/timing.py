@@ -30,6 +30,7 @@ from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
 from vitrail.training.batches import endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
@@ -38,7 +39,6 @@ from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learnin
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.processes.thread_count import ENOUGH
 from vitrail.training.run import Optim, Run
-from vitrail.training.setup import set_up
 from vitrail.training.step import backward, seed_step
 from vitrail.training.timetable import Timetable
 from vitrail.words import time_span
@@ -126,7 +126,7 @@ def training_seconds(
     validation: int = 0,
     test: int = 0,
 ) -> Times:
-    """Return the times of a resolved `run`; validation and test are numbers of images.
+    """Return the times of a decided `run`; validation and test are numbers of images.
 
     Each evaluation is assumed to find a better model, which is then written. Early stopping is not predicted. A time
     limit shortens or lengthens the training, so that the whole run ends with it.
@@ -168,7 +168,7 @@ def seen_in_time(run: Run, splits: Splits, seconds: float) -> int:
     began = time.monotonic() - command_seconds()
     rehearsal = Rehearsal(run, splits)
     setup, most = rehearsal.setup, torch.get_num_threads()
-    counts = [most] if most == 1 or setup.resolved.device.type != "cpu" else [1, most]
+    counts = [most] if most == 1 or setup.decision.device.type != "cpu" else [1, most]
     each: dict[int, float] = {}
     try:
         for threads in counts:
@@ -231,11 +231,11 @@ class Rehearsal:
 
     def memory(self) -> int:
         """Return the peak bytes of a step: weights, gradients, moments and activations."""
-        run, config = self.setup.run, self.setup.resolved.config
+        run, config = self.setup.run, self.setup.decision.config
         assert run.batch_size is not None and self.setup.image_bytes is not None
         values = sum(parameter.numel() for parameter in self.setup.objective.parameters())
         state = 4 * (values + self._tuned() + self.stored_values())
-        waiting = COPIES_AT_THE_LOADER if self.setup.resolved.device.type == "cpu" else COPIES_ON_A_DEVICE
+        waiting = COPIES_AT_THE_LOADER if self.setup.decision.device.type == "cpu" else COPIES_ON_A_DEVICE
         pixels = config.channels * math.prod(config.image_size)
         return round(state + self.setup.image_bytes * self.micro + waiting * run.batch_size * pixels)
 
@@ -263,7 +263,7 @@ class Rehearsal:
         setup = self.setup
         seed_step(setup.run.seed, 0, 0)
         began = self._now()
-        resized, autocast = setup.resize(batch, growth), setup.resolved.autocast
+        resized, autocast = setup.resize(batch, growth), setup.decision.autocast
         backward(setup.objective, resized, step=0, parts=1, autocast=autocast, network=setup.network)
         between = self._now()
         clip_(setup.objective.parameters(), setup.run.optim.clip)
@@ -275,7 +275,7 @@ class Rehearsal:
     def _answers(self, seconds: float) -> tuple[float, float]:
         """Return the seconds per evaluated image, and those before the first."""
         began = time.perf_counter()
-        autocast = self.setup.resolved.autocast
+        autocast = self.setup.decision.autocast
         predict = predictor(self.setup.objective.model, precision="bf16" if autocast else "float32")
         ready = time.perf_counter() - began
 
@@ -342,14 +342,14 @@ class Rehearsal:
 
     def _blank(self, number: int) -> Batch:
         """Return a batch of black images, for which no loader is needed."""
-        config = self.setup.resolved.config
+        config = self.setup.decision.config
         images = torch.zeros(number, *config.image_size, config.channels, dtype=torch.uint8)
         nothing = torch.zeros(number, dtype=torch.int64)
         return Batch(images.permute(0, 3, 1, 2), nothing, nothing)
 
     def _now(self) -> float:
         """Return the time once the device has finished all its work."""
-        return now(self.setup.resolved.device)
+        return now(self.setup.decision.device)
 
 
 def _bytes(tensors: dict[str, torch.Tensor]) -> int:

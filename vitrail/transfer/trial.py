@@ -34,11 +34,12 @@ from vitrail.files import json_text, lock, replacing_text
 from vitrail.run_log import NUMBERS, fitting
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
+from vitrail.training.decide import decide
+from vitrail.training.facts import Facts
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import Diverged, Interrupted
 from vitrail.training.loop import fit
 from vitrail.training.processes.parent import end_with_parent
-from vitrail.training.resolve import resolve
 from vitrail.training.run import Run
 
 RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"
@@ -122,15 +123,15 @@ def trial_key(run: Run, splits: Splits, weights: str) -> str:
     """Return a hash of everything that decides what `run` computes; 12 hexadecimal digits.
 
     It covers the fingerprint of the data, the fingerprint `weights` of the weights, and every setting, with automatic
-    settings as `resolve` decides them. Raises UsageError and DataError for settings that cannot work.
+    settings as `decide` leaves them. Raises UsageError and DataError for settings that cannot work.
     """
     known = "float32" if run.precision == "auto" else run.precision
     anywhere = replace(run, device="cpu", workers=0, cache="no", accumulate=1, precision=known)
-    resolved = resolve(anywhere, splits.train, splits.class_names)
-    settings = {name: value for name, value in plain(resolved.run).items() if name not in ELSEWHERE}
+    decision = decide(anywhere, Facts.of(anywhere, splits.train, splits.class_names))
+    settings = {name: value for name, value in plain(decision.run).items() if name not in ELSEWHERE}
     settings |= {"precision": run.precision, "weights": weights, "model": ""}  # the config identifies the model
     settings["data"] = {name: value for name, value in settings["data"].items() if name != "path"}
-    run_identity = identity(resolved.run, resolved.config, splits.class_names, splits.fingerprint)
+    run_identity = identity(decision.run, decision.config, splits.class_names, splits.fingerprint)
     text = json.dumps([run_identity, settings], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 

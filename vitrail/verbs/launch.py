@@ -22,11 +22,11 @@ from typing import Any
 
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import Devices, Nodes, Whole, checked
+from vitrail.recipes.asked import RECIPE_OF, Asked, require_images, with_weights
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run, check_batch
 from vitrail.verbs.flags.declared import GLOBAL
 from vitrail.verbs.flags.parse import parse
-from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, with_weights
 from vitrail.verbs.train.train import finetune, train
 from vitrail.words import one_line
 
@@ -156,13 +156,13 @@ def checked_run(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, li
             raise UsageError(f"Remove --{name.replace('_', '-')} from the launched command: {why}")
     own = {name: given.pop(name, None) for name in ("path", "recipe", "epochs", "lr", "weights")}
     config = given.pop("config", ())
-    arguments = RunArguments(**own, config=config, settings={name: given[name] for name in given if name not in GLOBAL})
+    arguments = Asked(**own, config=config, settings={name: given[name] for name in given if name not in GLOBAL})
     if verb == "finetune":
         arguments = with_weights(arguments)
     else:
         require_images(arguments)
     base = arguments.recipe or RECIPE_OF.get(verb)
-    run = arguments.applied_to(Run() if base is None else named(base))
+    run, _ = arguments.applied_to(Run() if base is None else named(base))
     processes = nodes * tasks
     if run.batch_size is not None:
         check_batch(run.batch_size, processes, f"{nodes} x {tasks}")

@@ -16,12 +16,13 @@ from vitrail.evaluation.metric import TITLES, headline
 from vitrail.files import check_writable
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.ranges import EpochCount, Fraction, Positive, Range, checked
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import from_recipe
 from vitrail.recipes.paper import REGULARISATION_GRID, REGULARISED
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, FINETUNE, GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
 from vitrail.verbs.flags.keywords import TrialKeywords
-from vitrail.verbs.flags.settings import RunArguments, from_recipe
 from vitrail.verbs.terminal import page, table
 from vitrail.words import duration, one_line
 
@@ -138,9 +139,9 @@ def sweep(
             exit.
         settings: Any other field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
-    given = RunArguments(path, recipe, config, epochs, None, weights, settings)
+    asked = Asked(path, recipe, config, epochs, None, weights, settings)
     execute = executor(parallel, devices or [], ray)
-    trials = _trials(given, lr, vary, seeds, dev, Path(out))
+    trials = _trials(asked, lr, vary, seeds, dev, Path(out))
     if dry_run:
         return _preview(trials)
     check_writable(Path(out), UsageError, folder=True)
@@ -174,38 +175,38 @@ def executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> E
     return Processes([devices[i % len(devices)] if devices else None for i in range(count)])
 
 
-def _trials(
-    given: RunArguments, lr: Sequence[float], vary: Sequence[str], seeds: int, dev: float | None, out: Path
-) -> Trials:
+def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, dev: float | None, out: Path) -> Trials:
     """Return the trials of the sweep asked for. Raises UsageError and DataError."""
+    from vitrail.recipes.known import Known
     from vitrail.transfer.grid import Sweep, Trials
     from vitrail.transfer.protocol import arrange, finetune_run
 
-    if given.path is None and not given.files:
+    if asked.path is None and not asked.files:
         raise UsageError("no images are given. Name their folder: vitrail sweep DIR --from RUN")
-    row = ROW_OF.get(given.recipe or "")
-    run = given.applied_to(named(given.recipe or "finetune"))
-    if run.weights is None and given.recipe is None:
+    row = ROW_OF.get(asked.recipe or "")
+    run, _ = asked.applied_to(named(asked.recipe or "finetune"))
+    if run.weights is None and asked.recipe is None:
         raise UsageError(
             "no weights are given. Name them: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
         )
     if dev is None:
-        dev = _held_out(given) or (row.holdout if row is not None and row is not VTAB else None)
+        dev = _held_out(asked) or (row.holdout if row is not None and row is not VTAB else None)
     split = arrange(run.data, dev, run.seed)
-    if given.recipe is not None:
-        run, why = from_recipe(given)
-        log.info("%s", why)
+    if asked.recipe is not None:
+        choice = from_recipe(asked, Known())
+        log.info("%s", choice)
+        run = choice.run
     else:
         assert run.weights is not None
-        run = given.applied_to(finetune_run(named("finetune"), run.weights, split.images))
+        run, _ = asked.applied_to(finetune_run(named("finetune"), run.weights, split.images))
         log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration or "up to the time limit")
-    grid, others = _tried(given, run, lr, vary, split.images)
-    asked = {**given.origins, **{name: "--lr" if lr and name == LR else "--vary" for name in grid if lr or vary}}
-    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev, asked), out, split)
+    grid, others = _tried(asked, run, lr, vary, split.images)
+    origins = {**asked.origins, **{name: "--lr" if lr and name == LR else "--vary" for name in grid if lr or vary}}
+    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev, origins), out, split)
 
 
 def _tried(
-    given: RunArguments, run: Run, lr: Sequence[float], vary: Sequence[str], images: int
+    asked: Asked, run: Run, lr: Sequence[float], vary: Sequence[str], images: int
 ) -> tuple[Mapping[str, Sequence[Any]], dict[str, Run]]:
     """Return the settings to try as a grid, and complete runs to try as well. Without flags they are the paper's."""
     grid: dict[str, Sequence[Any]] = dict(values_to_try(text, run) for text in vary)
@@ -213,18 +214,19 @@ def _tried(
         raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
     if lr or grid:
         return {LR: tuple(lr), **grid} if lr else grid, {}
+    from vitrail.recipes.known import Known
     from vitrail.weights.load import read_card
 
     network = read_card(run.weights).config if run.weights is not None else variant(run.network)
-    fine_tuning = given.recipe in (None, FINETUNE.name, *ROW_OF)
+    fine_tuning = asked.recipe in (None, FINETUNE.name, *ROW_OF)
     rule = fine_tuning and isinstance(network, ResNetConfig)
-    others = {HYPERRULE: from_recipe(replace(given, recipe=HYPERRULE))[0]} if rule else {}
-    return _published(given.recipe, images, network), others
+    others = {HYPERRULE: from_recipe(replace(asked, recipe=HYPERRULE), Known()).run} if rule else {}
+    return _published(asked.recipe, images, network), others
 
 
-def _held_out(given: RunArguments) -> float | None:
+def _held_out(asked: Asked) -> float | None:
     """Return the share given as --data.holdout, which in a sweep means the same as --dev."""
-    data = given.settings.get("data")
+    data = asked.settings.get("data")
     return data.get("holdout") if isinstance(data, Mapping) else None
 
 

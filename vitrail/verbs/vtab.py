@@ -13,10 +13,10 @@ from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Positive, Range, Side, Threads, checked
+from vitrail.recipes.asked import Asked
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
-from vitrail.verbs.flags.settings import RunArguments
 from vitrail.verbs.terminal import page, table
 from vitrail.words import one_line
 
@@ -92,12 +92,12 @@ def vtab(
     settings |= {"image_size": image_size, "batch_size": batch_size}
     paper = named(VTAB.recipe)
     chosen_settings = {name: value for name, value in settings.items() if value is not None}
-    given = RunArguments(config=config, lr=lr, weights=weights, settings=chosen_settings)
-    run = _of_length(given.applied_to(paper), steps)
+    asked = Asked(config=config, lr=lr, weights=weights, settings=chosen_settings)
+    run = _of_length(asked.applied_to(paper)[0], steps)
     check_writable(Path(out), UsageError, folder=True)
     from vitrail.transfer.vtab_runs import vtab as run_tasks
 
-    return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out), given.origins)
+    return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out), asked.origins)
 
 
 def _of_length(run: Run, steps: int | None) -> Run:

@@ -25,7 +25,8 @@ from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
-from vitrail.training.resolve import resolve
+from vitrail.training.decide import decide
+from vitrail.training.facts import Facts
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.load import read_card
 
@@ -146,6 +147,7 @@ def test_a_run_on_a_flat_folder_of_arrays(stacks: Path, config: MAE | DINO) -> N
 )
 def test_what_is_made_for_rgb_says_what_is_valid(stacks: Path, objective: MaskedPatch, text: str) -> None:
     with pytest.raises(UsageError) as error:
-        resolve(run(stacks, objective), open_data(Data(path=str(stacks)), labels=False).train, [])
+        train = open_data(Data(path=str(stacks)), labels=False).train
+        decide(run(stacks, objective), Facts.of(run(stacks, objective), train, []))
     valid = "Valid for other bands are objective mae, dino, and masked-patch with objective.target pixels"
     assert str(error.value).startswith(text) and str(error.value).endswith(valid)

@@ -24,8 +24,9 @@ from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.server.served_model import ServedModel
 from vitrail.training.checkpoints.state import Result
+from vitrail.training.decide import decide
+from vitrail.training.facts import Facts
 from vitrail.training.given import given_network
-from vitrail.training.resolve import resolve
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
@@ -125,10 +126,10 @@ def test_the_next_run_keeps_the_statistics_of_the_weights(trained: Result, run: 
     weights = str(trained.folder)
     train = open_data(run.data).train
     again = replace(run, weights=weights, vit=Model(), data=Data(path=str(data)))
-    found = resolve(again, train, list(CLASSES))
+    found = decide(again, Facts.of(again, train, list(CLASSES)))
     assert found.preprocess.bands == read_card(weights).preprocess.bands
     with pytest.raises(DataError, match=r"4 bands of 16 bits are needed .as the weights need"):
-        resolve(again, open_data("digits").train, [str(digit) for digit in range(10)])
+        decide(again, Facts.of(again, open_data("digits").train, [str(digit) for digit in range(10)]))
 
 
 @pytest.mark.train
@@ -153,4 +154,4 @@ def test_a_network_of_ones_own_gets_the_bands(run: Run, data: Path) -> None:
     assert torch.equal(given_network(own, 3, preprocess)(bands), own(bands))
     three = ViT(ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=3))
     with pytest.raises(UsageError, match=r"the model has 3 channels, and the images have 4 bands. Load it with"):
-        resolve(run, open_data(run.data).train, list(CLASSES), model=three)
+        decide(run, Facts.of(run, open_data(run.data).train, list(CLASSES), model=three))

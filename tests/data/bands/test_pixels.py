@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,34 +44,33 @@ def npy(folder: Path, images: np.ndarray) -> Files:
 def chosen(
     train: Any, weights: Bands | None = None, given: Bands | None = None, **data: Any
 ) -> tuple[Any, dict[str, str]]:
-    decisions: dict[str, str] = {}
-    return choose_bands(Data(**data), given, weights, layouts(train, data.get("channels")), train, decisions), decisions
+    return choose_bands(
+        Data(**data), given, weights, layouts(train, data.get("channels")), partial(measure_bands, train)
+    )
 
 
 # statistics
 
 
 def test_statistics_are_numpys_over_all_pixels() -> None:
-    decisions: dict[str, str] = {}
-    found = measure_bands(source(IMAGES), 4, "16", decisions)
+    found, of = measure_bands(source(IMAGES), 4, "16")
     pixels = IMAGES.reshape(-1, 4).astype(np.float64)
     assert found.mean == pytest.approx(pixels.mean(axis=0), rel=1e-12)
     assert found.std == pytest.approx(pixels.std(axis=0), rel=1e-9)
     assert found.low == tuple(pixels.min(axis=0)) and found.high == tuple(pixels.max(axis=0))
-    assert decisions == {"statistics": "mean and std of each band: those of 6 training images"}
+    assert of == "mean and std of each band: those of 6 training images"
 
 
 def test_images_that_cannot_be_read_do_not_count_and_a_constant_band_is_named() -> None:
     images = IMAGES.astype(np.float32)
     images[1, 2, 3, 0] = np.nan
     images[..., 2] = 7
-    decisions: dict[str, str] = {}
-    found = measure_bands(source(images), 4, "32f", decisions)
+    found, of = measure_bands(source(images), 4, "32f")
     assert found.mean[0] == pytest.approx(np.delete(images, 1, axis=0)[..., 0].astype(np.float64).mean())
     assert (found.mean[2], found.std[2]) == (7.0, 1.0)
-    assert "5 training images; band 3 has one value only" in decisions["statistics"]
+    assert "5 training images; band 3 has one value only" in of
     with pytest.raises(DataError, match=r"none of 6 training images can be read.*NaN or infinity in band 1, 2, 3, 4"):
-        measure_bands(source(np.full_like(images, np.nan)), 4, "32f", {})
+        measure_bands(source(np.full_like(images, np.nan)), 4, "32f")
 
 
 # reading
@@ -80,7 +80,7 @@ def test_bands_are_normalised() -> None:
     stored = np.array([[[10, 20], [12, 12]]], np.uint16)
     found = Banded(BANDS).read(stored)
     assert found.dtype == np.float32 and found.tolist() == [[[0.0, 0.0], [1.0, -2.0]]]
-    images = Banded(measure_bands(source(IMAGES), 4, "16", {}))
+    images = Banded(measure_bands(source(IMAGES), 4, "16")[0])
     pixels = np.stack([images.read(image) for image in IMAGES]).reshape(-1, 4)
     assert pixels.mean(axis=0) == pytest.approx(np.zeros(4), abs=1e-4) and pixels.std(axis=0) == pytest.approx(
         np.ones(4)
@@ -89,7 +89,7 @@ def test_bands_are_normalised() -> None:
 
 def test_16_bits_reach_the_network() -> None:
     """Two images that differ in one of the lower 8 bits are two images."""
-    banded = Banded(measure_bands(source(IMAGES), 4, "16", {}))
+    banded = Banded(measure_bands(source(IMAGES), 4, "16")[0])
     assert not np.array_equal(banded.read(IMAGES[0]), banded.read(IMAGES[0] ^ 1))
 
 
@@ -118,7 +118,7 @@ def test_display() -> None:
 
 
 def test_bands_are_resized_as_torch_resizes_floats() -> None:
-    bands = measure_bands(source(IMAGES), 4, "16", {})
+    bands = measure_bands(source(IMAGES), 4, "16")[0]
     transform = eval_transform(Preprocess((4, 4), "squash", bands=bands))
     image = transform.pixels.read(IMAGES[0])
     found = transform(image, RNG)
@@ -129,7 +129,7 @@ def test_bands_are_resized_as_torch_resizes_floats() -> None:
 
 @pytest.mark.parametrize("kind", ["flip", "crops"])
 def test_views_of_bands(kind: Any) -> None:
-    preprocess = Preprocess((4, 4), "small", 0.5, bands=measure_bands(source(IMAGES), 4, "16", {}))
+    preprocess = Preprocess((4, 4), "small", 0.5, bands=measure_bands(source(IMAGES), 4, "16")[0])
     all_views = views(kind, preprocess, eval_transform(preprocess))
     assert all_views.pixels == pixels_of(preprocess.bands)
     assert all_views(all_views.pixels.read(IMAGES[0]), RNG).shape == ({"flip": 8, "crops": 40}[kind], 4, 4)
@@ -197,7 +197,7 @@ def test_the_loader_gives_normalised_bands_and_leaves_out_only_what_is_damaged(t
     np.save(tmp_path / "1.npy", IMAGES[1][..., :3])
     np.save(tmp_path / "2.npy", IMAGES[2].astype(np.uint8))
     (tmp_path / "3.npy").write_bytes(b"\x93NUMPY")
-    bands = measure_bands(files, 4, "16", {})
+    bands = measure_bands(files, 4, "16")[0]
     assert bands.mean == pytest.approx(IMAGES[[0, 4, 5]].reshape(-1, 4).mean(axis=0))
     loader = Loader(files, transform=eval_transform(Preprocess((8, 10), "squash", bands=bands)), image_size=(8, 10),
                     batch_size=6, shuffle=False, drop_last=False)  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -62,21 +62,20 @@ def choose_bands(
     given: Bands | None,
     weights: Bands | None,
     found: Sequence[Layout],
-    train: IndexedSource,
-    decisions: dict[str, str],
-) -> Bands | None:
-    """Return the bands of the images; None for RGB with 8 bits. Note every decision in `decisions`.
+    measure: Callable[[int, Bits], tuple[Bands, str]],
+) -> tuple[Bands | None, dict[str, str]]:
+    """Return the bands of the images, or None for RGB with 8 bits, and each decision with its reason.
 
     given: Bands of an earlier decision, or the user's. weights: Bands of the network to start from. found: `layouts` of
-    the training images. Raises UsageError for settings that contradict each other, and DataError if most of the images
-    are others.
+    the training images. measure: `measure_bands` of the training images. Raises UsageError for settings that contradict
+    each other, and DataError if most of the images are others.
     """
     if given is not None:
         given.require_consistent()
         for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
             if asked not in (None, has):
                 raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
-        return _shown(given, data)
+        return _shown(given, data), {}
     asks = data.channels is not None or data.bits is not None
     if not asks and weights is not None:
         channels, bits, why = weights.channels, weights.bits, "as the weights need"
@@ -86,17 +85,16 @@ def choose_bands(
             deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
             if deep and not asks:
                 share = f"{deep[0][1]} of {len(found)} images have {deep[0][0]}"
-                decisions["bits"] = f"8 bits of RGB: {share}. data.channels and data.bits keep them all"
-            return None
+                return None, {"bits": f"8 bits of RGB: {share}. data.channels and data.bits keep them all"}
+            return None, {}
         (channels, bits), why = kind, "as data.channels and data.bits say" if asks else "as they are stored"
     _require(channels, bits, found, why)
-    decisions["bands"] = f"{_words(channels, bits)}: {why}"
+    decided = {"bands": f"{_words(channels, bits)}: {why}"}
     if weights is not None and (weights.channels, weights.bits) == (channels, bits):
-        decisions["statistics"] = "mean and std of each band: those of the weights"
-        return _shown(weights, data)
-    bands = measure_bands(train, channels, bits, decisions)
+        return _shown(weights, data), {**decided, "statistics": "mean and std of each band: those of the weights"}
+    bands, measured = measure(channels, bits)
     display = (1, 2, 3) if channels >= 3 else (1,)
-    return _shown(replace(bands, display=display), data)
+    return _shown(replace(bands, display=display), data), {**decided, "statistics": measured}
 
 
 def bands_to_keep(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
@@ -198,8 +196,8 @@ class _Moments:
         self.count = count
 
 
-def measure_bands(train: IndexedSource, channels: int, bits: Bits, decisions: dict[str, str]) -> Bands:
-    """Return the statistics over at most `MEASURED` training images, evenly spaced. Note in `decisions` how many.
+def measure_bands(train: IndexedSource, channels: int, bits: Bits) -> tuple[Bands, str]:
+    """Return the statistics over at most `MEASURED` training images, evenly spaced, and of how many they are, in words.
 
     An image that cannot be read is left out here; the loader reports it. Raises DataError if there is no other.
     """
@@ -230,8 +228,8 @@ def measure_bands(train: IndexedSource, channels: int, bits: Bits, decisions: di
         raise DataError(f"none of {len(rows)} training images can be read with these bands. The first: {first}")
     std = np.sqrt(total.squares / total.count)
     constant = ", ".join(str(1 + band) for band in np.flatnonzero(std == 0).tolist())
-    decisions["statistics"] = f"mean and std of each band: those of {read_images} training images"
+    of = f"mean and std of each band: those of {read_images} training images"
     if constant:
-        decisions["statistics"] += f"; band {constant} has one value only, from which nothing can be learned"
+        of += f"; band {constant} has one value only, from which nothing can be learned"
     std[std == 0] = 1.0
-    return Bands(bits, *(tuple(values.tolist()) for values in (total.mean, std, total.low, total.high)))
+    return Bands(bits, *(tuple(values.tolist()) for values in (total.mean, std, total.low, total.high))), of

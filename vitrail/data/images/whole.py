@@ -26,21 +26,17 @@ def choose_resize(sizes: Sequence[Size]) -> tuple[ImageResize, str]:
     return "small", "images differ in size"
 
 
-def choose_preprocess(image_size: Size, sizes: Sequence[Size], decisions: dict[str, str]) -> Preprocess:
-    """Return how images are prepared in evaluation (`choose_resize`)."""
+def choose_preprocess(image_size: Size, sizes: Sequence[Size]) -> tuple[Preprocess, str]:
+    """Return how images of these sizes are prepared in evaluation (`choose_resize`), and the reason."""
     target, (mode, reason) = f"{image_size[0]} x {image_size[1]} px", choose_resize(sizes)
     preprocess = Preprocess(image_size, resize=mode)
     if mode == "small":
         side = min(covering(preprocess))
-        decisions["preprocess"] = f"{reason}: the short side becomes {side} px, the central {target} are used"
-    elif set(sizes) == {image_size}:
-        decisions["preprocess"] = f"{reason} keep their size"
-    elif mode == "squash":
-        changed = any(stretched(size, preprocess) != 1 for size in sizes)
-        decisions["preprocess"] = f"{reason} are resized to {target}{' (squash: their proportions change)' * changed}"
-    else:
-        decisions["preprocess"] = f"{reason}: the whole image fits into {target}, and the rest is filled"
-    return preprocess
+        return preprocess, f"{reason}: the short side becomes {side} px, the central {target} are used"
+    if set(sizes) == {image_size}:
+        return preprocess, f"{reason} keep their size"
+    changed = any(stretched(size, preprocess) != 1 for size in sizes)
+    return preprocess, f"{reason} are resized to {target}{' (squash: their proportions change)' * changed}"
 
 
 def with_fill(preprocess: Preprocess, mean: tuple[float, ...]) -> Preprocess:

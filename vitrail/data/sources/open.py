@@ -9,6 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 
@@ -56,6 +57,26 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
         data = Data(path=str(data))
     found = open_data_set(data, labels=labels)
     return split_data_set(found, data, seed, labels=labels)
+
+
+class OpenedData:
+    """The data of a command, which are opened only once, also if they are split in several ways."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, DataSet] = {}
+        self._splits: dict[object, Splits] = {}
+
+    def splits(self, data: Data, seed: int, labels: bool = True) -> Splits:
+        """Return what `open_data` returns for these arguments. Raises DataError and UsageError."""
+        place = data if is_own(type(data)) else (data.path, data.columns), labels
+        if place not in self._found:
+            self._found[place] = open_data_set(data, labels=labels)
+        if (data, seed, labels) not in self._splits:
+            found = self._found[place]
+            findings = replace(found.findings, warnings=[*found.findings.warnings])  # splitting adds warnings
+            opened = DataSet(found.splits, findings)
+            self._splits[data, seed, labels] = split_data_set(opened, data, seed, labels=labels)
+        return self._splits[data, seed, labels]
 
 
 def open_split(

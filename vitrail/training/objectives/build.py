@@ -24,34 +24,33 @@ from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.settings import ObjectiveSettings, Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.checkpoints.objective_weights import load_objective_weights
+from vitrail.training.decide import Decision
 from vitrail.training.given import Losses
-from vitrail.training.resolve import Resolved
 from vitrail.weights.load import load, weights_fingerprint
 from vitrail.words import shown
 
 
 def build_objective(
-    resolved: Resolved,
+    decision: Decision,
     model: nn.Module,
     classes: int,
     losses: Losses | None = None,
     labels: Labels | None = None,
     teacher: Teacher | None = None,
-) -> Objective:
-    """Return the objective of a resolved run. It owns `model`, which `build_model` returned.
+) -> tuple[Objective, dict[str, str]]:
+    """Return the objective of a run. It owns `model`, which `build_model` returned.
 
     classes: Number of classes of the data. losses: A function in place of the loss of the settings. labels: Those of
     the training images, for settings that need the number of images of each class. teacher: See `load_teacher`. If the
-    starting weights contain parts of the objective besides the network, these are loaded too, and noted in
-    `resolved.decisions`. Raises UsageError if settings contradict each other or the model, and what
-    `load_objective_weights` raises.
+    starting weights contain parts of the objective besides the network, these are loaded, too, and the second value
+    says so. Raises UsageError if settings contradict each other or the model, and what `load_objective_weights` raises.
     """
-    run = resolved.run
+    run = decision.run
     if isinstance(labels, LabelSets | Numbers):
         counts = class_counts(labels, classes)
     else:
         counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
-    task = Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()), resolved.scale)
+    task = Task(run.seed, classes, run.augment, decision.preprocess, tuple(counts.tolist()), decision.scale)
     if teacher is None:
         objective = _built(run.objective, model, task)
     elif isinstance(run.objective, Supervised):
@@ -66,9 +65,9 @@ def build_objective(
         )
     if losses is not None and isinstance(objective, SupervisedObjective):
         objective.losses = losses
-    if resolved.start == run.weights:  # otherwise the run is resumed, and its checkpoint contains everything
-        resolved.decisions.update(load_objective_weights(run, objective))
-    return objective
+    if decision.start != run.weights:  # the run is resumed, and its checkpoint contains everything
+        return objective, {}
+    return objective, load_objective_weights(run, objective)
 
 
 def _built(settings: ObjectiveSettings, model: nn.Module, task: Task) -> Objective:
@@ -85,29 +84,29 @@ def _built(settings: ObjectiveSettings, model: nn.Module, task: Task) -> Objecti
         raise UsageError(f"{where}: {error}. Its base class says what the method returns") from error
 
 
-def load_teacher(resolved: Resolved, splits: Splits) -> Teacher | None:
-    """Return the teacher of a resolved run, on its device, and note it in `resolved.decisions`; None without one.
+def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, dict[str, str]]:
+    """Return the teacher of a run, on its device, and how it teaches, in words; None without one.
 
     Raises UsageError for a teacher that cannot teach these classes or see these images, and what `load` raises.
     """
-    run, source = resolved.run, resolved.run.teacher
+    run, source = decision.run, decision.run.teacher
     if source is None:
-        return None
+        return None, {}
     network = load(source)
     card, config, columns = network.card, network.config, None
     assert card is not None  # it comes with every file
-    if config.channels != resolved.config.channels:
+    if config.channels != decision.config.channels:
         raise UsageError(
             f"the teacher {source} takes images of {config.channels} channels, and these have "
-            f"{resolved.config.channels}: give another teacher"
+            f"{decision.config.channels}: give another teacher"
         )
-    if _normalisation(card.preprocess.bands) != _normalisation(resolved.preprocess.bands):
+    if _normalisation(card.preprocess.bands) != _normalisation(decision.preprocess.bands):
         raise UsageError(
             f"the teacher {source} reads other bands or normalises them by other statistics than this run. Give a "
             "teacher with the same preprocess.bands"
         )
     if run.distill.kind != "features":
-        if resolved.several or card.several:
+        if decision.several or card.several:
             raise UsageError(
                 f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
                 f"{source}. With several labels use distill.kind features"
@@ -115,22 +114,21 @@ def load_teacher(resolved: Resolved, splits: Splits) -> Teacher | None:
         columns = _columns(source, list(card.class_names), config.classes, splits.class_names)
     size = " x ".join(map(str, config.image_size))
     checked = "" if card.class_names or run.distill.kind == "features" else "; the order of its classes is not known"
-    teacher = Teacher(network.eval().requires_grad_(False).to(resolved.device), weights_fingerprint(source), columns)
+    teacher = Teacher(network.eval().requires_grad_(False).to(decision.device), weights_fingerprint(source), columns)
     how = f"{source}: {run.distill.kind}, weight {run.distill.weight:g}, {size} px{checked}"
     if not run.augment.random and run.progressive.start == 1:
-        answers = _answers(resolved, teacher, splits)
+        answers = _answers(decision, teacher, splits)
         teacher = replace(teacher, answers=answers)
         how += f"; without augmentation its outputs are kept in {answers.path}"
-    resolved.decisions["teacher"] = how
-    return teacher
+    return teacher, {"teacher": how}
 
 
-def _answers(resolved: Resolved, teacher: Teacher, splits: Splits) -> Answers:
+def _answers(decision: Decision, teacher: Teacher, splits: Splits) -> Answers:
     """Return the kept outputs of a teacher for the training images as this run's network sees them."""
-    run, network = resolved.run, teacher.network.config
+    run, network = decision.run, teacher.network.config
     of_features = run.distill.kind == "features"
     about = [teacher.fingerprint, of_features, teacher.columns, splits.fingerprint, len(splits.train)]
-    key = repr([1, *about, resolved.config.image_size, run.precision])
+    key = repr([1, *about, decision.config.image_size, run.precision])
     path = cache_folder() / "teachers" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.rows"
     return Answers(path, network.features if of_features else len(splits.class_names))
 

@@ -10,23 +10,26 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.metric import NUMBERS, ONE_LABEL, SEVERAL_LABELS, Metric
 from vitrail.objective.settings import Supervised
 from vitrail.training.run import Run
-from vitrail.weights.load import read_card
+from vitrail.weights.card import Card
 from vitrail.words import listing
 
 
-def for_labels(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
-    """Return `run` with a loss and a metric for these labels. Raises UsageError for settings of another kind."""
+def for_labels(run: Run, labels: Labels) -> tuple[Run, dict[str, str]]:
+    """Return `run` with a loss and a metric for these labels, and the reasons.
+
+    Raises UsageError for settings of another kind of labels.
+    """
     own, metric, objective = type(run.metric) is not Metric, run.metric, run.objective
     if isinstance(labels, Numbers) or objective.numbers:
-        return _for_numbers(run, labels, decisions)
+        return _for_numbers(run, labels)
     if not isinstance(labels, LabelSets):
         if metric.name in (*SEVERAL_LABELS, *NUMBERS) and not own:
             raise UsageError(
                 f"metric.name is {metric.name}, which needs images with several labels or numbers, and these have one "
                 "label each. Use top1, top5 or nll, or set data.labels_per_image to 'several'"
             )
-        return run
-    decisions["labels"] = f"several: {summary(labels)}"
+        return run, {}
+    why = {"labels": f"several: {summary(labels)}"}
     by_class: dict[str, object] = {"data.sampler": run.data.sampler}
     if isinstance(objective, Supervised):
         by_class["objective.class_weights"] = objective.class_weights
@@ -38,16 +41,16 @@ def for_labels(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
                 "Leave it out; objective.loss asymmetric gives more weight to the labels that an image has"
             )
     if isinstance(objective, Supervised) and objective.loss == "softmax":
-        decisions["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot express"
+        why["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot express"
         run = replace(run, objective=replace(objective, loss="sigmoid"))
     if metric.name in (*ONE_LABEL, *NUMBERS) and not own:
-        decisions["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
+        why["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
         run = replace(run, metric=replace(metric, name="map"))
-    return run
+    return run, why
 
 
-def _for_numbers(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
-    """Return `run` with a metric for numbers. Raises UsageError for settings that need classes."""
+def _for_numbers(run: Run, labels: Labels) -> tuple[Run, dict[str, str]]:
+    """Return `run` with a metric for numbers, and the reasons. Raises UsageError for settings that need classes."""
     if not isinstance(labels, Numbers):
         raise UsageError(
             f"objective {run.objective.kind} needs numbers as labels, and these are classes "
@@ -63,30 +66,29 @@ def _for_numbers(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
         raise UsageError(
             f"{listing(wrong, quoted=False)}: needs images with classes, and these have numbers. Leave it out"
         )
-    metric = run.metric
+    metric, why = run.metric, {}
     if metric.name not in NUMBERS and type(metric) is Metric:
-        decisions["metric.name"] = f"r2, the share of the variance that is explained: {metric.name} needs classes"
+        why["metric.name"] = f"r2, the share of the variance that is explained: {metric.name} needs classes"
         run = replace(run, metric=replace(metric, name="r2"))
     if run.calibrate:
-        decisions["calibrate"] = "no: numbers have no probabilities"
-    return replace(run, calibrate=False)
+        why["calibrate"] = "no: numbers have no probabilities"
+    return replace(run, calibrate=False), why
 
 
 def scale_of(
-    run: Run, start: str | None, labels: Labels, names: list[str], decisions: dict[str, str]
-) -> TargetScale | None:
-    """Return mean and deviation of the targets of the training images; None if their labels are no numbers.
+    run: Run, card: Card | None, labels: Labels, names: list[str]
+) -> tuple[TargetScale | None, dict[str, str]]:
+    """Return mean and deviation of the targets of the training images, in words, too; None if they are no numbers.
 
-    With `Run.keep_head` the scale is that of the weights at `start`. Raises DataError for a target that is constant.
+    With `Run.keep_head` the scale is that of the weights with this `card`. Raises DataError for a constant target.
     """
     if not isinstance(labels, Numbers):
-        return None
+        return None, {}
     scale = TargetScale.of(labels, names)
-    if run.keep_head and start is not None:
-        theirs = read_card(start).scale
-        if theirs is None:
-            raise UsageError(f"keep_head: {start} predicts classes, and this run numbers. Remove --keep-head")
-        scale = theirs
+    if run.keep_head and card is not None:
+        if card.scale is None:
+            raise UsageError(f"keep_head: {run.weights} predicts classes, and this run numbers. Remove --keep-head")
+        scale = card.scale
     each = zip(names, scale.mean, scale.deviation, strict=True)
-    decisions["scale"] = "; ".join(f"{name}: mean {mean:.6g}, deviation {spread:.6g}" for name, mean, spread in each)
-    return scale
+    told = "; ".join(f"{name}: mean {mean:.6g}, deviation {spread:.6g}" for name, mean, spread in each)
+    return scale, {"scale": told}

@@ -98,14 +98,13 @@ def with_lora_defaults(run: Run) -> Run:
     return replace(run, lora_rank=rank, lora_alpha=run.lora_alpha or rank, lora_on=run.lora_on or "attention")
 
 
-def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
-    """Freeze, in place, the part of `model` that `run.tune` does not name, and note this in `decisions`.
+def tune(model: nn.Module, run: Run) -> tuple[Tuned, dict[str, str]]:
+    """Freeze, in place, the part of `model` that `run.tune` does not name; return what is tuned, in words, too.
 
-    `model` is what `vitrail.training.resolve.build_model` returned. Call this before the optimiser, the average and
+    `model` is what `vitrail.training.assemble.build_model` returned. Call this before the optimiser, the average and
     `parallel.prepare` get the model.
     """
-    if run.tune == "lora":
-        decisions["lora"] = _adapt(model, run)
+    told = {"lora": _adapt(model, run)} if run.tune == "lora" else {}
     freeze_rest(model, run.tune)
     if run.probe_head:
         freeze_statistics(model)
@@ -113,9 +112,9 @@ def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     count = sum(parameter.numel() for parameter in parameters)
     if run.tune == "all":
-        return Tuned(run.tune, learning, count)
-    decisions["tune"] = f"{run.tune}: {learning:,} of {count:,} parameters are trained, the others are frozen"
-    return Tuned(run.tune, learning, count, _base(model, str(run.weights)))
+        return Tuned(run.tune, learning, count), told
+    told["tune"] = f"{run.tune}: {learning:,} of {count:,} parameters are trained, the others are frozen"
+    return Tuned(run.tune, learning, count, _base(model, str(run.weights))), told
 
 
 def freeze_rest(model: nn.Module, tune: Tune) -> None:

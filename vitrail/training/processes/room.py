@@ -10,9 +10,11 @@ import torch
 from vitrail.costs.count import activation_bytes, parameters
 from vitrail.device import available_cores, choose_device, compute_precision, free_memory, has_cuda
 from vitrail.errors import UsageError
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batch_size import LARGEST, OVERHEAD, SHARE
-from vitrail.training.resolve import model_config
+from vitrail.training.decide import network_config
 from vitrail.training.run import Run
+from vitrail.weights.load import read_card
 
 log = logging.getLogger("vitrail")
 PER_CORE = 4
@@ -45,7 +47,7 @@ def check_room(flag: str, processes: int, run: Run, device: str | None = None) -
     gpu, cores, free = _on_gpu(run, device), available_cores(), free_memory(torch.device("cpu"))
     each = PROCESS_BYTES
     if not gpu:
-        each += STATE_BYTES * parameters(model_config(run, run.weights, 0, [], {}))
+        each += STATE_BYTES * parameters(_network(run))
     fitting = max(1, min(free // each, processes if gpu else PER_CORE * cores))
     if processes > fitting:
         raise UsageError(
@@ -75,11 +77,14 @@ def trials_at_once(runs: Sequence[Run]) -> int:
 
 def _bytes_of_batches(runs: Sequence[Run]) -> Iterator[float]:
     """Yield the bytes that a process of each different network takes on a CPU with a whole batch."""
-    for config, batch, precision in {
-        (model_config(run, run.weights, 0, [], {}), run.batch_size or LARGEST, run.precision) for run in runs
-    }:
+    for config, batch, precision in {(_network(run), run.batch_size or LARGEST, run.precision) for run in runs}:
         activations = activation_bytes(config, None, compute_precision(torch.device("cpu"), precision), "cpu")
         yield PROCESS_BYTES + STATE_BYTES * parameters(config) + OVERHEAD * activations * batch
+
+
+def _network(run: Run) -> ViTConfig | ResNetConfig:
+    """Return the config of the network of `run`, without a classifier."""
+    return network_config(run, None if run.weights is None else read_card(run.weights))[0]
 
 
 def _on_gpu(run: Run, device: str | None) -> bool:

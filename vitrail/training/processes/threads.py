@@ -71,29 +71,26 @@ def batch_norms(objective: Objective) -> list[torch_private.BatchNorm]:
     return [norm for norm in norms if norm.training and norm.track_running_stats]
 
 
-def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str, str]) -> int:
-    """Return how many micro-batches are computed at the same time.
+def concurrent(objective: Objective, run: Run, given: Given) -> tuple[int, str]:
+    """Return how many micro-batches are computed at the same time, and why it is not what is asked for or usual.
 
     It is a function of the network, the batch and the number of cores alone, so that two runs on one machine give the
-    same bits. Where the number that the run asks for is not possible, it is 1, and the decisions say why: a resumed run
-    may continue on a GPU.
+    same bits. Where the number that the run asks for is not possible, it is 1: a resumed run may continue on a GPU.
     """
     why, asked = hindrance(objective, run, given), run.concurrent
-    if why is not None and (asked or 1) > 1:
-        decisions["concurrent"] = f"1, not {asked}: {why}"
     if why is not None:
-        return 1
+        return 1, f"1, not {asked}: {why}" if (asked or 1) > 1 else ""
     if asked is not None:
-        return asked
+        return asked, ""
     if sum(each.numel() for each in objective.parameters()) > LARGEST:
-        return 1
+        return 1, ""
     images = run.batch_size or 1
     count = min(MOST, torch.get_num_threads(), _most(objective, images / (run.accumulate or 1)))
     if batch_norms(objective):
         count = min(count, images // ((run.accumulate or 1) * FEWEST_NORMALISED))
-    if count > 1:
-        decisions["concurrent"] = f"{count}: micro-batches at the same time, each on its share of the cores"
-    return max(1, count)
+    if count <= 1:
+        return 1, ""
+    return count, f"{count}: micro-batches at the same time, each on its share of the cores"
 
 
 def _most(objective: Objective, images: float, size: Sequence[int] | None = None) -> int:

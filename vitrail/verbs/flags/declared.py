@@ -166,7 +166,7 @@ def _run(function: Callable[..., Any], argv: Sequence[str], shown: bool) -> Run:
     if not shown:  # no default is shown, but a file may name a class
         files = [file for file in files if Path(file).is_file()]
     if shown or files:
-        from vitrail.verbs.flags.settings import starting_run
+        from vitrail.recipes.asked import starting_run
 
         run = starting_run(function.__name__, values_of("--recipe", argv), files)
     return merge(run, named_classes(run, argv), imports=True)

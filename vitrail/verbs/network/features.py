@@ -19,7 +19,6 @@ from vitrail.ranges import Layers, selected
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.network.classifier import load_runnable
 from vitrail.verbs.terminal import ProgressLine
 from vitrail.words import as_text
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from vitrail.data.item import Findings, IndexedSource
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.indexed import GivenImages
+    from vitrail.data.sources.open import OpenedData
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
 
@@ -71,6 +71,7 @@ def open_train_and_test(
     """
     from vitrail.data.item import Subset
     from vitrail.data.labels.sets import known
+    from vitrail.data.sources.open import OpenedData
     from vitrail.data.split import hold_out
 
     if data is None:

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError
 from vitrail.ranges import InputSize, size_words
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import as_flags
-from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, training_run
 from vitrail.verbs.network.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
     from vitrail.data.roles import Splits
     from vitrail.data.settings import Data
+    from vitrail.recipes.known import Known
     from vitrail.training.run import Run
     from vitrail.transfer.recommend import Method, Option
     from vitrail.transfer.timing import Rehearsal, Speeds
@@ -58,7 +60,7 @@ class PlanRequest:
     """Maximum duration of a method in seconds; None: no limit."""
     seconds: float
     """Time for timing all methods."""
-    data: OpenedData
+    known: Known
     splits: Splits
     opening: float
     """Seconds spent on opening the data."""
@@ -71,16 +73,16 @@ class PlanRequest:
         """Return the seconds for timing one method."""
         return self.seconds * UNITS[name] / sum(UNITS.values())
 
-    def run(self, decide: Callable[[RunArguments], tuple[Run, str]], tune: str | None) -> Run:
-        """Return the run that a command would train, as the command decides it."""
+    def run(self, *, tunes: bool, tune: str | None) -> Run:
+        """Return the run that a command would train, as the command decides it (`vitrail.recipes.decide`)."""
         settings = {"image_size": self.image_size, "tune": tune}
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         if self.reading:
             given["data"] = dict(self.reading)
-        weights = self.weights if decide is finetuning_run else None
-        run, why = decide(RunArguments(self.path, weights=weights, settings=given, data=self.data))
-        log.info("%s", why)
-        return run
+        asked = Asked(self.path, weights=self.weights if tunes else None, settings=given)
+        choice = decide(asked, self.known, tunes=tunes)
+        log.info("%s", choice)
+        return choice.run
 
     def command(self, *words: str) -> str:
         """Return a command of `words` with the size of the images and the settings of the data that were asked for."""
@@ -97,14 +99,14 @@ def training_options(request: PlanRequest) -> Iterator[Option]:
     from vitrail.transfer.timing import Rehearsal
 
     words = ["finetune", request.path, *(["--from", request.weights] if request.named else [])]
-    methods: list[tuple[Method, Callable[..., Any], str | None, list[str]]]
-    methods = [("full fine-tuning", finetuning_run, None, words)]
+    methods: list[tuple[Method, bool, str | None, list[str]]]
+    methods = [("full fine-tuning", True, None, words)]
     if not isinstance(request.card.config, ResNetConfig):
-        methods.append(("attention-only", finetuning_run, "attention", [*words, "--tune", "attention"]))
-    methods.append(("from scratch", training_run, None, ["train", request.path]))
+        methods.append(("attention-only", True, "attention", [*words, "--tune", "attention"]))
+    methods.append(("from scratch", False, None, ["train", request.path]))
     evaluation = None
-    for name, decide, tune, words in methods:
-        run = request.run(decide, tune)
+    for name, tunes, tune, words in methods:
+        run = request.run(tunes=tunes, tune=tune)
         log.info("timing %s", name)
         rehearsal = Rehearsal(run, request.splits)
         speeds = rehearsal.speeds(request.share(name), evaluation)
@@ -129,7 +131,7 @@ def _training_option(
     seconds = partial(
         training_seconds,
         run,
-        setup.resolved.config,
+        setup.decision.config,
         # data are opened to choose the recipe, and again by the run
         speeds=replace(speeds, start=speeds.start + 2 * request.opening),
         validation=0 if splits.validation is None else len(splits.validation),
@@ -161,7 +163,7 @@ def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
     run, timetable = setup.run, setup.timetable
     of = "" if share == 1 or timetable.open else f" of {timetable.total:,} ({share:.0%})"
     pieces = "" if run.accumulate == 1 else f", {rehearsal.micro} at once"
-    size = " x ".join(str(side) for side in setup.resolved.config.image_size)
+    size = " x ".join(str(side) for side in setup.decision.config.image_size)
     parameters = list(setup.objective.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     values = sum(parameter.numel() for parameter in parameters)
@@ -180,7 +182,7 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
-    images = open_train_and_test(request.weights, request.path, None, request.data, request.reading)
+    images = open_train_and_test(request.weights, request.path, None, request.known, request.reading)
     labels = images.train.labels
     if isinstance(labels, LabelSets | Numbers):
         log.warning("few-shot and linear probe are left out: they need one label for each image")

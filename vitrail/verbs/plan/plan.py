@@ -14,7 +14,6 @@ from vitrail.durations import Minutes, parse_minutes
 from vitrail.ranges import InputSize, Seconds, checked, height_width
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
 from vitrail.verbs.terminal import TerminalPage, Unwrapped, page, table
 
@@ -53,14 +52,15 @@ def plan(
             to it.
     """
     from vitrail.recipes.finetune_by_data import WEIGHTS
+    from vitrail.recipes.known import Known
     from vitrail.transfer.recommend import CHEAPER, Situation, recommend
     from vitrail.weights.load import read_card
 
     card = read_card(weights or WEIGHTS)
     began = time.perf_counter()
-    data = OpenedData()
+    known = Known()
     settings = read_settings(reading, path, used=tuple(reading))
-    splits = data.splits(settings, seed=0)
+    splits = known.splits(settings, seed=0)
     request = PlanRequest(
         path=str(path),
         weights=str(weights or WEIGHTS),
@@ -69,7 +69,7 @@ def plan(
         image_size=image_size,
         limit=None if time_limit is None else 60 * parse_minutes(time_limit),
         seconds=seconds,
-        data=data,
+        known=known,
         splits=splits,
         opening=time.perf_counter() - began,
         reading=reading,
@@ -106,12 +106,12 @@ def _machine() -> dict[str, Any]:
 
 def _data(request: PlanRequest) -> dict[str, Any]:
     """Return the facts about the images that the recommendation depends on."""
+    from vitrail.data.images.bands import layouts
     from vitrail.data.labels.sets import class_counts
-    from vitrail.training.resolve import image_sizes
 
     splits = request.splits
     counts = class_counts(splits.train.labels, len(splits.class_names))
-    sizes = image_sizes(splits.train)
+    sizes = [(one.height, one.width) for one in layouts(splits.train)]
     median = [int(statistics.median(side)) for side in zip(*sizes, strict=True)] if sizes else [0, 0]
     fewest, most = int(counts.argmin()), int(counts.argmax())
     images = {

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
     from vitrail.data.roles import Splits
     from vitrail.objective.base import Objective
-    from vitrail.training.resolve import Resolved
-    from vitrail.training.setup import Setup
+    from vitrail.training.assemble import Setup
+    from vitrail.training.decide import Decision
     from vitrail.training.timetable import Timetable
 
 log = logging.getLogger("vitrail")
@@ -44,8 +44,8 @@ def check(
     nothing.
     """
     from vitrail.data.sources.open import open_data
+    from vitrail.training.assemble import set_up
     from vitrail.training.given import Given
-    from vitrail.training.setup import set_up
 
     splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
     for line in splits.report.warnings:
@@ -58,14 +58,14 @@ def check(
         checked = {
             "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
             "model": f"{setup.run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
-            **setup.resolved.decisions,
+            **setup.why,
             "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
             "length": f"{'as many' if plan.open else f'{plan.total:,}'} steps of {setup.run.batch_size} images, "
             f"{plan.per_epoch:,} to an epoch{', as fit into the time limit' * plan.open}",
         }
         loss, images, seconds = _step(setup)
     checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
-    cost = _cost(setup.run, setup.resolved, plan, images / seconds, setup.objective)
+    cost = _cost(setup.run, setup.decision, plan, images / seconds, setup.objective)
     if tuned.base is not None:  # the memory of a partly frozen network was measured
         cost = replace(cost, trainable=tuned.parameters, activation_bytes=round(setup.image_bytes or 0))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
@@ -87,7 +87,7 @@ def _step(setup: Setup) -> tuple[float, int, float]:
         some = Batch(batch.images[:count], batch.labels[:count], batch.index[:count])
         seed_step(run.seed, 0, 0)
         began = time.perf_counter()
-        outcome = backward(objective, some, step=0, parts=1, autocast=setup.resolved.autocast)
+        outcome = backward(objective, some, step=0, parts=1, autocast=setup.decision.autocast)
         return outcome.loss, time.perf_counter() - began
 
     read = len(batch.labels)
@@ -105,7 +105,7 @@ def _disk(out: Path, need: int) -> str:
     return f"{free / 2**30:.1f} GiB free, the run folder takes about {need / 2**30:.2f} GiB{enough}"
 
 
-def _cost(run: Run, resolved: Resolved, plan: Timetable, rate: float, objective: Objective) -> Cost:
+def _cost(run: Run, decision: Decision, plan: Timetable, rate: float, objective: Objective) -> Cost:
     """Return the cost of the whole run on this machine. `rate` is the images/s of this process."""
     from vitrail import world
     from vitrail.costs.estimate import estimate
@@ -116,41 +116,41 @@ def _cost(run: Run, resolved: Resolved, plan: Timetable, rate: float, objective:
     tokenizer = objective.tokenizer.config if isinstance(objective, BEiTObjective) else None
 
     def each(size: tuple[int, int] | None = None) -> int:
-        return forward_macs(run.objective, resolved.config, size, tokenizer=tokenizer).flops
+        return forward_macs(run.objective, decision.config, size, tokenizer=tokenizer).flops
 
     reached = each() * rate
-    flops = _flops(run, resolved, plan, each)
+    flops = _flops(run, decision, plan, each)
     share = 1.0 if plan.limit is None else plan.limit * world.size() * reached / flops
     share = share if plan.open else min(share, 1.0)
     return estimate(
         run.network if run.weights is None else run.weights,
-        resolved.config,
+        decision.config,
         images=share * plan.total * run.batch_size,
         flops=share * flops,
-        device=_this_device(resolved, reached),
-        precision="bf16" if resolved.autocast else "float32",
-        place="cpu" if resolved.device.type == "cpu" else "accelerator",
+        device=_this_device(decision, reached),
+        precision="bf16" if decision.autocast else "float32",
+        place="cpu" if decision.device.type == "cpu" else "accelerator",
     )
 
 
-def _flops(run: Run, resolved: Resolved, plan: Timetable, each: Callable[[tuple[int, int]], int]) -> float:
+def _flops(run: Run, decision: Decision, plan: Timetable, each: Callable[[tuple[int, int]], int]) -> float:
     """Return the FLOPs of the whole run; `each` returns those of an image of a size. Images may grow during the run."""
     from collections import Counter
 
     from vitrail.training.optim.progressive import Sizes
 
     assert run.batch_size is not None
-    sizes, count = Sizes(run.progressive, resolved.config), min(plan.total, SAMPLED)
+    sizes, count = Sizes(run.progressive, decision.config), min(plan.total, SAMPLED)
     seen = Counter(sizes.size(plan.growth(place * plan.total // count, 0.0)) for place in range(count))
     mean = sum(times * each(size) for size, times in seen.items()) / count
     return mean * plan.total * run.batch_size
 
 
-def _this_device(resolved: Resolved, reached: float) -> Device:
+def _this_device(decision: Decision, reached: float) -> Device:
     """Return this machine's device, with the rate just reached as its peak. Its price is unknown."""
     from vitrail.costs.devices import Device
     from vitrail.device import free_memory
 
-    memory = free_memory(resolved.device)
+    memory = free_memory(decision.device)
     why = "the rate of the second step"
-    return Device(str(resolved.device), "this machine", reached, memory, 1.0, why)
+    return Device(str(decision.device), "this machine", reached, memory, 1.0, why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -14,9 +13,11 @@ from vitrail.device import command_seconds
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.decide import decide
 from vitrail.training.run import Run
 from vitrail.verbs.flags.keywords import FinetuneKeywords, RunKeywords
-from vitrail.verbs.flags.settings import RunArguments, finetuning_run, resumed, training_run
+from vitrail.verbs.train.resume import resumed
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -90,22 +91,14 @@ def train(
             in --out is resumed; with 'auto', a new run starts if there is none to resume.
         nproc: Number of training processes on this machine, one per device. The total batch size does not change.
             For several hosts, use torchrun ... -m vitrail train.
-        print_config: Print every resolved setting as YAML and exit.
+        print_config: Print the settings of the run as YAML and exit. Those that are null or auto are decided by the
+            images and the machine when it starts.
         dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
         settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
     began = time.monotonic() - command_seconds()
-    given = RunArguments(path, recipe, config, epochs, lr, settings.pop("weights", None), settings)
-    run, folder = _decided(given, training_run, resume)
-    if print_config or dry_run:
-        return preview(run, given, dry_run)
-    from vitrail.training.loop import fit
-    from vitrail.training.processes.group import joined, launch
-
-    if nproc is not None:
-        return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=given.origins)
-    with joined(run.timeout):
-        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins, began=began)
+    asked = Asked(path, recipe, config, epochs, lr, settings.pop("weights", None), settings)
+    return _run(asked, resume, nproc, print_config, dry_run, tunes=False, began=began)
 
 
 @checked
@@ -180,43 +173,52 @@ def finetune(
         resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
             in --out is resumed; with 'auto', a new run starts if there is none to resume.
         nproc: Number of training processes on this machine, one per device. The total batch size does not change.
-        print_config: Print every resolved setting as YAML and exit.
+        print_config: Print the settings of the run as YAML and exit. Those that are null or auto are decided by the
+            images and the machine when it starts.
         dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
         settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
     began = time.monotonic() - command_seconds()
-    given = RunArguments(path, recipe, config, epochs, lr, weights, settings)
-    run, folder = _decided(given, finetuning_run, resume)
-    if print_config or dry_run:
-        return preview(run, given, dry_run)
+    asked = Asked(path, recipe, config, epochs, lr, weights, settings)
+    return _run(asked, resume, nproc, print_config, dry_run, tunes=True, began=began)
+
+
+def _run(
+    asked: Asked,
+    resume: str | Path | None,
+    nproc: int | None,
+    print_config: bool,
+    dry_run: bool,
+    *,
+    tunes: bool,
+    began: float,
+) -> Result | Preview:
+    """Train what is asked for, or show it. The arguments are those of `train` and `finetune`, and of `fit`."""
+    from vitrail.recipes.known import Known
+
+    known, folder = Known(), None
+    if resume is not None and (found := resumed(asked, resume)):
+        run, folder = found
+        log.info("resuming %s", folder)
+    else:
+        choice = decide(asked, known, tunes=tunes)
+        for warning in choice.warnings:  # so that --quiet does not hide it
+            log.warning("%s", warning)
+        log.info("%s", choice)
+        run = choice.run
+    if dry_run:
+        from vitrail.verbs.train.dry_run import check
+
+        return Preview(run, *check(run, known.splits_of(run), asked.origins))
+    if print_config:
+        return Preview(run)
     from vitrail.training.loop import fit
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=given.origins)
+        return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=asked.origins)
     with joined(run.timeout):
-        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported, asked=given.origins, began=began)
-
-
-def _decided(
-    given: RunArguments, decide: Callable[[RunArguments], tuple[Run, str]], resume: str | Path | None
-) -> tuple[Run, Path | None]:
-    """Return the run to train, and its folder if it is resumed. Log which run it is."""
-    if resume is not None and (found := resumed(given, resume)):
-        log.info("resuming %s", found[1])
-        return found
-    run, why = decide(given)
-    log.info("%s", why)
-    return run, None
-
-
-def preview(run: Run, given: RunArguments, dry_run: bool) -> Preview:
-    """Return `run` as a preview; with `dry_run`, check it and estimate its cost."""
-    if not dry_run:
-        return Preview(run)
-    from vitrail.verbs.train.dry_run import check
-
-    return Preview(run, *check(run, given.data.of(run), given.origins))
+        return fit(run, resume=folder, splits=known.splits_of(run), on_end=reported, asked=asked.origins, began=began)
 
 
 def reported(result: Result) -> Result:

@@ -7,17 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail import world
+from vitrail.config import merge, plain
 from vitrail.data.item import Item
-from vitrail.data.settings import Augment, Preprocess
-from vitrail.errors import TrainingError, UsageError
+from vitrail.data.labels.numbers import Numbers
+from vitrail.data.labels.sets import LabelSets
+from vitrail.data.settings import Augment, Bands, Preparation, Preprocess
+from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.model.build import build
-from vitrail.model.variants import ViTConfig
-from vitrail.objective.settings import Supervised
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.objective.settings import DINO, MAE, Regression, Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.training import batch_size, resolve
+from vitrail.training import batch_size, facts
+from vitrail.training import decide as mind
+from vitrail.training.assemble import build_model
 from vitrail.training.batch_size import default_batch, explaining_memory, image_bytes, micro_batches
 from vitrail.training.checkpoints import resume
 from vitrail.training.run import Model, Run
@@ -51,8 +58,8 @@ class Pictures:
         return str(index)
 
 
-def decide(run: Run, source: Pictures) -> resolve.Resolved:
-    return resolve.resolve(run, source, source.class_names)
+def decide(run: Run, source: Pictures) -> mind.Decision:
+    return mind.decide(run, facts.Facts.of(run, source, source.class_names))
 
 
 TINY = Model(width=16, depth=2, heads=2, mlp_dim=32)
@@ -80,14 +87,14 @@ def test_image_size_follows_the_images(sizes: list[tuple[int, int]], patch: int,
     assert found.run.image_size == side and found.run.preprocess is not None
     assert found.run.preprocess.resize == ("squash" if len(set(sizes)) == 1 else "small")
     assert found.run.preprocess.image_size == (side, side)
-    assert f"{side} px" in found.decisions["image_size"]
+    assert f"{side} px" in found.why["image_size"]
 
 
 def test_what_was_asked_for_is_kept() -> None:
     asked = Preprocess(image_size=(48, 48), resize="squash", interpolation="bicubic")
     run = replace(RUN, image_size=48, preprocess=asked, batch_size=10, workers=3, precision="bf16", cache="no")
     found = decide(run, Pictures(100, (500, 400), (300, 200)))
-    assert found.run == run and found.decisions.keys() == {"patch"}  # only 9 tokens: said, not changed
+    assert found.run == run and found.why.keys() == {"patch"}  # only 9 tokens: said, not changed
     with pytest.raises(UsageError, match="image_size"):
         decide(replace(run, image_size=32), Pictures(100, (500, 400)))
 
@@ -96,9 +103,78 @@ def test_nothing_stays_open_and_every_decision_is_told() -> None:
     found = decide(replace(RUN, device=None), Pictures(100, (32, 32)))
     for name in ("image_size", "preprocess", "precision", "batch_size", "workers", "cache"):
         assert getattr(found.run, name) not in (None, "auto")
-        assert str(getattr(found.run, name, "")) or found.decisions[name]
-        assert name in found.decisions
-    assert "device" in found.decisions
+        assert str(getattr(found.run, name, "")) or found.why[name]
+        assert name in found.why
+    assert "device" in found.why
+
+
+CARDS = (
+    None,
+    Card(ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=14, image_size=(42, 42), classes=3)),
+    Card(ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(64, 64), classes=3), ["a", "b", "c"]),
+)
+BANDS = Bands("16", (9.0,) * 4, (2.0,) * 4, (0.0,) * 4, (99.0,) * 4, display=(1, 2, 3))
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Run, facts.Facts]:
+    """A run with any of its settings open, and any images, labels, weights and machine."""
+    card, count = draw(st.sampled_from(CARDS)), draw(st.integers(1, 3))
+    sides = st.integers(1, 700)
+    pictures = st.builds(facts.Layout, sides, sides, st.just(3), st.just("8"), st.just(True))
+    stacks = st.builds(facts.Layout, sides, sides, st.just(4), st.just("16"), st.just(False))
+    labels = draw(
+        st.sampled_from([
+            np.zeros(4, np.int64),
+            LabelSets.of([[0], [], [0], [0]], count),
+            Numbers(np.array([[float(row * (1 + target)) for target in range(count)] for row in range(4)])),
+        ])
+    )  # fmt: skip
+    objectives = [Supervised(), Supervised(loss="sigmoid"), Regression(), MAE(), DINO()]
+    settings = {
+        "model": st.none() | st.sampled_from(["Ti/16", "S/32", "R50x1", "B/14"]),
+        "vit": st.sampled_from([Model(), Model(patch=8), Model(dropout=0.1)]),
+        "image_size": st.none() | st.integers(1, 300) | st.tuples(st.integers(1, 300), st.integers(1, 300)),
+        "preprocess": st.none()
+        | st.builds(Preparation, resize=st.none() | st.sampled_from(["small", "squash", "pad"])),
+        "objective": st.sampled_from(objectives),
+        "tune": st.sampled_from(["all", "attention", "lora", "head"]),
+        "batch_size": st.none() | st.integers(1, 600),
+        "precision": st.sampled_from(["auto", "bf16", "float32"]),
+        "workers": st.none() | st.integers(0, 9),
+        "cache": st.sampled_from(["auto", "yes", "no"]),
+    }
+    chosen = {name: draw(values) for name, values in settings.items() if draw(st.booleans())}
+    if card is not None:
+        chosen |= {"weights": "w", "model": None, "keep_head": draw(st.booleans())}
+    known = facts.Facts(
+        images=draw(st.integers(1, 10**6)),
+        class_names=["a", "b", "c"][:count],
+        labels=labels,
+        layouts=draw(st.lists(pictures, max_size=4) | st.lists(stacks, min_size=1, max_size=4)),
+        statistics=lambda channels, bits: (BANDS, "measured"),
+        start=chosen.get("weights"),
+        card=card,
+        precision=draw(st.sampled_from(["bf16", "float32"])),
+        cores=draw(st.integers(1, 200)),
+        memory=draw(st.integers(0, 2**40)),
+        processes=draw(st.integers(1, 9)),
+    )
+    return Run(**chosen), known
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])
+@given(situations())
+def test_deciding_a_decided_run_changes_nothing(situation: tuple[Run, facts.Facts]) -> None:
+    run, known = situation
+    try:
+        found = mind.decide(run, known)
+    except (UsageError, DataError):
+        assume(False)
+    again = mind.decide(found.run, known)
+    assert (again.run, again.config, again.scale) == (found.run, found.config, found.scale)
+    written = merge(Run(), plain(found.run))  # what config.yaml holds
+    assert mind.decide(written, known).run == found.run
 
 
 @pytest.mark.parametrize(
@@ -112,9 +188,9 @@ def test_nothing_stays_open_and_every_decision_is_told() -> None:
     ],
 )
 def test_resizing_is_told_from_what_to_what(sizes: list[tuple[int, int]], told: str) -> None:
-    resolved = decide(replace(RUN, image_size=32), Pictures(10, *sizes))
-    assert resolved.decisions["preprocess"] == told
-    assert not [text for name, text in resolved.decisions.items() if name != "preprocess" and "resized" in text]
+    found = decide(replace(RUN, image_size=32), Pictures(10, *sizes))
+    assert found.why["preprocess"] == told
+    assert not [text for name, text in found.why.items() if name != "preprocess" and "resized" in text]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +202,7 @@ def test_small_data_get_small_batches(images: int, batch: int) -> None:
 
 def test_a_batch_larger_than_the_data_is_lowered_and_told() -> None:
     found = decide(replace(RUN, batch_size=512), Pictures(100, (32, 32)))
-    assert found.run.batch_size == 100 and "not 512" in found.decisions["batch_size"]
+    assert found.run.batch_size == 100 and "not 512" in found.why["batch_size"]
     with pytest.raises(UsageError, match="batch_size is 0"):
         decide(replace(RUN, batch_size=0), Pictures(100, (32, 32)))
 
@@ -151,7 +227,7 @@ def test_a_batch_that_processes_cannot_share_names_the_nearest(
 def test_small_images_are_cached_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decide(RUN, Pictures(100, (32, 32))).run.cache == "yes"
     assert decide(RUN, Pictures(100, (400, 300))).run.cache == "no"
-    monkeypatch.setattr(resolve, "free_memory", lambda device: 100 * 32 * 32 * 3 * 3)
+    monkeypatch.setattr(facts, "free_memory", lambda device: 100 * 32 * 32 * 3 * 3)
     assert decide(RUN, Pictures(100, (32, 32))).run.cache == "no"
 
 
@@ -176,26 +252,33 @@ def saved(tmp_path: Path) -> Path:
 def test_weights_bring_their_network_and_get_a_new_zero_head(saved: Path) -> None:
     run = Run(weights=str(saved), vit=Model(drop_path=0.2), device="cpu")
     found = decide(run, Pictures(100, (300, 400)))
-    assert found.config.image_size == (32, 32) and "that of the weights" in found.decisions["image_size"]
-    model = resolve.build_model(found)
+    assert found.config.image_size == (32, 32) and "that of the weights" in found.why["image_size"]
+    model = build_model(found)[0]
     assert model.config == found.config and model.config.drop_path == 0.2
     assert torch.count_nonzero(model.head.weight) == 0 and model.head.out_features == 2
     original = load_model(saved)
     for name, value in original.blocks.state_dict().items():
         assert torch.equal(model.blocks.state_dict()[name], value), name
-    larger = resolve.build_model(decide(replace(run, image_size=64), Pictures(100, (300, 400))))
+    larger = build_model(decide(replace(run, image_size=64), Pictures(100, (300, 400))))[0]
     assert larger(torch.zeros(1, 3, 64, 64, dtype=torch.uint8)).shape == (1, 2)
     with pytest.raises(UsageError, match=r"vit\.width is fixed by the weights"):
         decide(replace(run, vit=Model(width=32)), Pictures(100, (300, 400)))
 
 
+def test_a_setting_that_the_network_of_the_weights_lacks_is_refused(tmp_path: Path) -> None:
+    config = ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(64, 64), classes=3)
+    save_model(tmp_path, build(config), Card(config))
+    with pytest.raises(UsageError, match=r"is a ResNet, which has no setting vit\.dropout"):
+        decide(Run(weights=str(tmp_path), vit=Model(dropout=0.1), device="cpu"), Pictures(100, (64, 64)))
+
+
 def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
     found = decide(Run(weights=str(saved), vit=Model(patch=4, dropout=0.1), device="cpu"), Pictures(100, (300, 400)))
     assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))
-    model = resolve.build_model(found)
+    model, told = build_model(found)
     assert model.config == found.config and model.stem.weight.shape == (16, 3, 4, 4)
     assert torch.equal(model.stem.weight, load_model(saved, Overrides(patch=4)).stem.weight)
-    assert "8 -> 4 px patches" in found.decisions["weights"]
+    assert "8 -> 4 px patches" in told["weights"]
     with pytest.raises(UsageError, match="not divisible by the patch, 5 px"):
         decide(Run(weights=str(saved), vit=Model(patch=5), device="cpu"), Pictures(100, (300, 400)))
 
@@ -210,10 +293,10 @@ def test_the_classifier_is_kept_for_the_same_classes(tmp_path: Path) -> None:
     save_model(tmp_path / "unnamed", model, Card(config))
     run, pictures = Run(weights=str(tmp_path / "same"), keep_head=True, device="cpu"), Pictures(100, (32, 32))
     found = decide(run, pictures)
-    assert torch.equal(resolve.build_model(found).head.weight, model.head.weight)
-    assert found.decisions["head"].endswith("for 2 classes")
+    assert torch.equal(build_model(found)[0].head.weight, model.head.weight)
+    assert found.why["head"].endswith("for 2 classes")
     unnamed = decide(replace(run, weights=str(tmp_path / "unnamed")), pictures)
-    assert "cannot be checked" in unnamed.decisions["head"]
+    assert "cannot be checked" in unnamed.why["head"]
     with pytest.raises(UsageError, match="another order"):
         decide(replace(run, weights=str(tmp_path / "turned")), pictures)
     with pytest.raises(UsageError, match="--from"):

@@ -1,0 +1,171 @@
+"""From what is asked for and what is known to the run: the recipe, and everything in it that the data decide.
+
+What the recipe leaves open after this is decided by `vitrail.training.decide`, at the start of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from vitrail.durations import LONGEST, Epochs, Steps
+from vitrail.ranges import height_width
+from vitrail.recipes.asked import Asked, require_images, with_weights
+from vitrail.recipes.by_data import choose, evaluated_in_time, fitted, has_absolute_warmup, in_time, sized
+from vitrail.recipes.finetune_by_data import ENLARGED_COST, FINETUNE_BY_DATA, FineTuning, advise
+from vitrail.recipes.registry import RECIPES, find, recipe
+from vitrail.training.run import Run
+
+if TYPE_CHECKING:
+    from vitrail.recipes.known import Known
+
+RUN_NAME = "finetune"
+"""Name of a fine-tuning without a recipe."""
+UNSET = Epochs(LONGEST)
+"""A duration that nobody gives, to find out whether one is given."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A run, and where its settings come from."""
+
+    run: Run
+    origin: str
+    """The recipe or the files, and the reason for them, in words."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Setting -> value and reason, of the decisions that nobody asked for."""
+    warnings: tuple[str, ...] = ()
+    """What may cost much accuracy."""
+
+    def __str__(self) -> str:
+        return "\n".join([self.origin, *(f"  {name}: {reason}" for name, reason in self.why.items())])
+
+
+def decide(asked: Asked, known: Known, *, tunes: bool = False) -> Choice:
+    """Return the run that is asked for, in all that depends on its recipe. Nothing that is asked for is changed.
+
+    tunes: Whether pretrained weights are fine-tuned (`vitrail finetune`), or a network is trained from scratch. Raises
+    UsageError, DataError and WeightsError.
+    """
+    if tunes:
+        asked = with_weights(asked)
+    else:
+        require_images(asked)
+    if asked.recipe is not None and not (tunes and asked.recipe == FINETUNE_BY_DATA.name):
+        return from_recipe(asked, known)
+    if tunes:
+        return _fine_tuning(asked, known)
+    if asked.files:
+        run, why = asked.applied_to(Run())
+        return Choice(run, f"configuration {', '.join(asked.files)}", why)
+    return _from_scratch(asked, known)
+
+
+def from_recipe(asked: Asked, known: Known) -> Choice:
+    """Return the run of the named recipe.
+
+    The data are opened only if the recipe's warmup is in steps or epochs, or if its settings depend on the data
+    (BiT-HyperRule). Raises UsageError and DataError.
+    """
+    assert asked.recipe is not None
+    base, rule = recipe(asked.recipe), find(asked.recipe).by_data
+    run, why = asked.applied_to(base)
+    origin, warning = f"recipe {asked.recipe}", rate_of_another_network(asked.recipe, run)
+    if rule is not None or has_absolute_warmup(run):
+        data = known.training_set(run)
+        if rule is not None:
+            run, why = asked.applied_to(replace(rule(data.images, data.side), name=base.name))
+            origin += f" for {data.images:,} images of about {data.side} pixels"
+        run, change = (run, "") if "schedule.warmup" in asked.places else fitted(run, data)
+        origin += f"; {change}" if change else ""
+    return Choice(run, origin, why, (warning,) if warning else ())
+
+
+def _from_scratch(asked: Asked, known: Known) -> Choice:
+    """Return the run for training from scratch: the objective and the images decide on the recipe.
+
+    A time limit decides on the size of the images and the batch.
+    """
+    run, _ = asked.applied_to(Run())
+    data = known.training_set(run)
+    name, because = choose(data, run.objective.kind)
+    run, why = asked.applied_to(sized(recipe(name), data))
+    warnings: tuple[str, ...] = ()
+    if (seen := known.seen_in_time(run)) is not None:
+        sized_here = {"image_size"} if "preprocess.image_size" in asked.places else set()
+        full = run.image_size
+        run, changes = in_time(run, data.images, seen, asked.places.keys() | sized_here)
+        before, after = (math.prod(height_width(size or 1)) for size in (full, run.image_size))
+        run, fewer = _evaluated(asked, known, run, round(seen * before / after))
+        if "image_size" in changes:
+            warnings = (f"warning: image_size: {changes.pop('image_size')}",)
+        why = {**why, **changes, **fewer}
+    return Choice(run, f"recipe {name}, because of {because}", why, warnings)
+
+
+def _fine_tuning(asked: Asked, known: Known) -> Choice:
+    """Return the run for fine-tuning without a recipe: the images, the network and the time decide."""
+    import numpy as np
+
+    base = replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None)
+    wanted, _ = asked.applied_to(base)
+    if not (network := known.network(wanted)).blocks:
+        wanted, _ = asked.applied_to(replace(base, optim=replace(base.optim, layer_decay=None)))
+    splits, data = known.splits_of(wanted), known.training_set(wanted)
+    single = isinstance(splits.train.labels, np.ndarray) and wanted.supervised and not wanted.objective.numbers
+    framed = known.framing(wanted) if single and wanted.preprocess is None else None
+    timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
+    seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
+    linear = single and not wanted.keep_head and not network.own_head
+    task = FineTuning(data, len(splits.class_names), network, seen, timed, linear)
+    advice = advise(task)
+    advised, reasons = advice.run, dict(advice.why)
+    if framed is not None:
+        advised, reasons = replace(advised, preprocess=framed[0]), {**reasons, "preprocess": framed[1]}
+    run, why = asked.applied_to(advised if asked.recipe else replace(advised, name=RUN_NAME))
+    kind = "targets" if run.objective.numbers else "classes"
+    origin = f"recipe {FINETUNE_BY_DATA.name} for {data.images:,} images of {task.classes} {kind}, "
+    origin += f"of about {data.side} pixels"
+    if run.duration is None and timed is not None:
+        passes = timed / data.images / (ENLARGED_COST if run.image_size == advised.image_size is not None else 1)
+        why |= {"duration": f"that of the time limit, about {passes:.2g} passes over the images"}
+    if timed is not None:
+        run, fewer = _evaluated(asked, known, run, min(timed, seen or timed))
+        why |= fewer
+    kept = {name: reason for name, reason in reasons.items() if getattr(run, name) == getattr(advised, name)}
+    return Choice(run, origin, {**why, **kept})
+
+
+def _evaluated(asked: Asked, known: Known, run: Run, seen: int) -> tuple[Run, dict[str, str]]:
+    """Return `run` with as many evaluations as its time limit allows, and the change in words."""
+    validation = known.splits_of(run).validation
+    run, why = evaluated_in_time(run, seen, 0 if validation is None else len(validation), asked.places)
+    return run, {"evaluate_every": why} if why else {}
+
+
+def _given_length(run: Run, images: int) -> int | None:
+    """Return the number of images in the length that the user gave; None if there is none, or steps without a batch."""
+    if run.duration in (UNSET, None) or (isinstance(run.duration, Steps) and run.batch_size is None):
+        return None
+    batch = run.batch_size or 1
+    return max(run.duration.steps(per_epoch=images / batch, batch_size=batch) * batch, 1)
+
+
+def rate_of_another_network(name: str, run: Run) -> str:
+    """Return a warning if `run` trains another network than the recipe `name` of a paper, at its rate; else ""."""
+    theirs = find(name).run
+    if "/" not in name or find(name).verb != "train" or run.model == theirs.model or run.optim.lr != theirs.optim.lr:
+        return ""
+    family = name.partition("/")[0]
+    other = [
+        known.name
+        for known in RECIPES.values()
+        if known.name.startswith(f"{family}/") and known.verb == "train" and known.run.model == run.model
+    ]
+    instead = f"Use --recipe {' or '.join(other)}, or" if other else "To change it,"
+    return (
+        f"The learning rate {run.optim.lr:g} of recipe {name} is for {theirs.model}, but the network is {run.model}. "
+        f"{instead} give --lr."
+    )

@@ -1,0 +1,365 @@
+"""Decide every setting that a run leaves open, from facts about the data, the weights and the machine.
+
+`decide` is a function of its arguments alone. Each decision is a value in the returned `Run` and a phrase with the
+reason. So no setting is guessed silently, `config.yaml` repeats the run, and deciding a decided run changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from vitrail.data.check import LONG, SMALL
+from vitrail.data.images import whole
+from vitrail.data.images.bands import choose_bands
+from vitrail.data.images.geometry import Size
+from vitrail.data.images.ops import left_out
+from vitrail.data.labels.numbers import TargetScale
+from vitrail.data.labels.sets import LabelSets
+from vitrail.data.settings import Bands, Preparation, Preprocess
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.labels.thresholds import UNCHOSEN
+from vitrail.evaluation.metric import Metric
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
+from vitrail.ranges import height_width, size_text
+from vitrail.training.batch_size import default_batch
+from vitrail.training.facts import Facts
+from vitrail.training.objectives.for_labels import for_labels, scale_of
+from vitrail.training.optim.tune import check_tune, with_lora_defaults
+from vitrail.training.run import Run, check_batch
+from vitrail.weights.assemble import Overrides, skeleton
+from vitrail.weights.card import Card
+from vitrail.words import without_folders
+
+T = TypeVar("T")
+Because = tuple[T, Mapping[str, str]]
+"""A value, and why it is that: setting -> value and reason in words, for each decision in it."""
+
+USUAL_SIDE = 224
+"""Side of the input in pixels for images that are not smaller."""
+LARGEST_CACHED = 256
+"""Longer side in pixels up to which images are cached."""
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head")
+"""Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
+resamples some, and that a classifier of the user's own is new."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A run with every decision made, except those that need its network (`vitrail.training.assemble`)."""
+
+    run: Run
+    config: ViTConfig | ResNetConfig
+    """That of the network."""
+    device: torch.device
+    why: Mapping[str, str]
+    """Setting -> value and reason."""
+    start: str | None = None
+    """See `Facts.start`."""
+    several: bool = False
+    """Whether the network learns to predict several labels for an image."""
+    scale: TargetScale | None = None
+    """Mean and deviation of the targets, if the network learns to predict numbers."""
+    cut: str = ""
+    """A warning if the network sees too little of the images."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How images are prepared, complete."""
+        assert isinstance(self.run.preprocess, Preprocess)
+        return self.run.preprocess
+
+    def card(self, class_names: list[str]) -> Card:
+        """Return the card of the weights this run makes, of these classes where it learns from labels."""
+        provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
+        provenance |= {"teacher": self.run.teacher} if self.run.teacher is not None else {}
+        provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
+        provenance = without_folders(provenance)  # a card is published; config.yaml has the paths
+        names = list(class_names) if self.run.supervised else []
+        thresholds = [UNCHOSEN] * self.config.classes if self.several else []
+        return Card(self.config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
+
+    @property
+    def autocast(self) -> bool:
+        """Are matrix products in bfloat16 (the weights stay float32)?"""
+        return self.run.precision == "bf16"
+
+
+def decide(run: Run, facts: Facts) -> Decision:
+    """Return `run` with every decision made. Raises UsageError or DataError where the settings cannot work."""
+    why: dict[str, str] = {}
+
+    def noted(found: Because[T]) -> T:
+        why.update(found[1])
+        return found[0]
+
+    _check_objective(run)
+    run = noted(for_labels(run, facts.labels)) if run.supervised else run
+    sizes = facts.sizes
+    if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
+        why["odd sizes"] = (
+            f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are more than {LONG} times longer than wide"
+        )
+    if run.keep_head:
+        why["head"] = _kept_head(facts)
+
+    # the network, and what it sees of an image
+    run = noted(_whole_patches(run, facts.card))
+    bands = noted(_bands(run, facts))
+    config = _with_bands(noted(_config(run, facts)), bands, run, facts)
+    if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
+        why["crops"] = "without changes of colour, which are made for the three bands of visible light"
+    check_tune(run, config)
+    preprocess = replace(noted(_preprocess(run.preprocess, config.image_size, sizes)), bands=bands)
+    preprocess = whole.with_fill(preprocess, config.mean)
+    each_way, cut = whole.parts_shown(sizes, preprocess)
+    if each_way and (run.preprocess is None or preprocess.resize == "small"):
+        why["shown"] = each_way
+    if lost := left_out(run.augment, preprocess):
+        why["augment"] = f"without {lost}, which are made for the three bands of visible light"
+    if preprocess.image_size != config.image_size:
+        raise UsageError(
+            f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels. Set "
+            "--image-size, and give --preprocess.image-size the same value."
+        )
+
+    # the machine
+    if run.device is None:
+        why["device"] = f"{facts.device}: the best available"
+    if run.shard and facts.processes == 1:
+        why["shard"] = "no: there is one process (vitrail train --nproc N, or torchrun, starts several)"
+    named = run.network if facts.start is None and facts.model is None else run.model
+    run = replace(with_lora_defaults(run), model=named, image_size=config.image_size, preprocess=preprocess)
+    if run.precision == "auto":
+        having = "has" if facts.precision == "bf16" else "lacks"
+        why["precision"] = f"{facts.precision}: this {facts.device.type} {having} fast bfloat16"
+        run = replace(run, precision=facts.precision)
+    run = replace(run, batch_size=noted(_batch_size(run, facts)))
+    run = replace(run, workers=noted(_workers(facts))) if run.workers is None else run
+    run = replace(run, cache=noted(_cache(facts, bands))) if run.cache == "auto" else run
+
+    several = run.supervised and isinstance(facts.labels, LabelSets)
+    scale = noted(scale_of(run, facts.card, facts.labels, facts.class_names))
+    return Decision(run, config, facts.device, why, facts.start, several, scale, cut)
+
+
+def _check_objective(run: Run) -> None:
+    """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
+    if run.teacher is None and run.distill != Distill():
+        raise UsageError("distill says what is learned from a teacher, and there is none: name it with --teacher MODEL")
+    needs_labels = {
+        "augment.mixup": run.augment.mixup,
+        "augment.cutmix": run.augment.cutmix,
+        "keep_head": run.keep_head,
+        "teacher": run.teacher is not None,
+        "metric": run.metric != Metric(),
+        "tune": run.tune != "all",
+    }
+    if isinstance(run.objective, Tokenizer):  # its features are not evaluated either
+        needs_labels |= {"knn": run.knn is not None, "fewshot": run.fewshot is not None}
+    if isinstance(run.objective, Tokenizer) and ("/" not in run.network or run.weights is not None):
+        raise UsageError(
+            "a tokenizer starts from no weights (--from), and takes its patch from the name of a Vision Transformer, "
+            f"such as B/16, not {run.network}"
+        )
+    if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
+        kind = run.objective.kind
+        raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
+    if isinstance(run.objective, DINO):
+        if run.average.kind != "none":
+            raise UsageError("objective dino keeps its teacher, which is an average already: set --average.kind none")
+        if run.early_stop is not None:
+            raise UsageError("objective dino has no loss that shows when it stops improving: leave out --early-stop")
+
+
+def _kept_head(facts: Facts) -> str:
+    """Return why the classifier can be kept. Raises UsageError if it is for other classes."""
+    if facts.card is None:
+        raise UsageError("--keep-head keeps the classifier of the starting weights. Name them with --from WEIGHTS.")
+    theirs, ours = list(facts.card.class_names), facts.class_names
+    if facts.card.config.classes != len(ours) or (theirs != ours and set(theirs) == set(ours)):
+        raise UsageError(
+            f"keep_head: the classifier of {facts.start} is for {facts.card.config.classes} classes, and these are "
+            f"{len(ours)}, or the same in another order. Without --keep-head the run gets a new classifier."
+        )
+    named = "" if theirs == ours else "; whether its classes have the order of the data cannot be checked"
+    return f"that of {facts.start}, for {len(ours)} classes{named}"
+
+
+def _whole_patches(run: Run, card: Card | None) -> Because[Run]:
+    """Return `run` with an image size that the patch of the weights divides.
+
+    The paper fine-tunes at 384 pixels (Table 4), which is not possible for its main network, ViT-H/14: 392.
+    """
+    if card is None or run.image_size is None:
+        return run, {}
+    own = card.config.patch if isinstance(card.config, ViTConfig) else 1
+    patch = own if run.vit.patch is None else run.vit.patch
+    asked = height_width(run.image_size)
+    size = (math.ceil(asked[0] / patch) * patch, math.ceil(asked[1] / patch) * patch)
+    if size == asked:
+        return run, {}
+    why = f"{size_text(size)} px, not {size_text(asked)}: the next multiple of the patch, {patch} px"
+    preprocess = run.preprocess
+    if preprocess is not None and preprocess.image_size == asked:
+        preprocess = replace(preprocess, image_size=size)
+    return replace(run, image_size=size, preprocess=preprocess), {"image_size": why}
+
+
+def _bands(run: Run, facts: Facts) -> Because[Bands | None]:
+    asked = None if run.preprocess is None else run.preprocess.bands
+    weights = None if facts.card is None else facts.card.preprocess.bands
+    return choose_bands(run.data, asked, weights, facts.layouts, facts.statistics)
+
+
+def _config(run: Run, facts: Facts) -> Because[ViTConfig | ResNetConfig]:
+    """Return the config of the network to train."""
+    classes = len(facts.class_names) if run.supervised else 0
+    if facts.model is None:
+        return network_config(run, facts.card, classes, facts.sizes)
+    why = {"model": f"{type(facts.model).__name__}, given in Python"}
+    config = getattr(facts.model, "config", None)
+    if not isinstance(config, ViTConfig | ResNetConfig):  # it is not ours: only its images and classes are known
+        size, of_size = (run.image_size, {}) if run.image_size else _side(facts.sizes, 1)
+        return ResNetConfig(classes=classes, image_size=height_width(size)), {**why, **of_size}
+    if config.classes != classes:
+        raise UsageError(
+            f"the model has {config.classes} outputs, and the run needs {classes}. Call model.reset_head({classes})"
+        )
+    return config, why
+
+
+def network_config(
+    run: Run, card: Card | None, classes: int = 0, sizes: Sequence[Size] = ()
+) -> Because[ViTConfig | ResNetConfig]:
+    """Return the config of the network that `run` trains: the named variant, or that of its weights with this `card`.
+
+    Without labels `classes` is 0, and the network has no classifier. sizes: Those of some images.
+    """
+    overrides = run.vit.changes()
+    if card is not None:
+        return _pretrained_config(run, card.config, classes, overrides)
+    why = {} if run.model is not None else {"model": f"{run.network}: no other is named"}
+    patch = getattr(variant(run.network, **overrides), "patch", 32)
+    asked, of_size = (run.image_size, {}) if run.image_size else _side(sizes, patch)
+    size = height_width(asked)
+    config = variant(run.network, **overrides, classes=classes, image_size=size)
+    tokens = (size[0] // patch) * (size[1] // patch)
+    if isinstance(config, ViTConfig) and tokens < 16:
+        of_size = {**of_size, "patch": (
+            f"{patch} px, as given: an image has only {tokens} tokens; the network learns more with a smaller "
+            "patch (--vit.patch) or a larger --image-size"
+        )}  # fmt: skip
+    return config, {**why, **of_size}
+
+
+def _pretrained_config(
+    run: Run, base: ViTConfig | ResNetConfig, classes: int, overrides: dict[str, Any]
+) -> Because[ViTConfig | ResNetConfig]:
+    """Return the config `base` of the weights with what can be changed in it: size, patch, classifier and dropout."""
+    theirs = {name for name, value in overrides.items() if value == getattr(base, name, None)}
+    if wrong := sorted(set(overrides) - set(COMBINABLE) - theirs):
+        raise UsageError(
+            f"vit.{wrong[0]} is fixed by the weights in {run.weights}. Only {', '.join(COMBINABLE)} "
+            "can be set with weights."
+        )
+    if lacking := [name for name in overrides if not hasattr(base, name)]:
+        raise UsageError(f"{run.weights} is a ResNet, which has no setting vit.{lacking[0]}: leave it out")
+    why = {"model": f"{base.__class__.__name__} of {run.weights}"}
+    size = height_width(run.image_size) if run.image_size else base.image_size
+    if run.image_size is None:
+        why["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
+    patch = overrides.pop("patch", None)
+    network = skeleton(Overrides(image_size=size, patch=patch).apply(base))
+    if not run.keep_head:
+        network.reset_head(classes)
+    return replace(network.config, **overrides), why
+
+
+def _check_target(objective: object) -> None:
+    """Raise UsageError for an objective that is not defined for other bands than RGB with 8 bits."""
+    valid = "Valid for other bands are objective mae, dino, and masked-patch with objective.target pixels"
+    if isinstance(objective, BEiT | Tokenizer):
+        raise UsageError(f"objective {objective.kind} needs visual tokens of RGB with 8 bits. {valid}")
+    if isinstance(objective, MaskedPatch) and objective.target != "pixels":
+        raise UsageError(
+            f"objective.target {objective.target} is a mean of red, green and blue in 3 bits each, and these images "
+            f"have other bands. {valid}"
+        )
+
+
+def _with_bands(
+    config: ViTConfig | ResNetConfig, bands: Bands | None, run: Run, facts: Facts
+) -> ViTConfig | ResNetConfig:
+    """Return the config of a network that reads `bands`. Raises UsageError if the objective or the model cannot."""
+    if bands is None:
+        return config
+    _check_target(run.objective)
+    own = getattr(facts.model, "config", None)
+    if isinstance(own, ViTConfig | ResNetConfig) and own.channels != bands.channels:
+        raise UsageError(
+            f"the model has {own.channels} channels, and the images have {bands.channels} bands. Load it with "
+            f"vitrail.load(weights, channels={bands.channels})"
+        )
+    mean, std = (tuple(value / bands.white for value in values) for values in (bands.mean, bands.std))
+    return replace(config, channels=bands.channels, mean=mean, std=std)
+
+
+def _side(sizes: Sequence[Size], patch: int) -> Because[int]:
+    """Return the side of the square input: that of the images if they are small, else 224; whole patches."""
+    shorter = int(statistics.median(min(size) for size in sizes)) if sizes else USUAL_SIDE
+    side = patch * (max(USUAL_SIDE // patch, 1) if shorter >= USUAL_SIDE else -(-shorter // patch))
+    why = f"{side} px: the images' shorter side is {shorter} px (median), the patch {patch} px"
+    return side, {"image_size": why}
+
+
+def _preprocess(given: Preparation | None, image_size: Size, sizes: Sequence[Size]) -> Because[Preprocess]:
+    """Return how images are prepared in evaluation: as given, and by default as `whole.choose_preprocess` says."""
+    if given is None:
+        found, why = whole.choose_preprocess(image_size, sizes)
+        return found, {"preprocess": why}
+    found, why = whole.choose_preprocess(given.image_size or image_size, sizes)
+    return given.completed(found), {"preprocess": why} if given.resize is None else {}
+
+
+def _batch_size(run: Run, facts: Facts) -> Because[int]:
+    """Return the number of images per optimiser step over all processes."""
+    images, processes, batch, why = facts.images, facts.processes, run.batch_size, ""
+    if images < processes:
+        raise DataError(f"{images} training images are too few for {processes} processes")
+    if batch is None:
+        batch = max(default_batch(images) // processes, 1) * processes
+        why = f"{batch}: for {images} training images"
+    check_batch(batch, processes)
+    if batch > images:
+        batch = images // processes * processes
+        why = f"{batch}, not {run.batch_size}: there are only {images} training images"
+    if run.accumulate is not None and run.accumulate > batch // processes:
+        raise UsageError(
+            f"accumulate is {run.accumulate}, but a process has {batch // processes} images per optimiser step. "
+            "Use at most as many micro-batches, or a larger --batch-size."
+        )
+    return batch, {"batch_size": why} if why else {}
+
+
+def _workers(facts: Facts) -> Because[int]:
+    """Return the number of threads that decode. Training on a CPU needs most of the cores itself."""
+    workers = min(16, facts.cores) if facts.device.type == "cuda" else max(1, facts.cores // 4)
+    return workers, {"workers": f"{workers}: of {facts.cores} cores"}
+
+
+def _cache(facts: Facts, bands: Bands | None) -> Because[Literal["yes", "no"]]:
+    """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
+    if not facts.sizes:
+        return "no", {}
+    pixel = 3 if bands is None else 4 * bands.channels  # bytes
+    total = facts.images * statistics.mean(pixel * height * width for height, width in facts.sizes)
+    small = max(max(size) for size in facts.sizes) <= LARGEST_CACHED
+    answer: Literal["yes", "no"] = "yes" if small and total <= facts.memory / 4 else "no"
+    return answer, {"cache": f"{answer}: decoded, the training images take about {total / 2**30:.2f} GiB"}
