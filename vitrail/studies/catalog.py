@@ -38,10 +38,7 @@ NAMES: dict[StudyName, StudySummary] = {
     ),
     "figure4": StudySummary("few-shot accuracy by the number of images to pre-train on (Figure 4)", 30, 2402, "no"),
     "table6": StudySummary(
-        "accuracy after fine-tuning by the compute of pre-training, three families (Table 6, Figure 5)",
-        40,
-        17103,
-        "no",
+        "accuracy after fine-tuning by the compute of pre-training, three families (Table 6, Figure 5)", 40, 17103, "no"
     ),
     "table7": StudySummary("ResNets pre-trained with Adam and with SGD (Table 7)", 25, 1449, "no"),
     "table8": StudySummary("kinds of position embeddings, and where they are added (Table 8)", 25, 1797, "no"),
@@ -88,12 +85,16 @@ SAME: dict[str, StudyName] = {"figure3": "table5", "figure5": "table6", "three-f
 """Figures that show the numbers of a table -> the table."""
 
 
+APPENDIX = ("table7", "table8", "figure8", "figure9", "figure10", "figure13")
+"""The studies of the paper's appendix D."""
+
+
 def study_named(name: str) -> Study:
     """Return a study. Raises UsageError with the nearest name."""
     name = SAME.get(name, name)
     if name not in NAMES:
         raise UsageError(f"no study is called {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
     short = name.removeprefix("three-")
-    folder = "paper" if name == short else "three_things"
-    study: Study = imported(f"vitrail.studies.grids.{folder}.{short.replace('-', '_')}:STUDY")
+    file = "three_things" if name != short else "appendix" if name in APPENDIX else "paper"
+    study: Study = imported(f"vitrail.studies.grids.{file}:{short.replace('-', '_')}")()
     return study

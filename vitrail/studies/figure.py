@@ -13,7 +13,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from vitrail.costs.figure import COLOURS
 from vitrail.files import replacing
-from vitrail.studies.study import COUNTED, MEAN, UNITS, Place, Study
+from vitrail.studies.claims import MEAN, Place
+from vitrail.studies.study import COUNTED, UNITS, Study
 from vitrail.studies.table import Table, Tables, column
 
 MARKERS = "osDv^P"

@@ -13,8 +13,8 @@ from vitrail.errors import UsageError
 from vitrail.files import replacing_text
 from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.figure import draw, draw_tiles
-from vitrail.studies.study import LaptopData, Study
-from vitrail.studies.table import CellResult, Table, Tables, axes, column
+from vitrail.studies.study import LaptopData
+from vitrail.studies.table import CellResult, Table, Tables, column, published_tables
 from vitrail.transfer.trial import write_json
 
 
@@ -42,7 +42,7 @@ def read(path: Path) -> Tables:
     """
     found = json.loads(path.read_text(encoding="utf-8"))
     study = study_named(found["study"])
-    grid = study.paper() if found["scale"] == "paper" else study.laptop(LaptopData(found["images"], found["sets"]))
+    grid = study.cells(found["scale"], LaptopData(found["images"], found["sets"]))
     cells = {(cell.table, cell.row, cell.at): cell for cell in grid}
     results = [
         CellResult(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
@@ -110,28 +110,9 @@ def markdown(found: Tables) -> str:
     lines += ["", *(f"- {answer}" for answer in found.answers())]
     lines += ["", *(f"- {cell.cell.row}, {column(cell.cell.at)}, {cell.cell.table}, seed {cell.seed}: {cell.reason}"
                     for cell in found.missing)]  # fmt: skip
-    for name, rows in published_tables(study).items():
+    for name, rows in published_tables(study.published, study.quoted).items():
         lines += ["", f"Published: {name}", "", *_grid(rows)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def published_tables(study: Study) -> dict[str, list[list[str]]]:
-    """Return the paper's tables as text, a header and then a line for each row; rows that it quotes are marked."""
-    found = {}
-    for name in dict.fromkeys(table for table, _, _ in study.published):
-        values = {(row, at): value for (table, row, at), value in study.published.items() if table == name}
-        rows, columns = axes(list(values))
-        header = ["", *map(column, columns)]
-        body = [
-            [row + (" (quoted)" if row in study.quoted else ""), *(_shown(values.get((row, at))) for at in columns)]
-            for row in rows
-        ]
-        found[name] = [header, *body]
-    return found
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def _grid(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -12,9 +12,8 @@ from typing import Any
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, plan
-from vitrail.studies.laptop import divide
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, counted
-from vitrail.studies.sets import Sets, published_sets
+from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import CellResult, Tables
 from vitrail.studies.training import Training, chosen
@@ -92,7 +91,7 @@ def _names(sets: Sets) -> list[str]:
 
 def grid(study: Study, asked: Asked, given: LaptopData) -> list[Cell]:
     """Return the cells to run. Raises UsageError for rows that the study does not have."""
-    cells = study.paper() if asked.scale == "paper" else study.laptop(given)
+    cells = study.cells(asked.scale, given)
     known = dict.fromkeys(cell.row for cell in cells)
     if unknown := [row for row in asked.rows if row not in known]:
         raise UsageError(f"{study.name} has no row {', '.join(map(repr, unknown))}. Valid: {', '.join(known)}")
