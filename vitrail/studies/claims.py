@@ -117,7 +117,7 @@ def columns(scores: Scores) -> list[Column]:
     return list(dict.fromkeys(at for _, at in scores))
 
 
-def ends(scores: Scores, row: str) -> tuple[float, float]:
+def extremes(scores: Scores, row: str) -> tuple[float, float]:
     """Return the smallest and the largest column of a row."""
     numbers = [at for name, at in scores if name == row and not isinstance(at, str)]
     return min(numbers), max(numbers)

@@ -62,7 +62,7 @@ def pre_training(network: str, epochs: float = 1, *, tested: bool = False, **vit
     )
 
 
-def of_laptop(run: Run, epochs: float, *, tested: bool = False, **changes: Any) -> Run:
+def at_laptop_scale(run: Run, epochs: float, *, tested: bool = False, **changes: Any) -> Run:
     """Return a recipe with the images and the length of `pre_training`, and further changes."""
     like = pre_training("ViT-64/8", epochs, tested=tested)
     run = replace(run, data=like.data, image_size=SIDE, preprocess=like.preprocess, duration=like.duration, **changes)

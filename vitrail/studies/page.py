@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from vitrail.errors import UsageError
 from vitrail.files import read_bytes, read_json_object, replacing_text
 from vitrail.studies.catalog import NAMES
-from vitrail.studies.table import as_text, axes, column, number, published_tables
+from vitrail.studies.table import axes, column, number, published_tables, text_table
 
 log = logging.getLogger("vitrail")
 PAGE = "index.html"
@@ -89,7 +89,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         (row["row"], row["at"]): number(row["mean"], math.nan if row["deviation"] is None else row["deviation"])
         for row in rows
     }
-    return as_text(shown, *axes(shown))
+    return text_table(shown, *axes(shown))
 
 
 def _published(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[list[str]]]:

@@ -14,7 +14,7 @@ from vitrail.files import replacing_text
 from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.figure import draw, draw_tiles
 from vitrail.studies.study import LaptopData
-from vitrail.studies.table import CellResult, Table, Tables, column, published_tables
+from vitrail.studies.table import CellResult, Tables, column, published_tables
 from vitrail.transfer.trial import write_json
 
 
@@ -27,7 +27,7 @@ def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
     files = [folder / f"{name}.{suffix}" for suffix in ("json", "csv", "md", "png", "pdf")]
     write_json(files[0], as_json(found, about))
     with replacing_text(files[1], UsageError) as stream:
-        SafeWriter(stream).writerows(_rows(found))
+        SafeWriter(stream).writerows([table.name, *line] for table in found.tables for line in table.lines())
     with replacing_text(files[2], UsageError) as stream:
         stream.write(markdown(found))
     for path in files[3:]:
@@ -67,11 +67,6 @@ def redraw(folder: Path) -> None:
                 draw(found, document)
 
 
-def _rows(found: Tables) -> list[list[str]]:
-    """Return all tables as rows of one file, with the name of the table in the first column."""
-    return [[table.name, *line] for table in found.tables for line in table.lines()]
-
-
 def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return a study's results as JSON values."""
     study = found.study
@@ -80,7 +75,13 @@ def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
         "where": study.where,
         "title": study.title,
         **about,
-        "tables": {table.name: _table_json(table) for table in found.tables},
+        "tables": {
+            table.name: [
+                {"row": row, "at": at, "mean": mean, "deviation": None if math.isnan(deviation) else deviation}
+                for (row, at), (mean, deviation) in table.means.items()
+            ]
+            for table in found.tables
+        },
         "claims": [
             {"claim": answer.claim.text, "verdict": answer.verdict, "difference": answer.difference,
              "deviation": answer.deviation}
@@ -92,13 +93,6 @@ def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "cells": [result.as_json() for result in found.results],
     }  # fmt: skip
-
-
-def _table_json(table: Table) -> list[dict[str, Any]]:
-    return [
-        {"row": row, "at": at, "mean": mean, "deviation": None if math.isnan(deviation) else deviation}
-        for (row, at), (mean, deviation) in table.means.items()
-    ]
 
 
 def markdown(found: Tables) -> str:

@@ -19,9 +19,12 @@ from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.split import hold_out
 from vitrail.errors import DataError, UsageError
 from vitrail.studies.laptop import HOLDOUT
+from vitrail.studies.study import LaptopData
 
 IMAGENET = "imagenet"
 """The data set on which the paper measures few-shot accuracy."""
+DIVIDED = frozenset(("up", "down", "all"))
+"""Names of the parts of the data set that is divided by classes, and of the whole."""
 DOWN = 0.2
 """Share of the classes that pre-training does not see."""
 TEST = 1 / 6
@@ -45,6 +48,11 @@ class Sets:
             where = f" Its source: {CATALOG[name].source}" if name in CATALOG else ""
             raise DataError(f"the data set {name} is absent: it would be a folder of this name in --data.{where}")
         return self.paths[name]
+
+    @property
+    def given(self) -> LaptopData:
+        """What the grids at laptop scale depend on."""
+        return LaptopData(self.images, ("up", "down", *(name for name in self.paths if name not in DIVIDED)))
 
     @cached_property
     def probe(self) -> tuple[IndexedSource, IndexedSource]:
@@ -83,7 +91,7 @@ def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ("digit
 
 def _named(more: Sequence[str]) -> dict[str, str]:
     named = {path if path == "digits" else Path(path).name: path for path in more}
-    if len(named) < len(more) or named.keys() & {"up", "down", "all"}:
+    if len(named) < len(more) or named.keys() & DIVIDED:
         raise UsageError(f"the data sets {', '.join(more)} need folder names that differ, and are not up, down or all")
     return named
 

@@ -33,6 +33,8 @@ UNITS: dict[MetricName, str] = {
 }
 """Metric -> what it is, with its unit. The first six need a trained network; the others only its configuration."""
 COUNTED: tuple[Counted, ...] = ("parameters", "MACs", "images/s", "latency", "memory", "step")
+Published = Mapping[tuple[str, str, Column], float]
+"""(table, row, column) -> the number that a paper prints."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,7 @@ class Study:
     paper: Callable[[], Iterable[Cell]]
     """Function that returns the cells of the published grid."""
     claims: Sequence[Claim] = ()
-    published: Mapping[tuple[str, str, Column], float] = field(default_factory=dict)
-    """(table, row, column) -> the number that the paper prints."""
+    published: Published = field(default_factory=dict)
     quoted: Sequence[str] = ()
     """Rows of `published` that are other authors' networks, which the paper quotes."""
     log: bool = False

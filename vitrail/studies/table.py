@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.studies.claims import MEAN, Answer, Column, Place, Scores, mean_and_deviation, mean_of
-from vitrail.studies.study import Cell, Scale, Study
+from vitrail.studies.study import Cell, Published, Scale, Study
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Table:
 
     def lines(self) -> list[list[str]]:
         """Return the table as text: a header, then a line for each row."""
-        return as_text({place: number(*mean) for place, mean in self.means.items()}, self.rows, self.columns)
+        return text_table({place: number(*mean) for place, mean in self.means.items()}, self.rows, self.columns)
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,15 @@ def mean_table(tables: Sequence[Table]) -> Table:
     return Table(MEAN, {place: mean_of([table.scores[place] for table in tables]) for place in places}, *axes(places))
 
 
-def published_tables(
-    published: Mapping[tuple[str, str, Column], float], quoted: Collection[str]
-) -> dict[str, list[list[str]]]:
+def published_tables(published: Published, quoted: Collection[str]) -> dict[str, list[list[str]]]:
     """Return the paper's tables as text, a header and then a line for each row; rows that it quotes are marked."""
     tables: dict[str, dict[Place, str]] = {}
     for (table, row, at), value in published.items():
         tables.setdefault(table, {})[row + " (quoted)" * (row in quoted), at] = f"{value:.2f}"
-    return {name: as_text(shown, *axes(shown)) for name, shown in tables.items()}
+    return {name: text_table(shown, *axes(shown)) for name, shown in tables.items()}
 
 
-def as_text(shown: Mapping[Place, str], rows: Sequence[str], columns: Sequence[Column]) -> list[list[str]]:
+def text_table(shown: Mapping[Place, str], rows: Sequence[str], columns: Sequence[Column]) -> list[list[str]]:
     """Return a table as text: a header, then a line for each row, with empty cells where nothing is shown."""
     return [["", *map(column, columns)], *([row, *(shown.get((row, at), "") for at in columns)] for row in rows)]
 

@@ -15,7 +15,7 @@ from vitrail.model.limits import Pool, PositionKind, PositionPlace
 from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, lead, mean_of, minus
 from vitrail.studies.laptop import pre_training, transferred
 from vitrail.studies.measure import config_of
-from vitrail.studies.published import JFT, PRINTED, by_set, pre_trained
+from vitrail.studies.published_runs import JFT, PRINTED, by_set, pre_trained
 from vitrail.studies.study import UNITS, Cell, LaptopData, Stage, Study
 from vitrail.training.run import Optim, Run
 
@@ -23,7 +23,8 @@ from vitrail.training.run import Optim, Run
 def table7() -> Study:
     """Table 7: ResNets pre-trained with Adam and with SGD, then fine-tuned (appendix D.1)."""
     adam, sgd = "Adam", "SGD"
-    optimisers: dict[str, tuple[Literal["adamw", "sgd"], float, tuple[float, ...]]] = {  # weight decay, rates to try
+    # column -> optimiser, weight decay, rates to try
+    optimisers: dict[str, tuple[Literal["adamw", "sgd"], float, tuple[float, ...]]] = {
         adam: ("adamw", 0.05, (1e-3, 3e-3)),
         sgd: ("sgd", 1e-4, (0.03, 0.1, 0.3)),
     }
@@ -31,17 +32,17 @@ def table7() -> Study:
         "ResNet50x1": {adam: "paper/r50x1-jft", sgd: "bit/r50x1-jft-7ep"},
         "ResNet152x2": {adam: "paper/r152x2-jft", sgd: "bit/r152x2-jft-7ep"},
     }
-    networks = {"R50x1/4": "ResNet50x1", "R50x1/2": "ResNet152x2"}  # at laptop scale and in the paper
+    networks = {"R50x1/4": "ResNet50x1", "R50x1/2": "ResNet152x2"}  # row at laptop scale -> row of the paper
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Two ResNets with both optimisers, each at the best of several rates, fine-tuned on each data set."""
+        """Yield two ResNets with both optimisers, each at the best of several rates, fine-tuned on each data set."""
         for network, (title, (name, decay, rates)) in product(networks, optimisers.items()):
             run = pre_training(network, 3)
             starts = [Stage(replace(run, optim=Optim(name=name, lr=rate, weight_decay=decay))) for rate in rates]
             yield from transferred(network, title, starts, given)
 
     def paper() -> Iterator[Cell]:
-        """Both ResNets with both optimisers on JFT-300M, 7 epochs."""
+        """Yield both ResNets with both optimisers on JFT-300M, 7 epochs."""
         for network, title in product(recipes, optimisers):
             yield from by_set(network, title, pre_trained(recipes[network][title], JFT))
 
@@ -71,7 +72,7 @@ def table8() -> Study:
     }
 
     def cells(base: Run) -> Iterator[Cell]:
-        """A network with each kind in each place; the paper has relative positions, and none, in one place only."""
+        """Yield a network with each kind in each place. The paper has relative positions, and none, in one place."""
         for place, kind in product(places, kinds):
             if place == at_input or kind in ("1-D", "2-D"):
                 vit = replace(base.vit, positions=kinds[kind], place=places[place])
@@ -112,7 +113,7 @@ def figure8() -> Study:
         return {"depth": depth, "width": width, "heads": width // head, "mlp_dim": 2 * width, "patch": patch}
 
     def cells(base: Run, scaled: Mapping[str, list[dict[str, Any]]]) -> Iterator[Cell]:
-        """The base, on every line of the figure, and the networks around it, by their compute relative to it."""
+        """Yield the base, on every line of the figure, and the networks around it, by their compute relative to it."""
         unit = macs(config_of(Stage(base)))
         yield from (Cell(row, 1.0, Stage(base)) for row in scaled)
         for row, all_changes in scaled.items():
@@ -121,7 +122,7 @@ def figure8() -> Study:
                 yield Cell(row, float(f"{macs(config_of(stage)) / unit:.3g}"), stage)
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """15 networks around one of 3 blocks of width 128."""
+        """Yield 15 networks around one of 3 blocks of width 128."""
         return cells(
             pre_training("ViT-128/8", 3, **shape(3, 128, 8, head=32)),
             {
@@ -134,7 +135,7 @@ def figure8() -> Study:
         )
 
     def paper() -> Iterator[Cell]:
-        """The networks around one of 8 blocks of width 1024 on JFT-300M, 7 epochs.
+        """Yield the networks around one of 8 blocks of width 1024 on JFT-300M, 7 epochs.
 
         The paper prints the base alone; the values around it are the powers of two near those of its figure.
         """
@@ -181,12 +182,12 @@ def figure9() -> Study:
         return Cell(row, rate, Stage(run))
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """A network with each way of pooling, at each rate."""
+        """Yield a network with each way of pooling, at each rate."""
         base = pre_training("ViT-64/8", 6)
         return (cell(base, row, rate) for rate in (3e-4, 1e-3, 3e-3) for row in pools)
 
     def paper() -> Iterator[Cell]:
-        """B/16 on JFT-300M, 7 epochs: the class token at 8e-4, average pooling at 8e-4 and 3e-4."""
+        """Yield B/16 on JFT-300M, 7 epochs: the class token at 8e-4, average pooling at 8e-4 and 3e-4."""
         base = pre_trained("paper/vit-b16-jft", JFT).run
         return (cell(base, row, rate) for row, rate in ((token, 8e-4), (average, 8e-4), (average, 3e-4)))
 
@@ -214,7 +215,7 @@ def figure10() -> Study:
     """Figure 10: similarity of position embeddings that were learned with different settings (appendix D.4)."""
 
     def cells(row: str, base: Run, epochs: float, rate: float, decay: float) -> Iterator[Cell]:
-        """A network at half the rate and a tenth of the decay, with these settings, and trained for twice as long."""
+        """Yield a network at half the rate and a tenth of the decay, with these settings, and trained twice as long."""
         for longer, faster, stronger in ((1, 0.5, 0.1), (1, 1, 1), (2, 1, 1)):  # the panels of the paper
             length, optim = longer * epochs, replace(base.optim, lr=faster * rate, weight_decay=stronger * decay)
             at = f"{length:g} epochs, rate {optim.lr:g}, decay {optim.weight_decay:g}"
@@ -233,7 +234,7 @@ def figure13() -> Study:
     vit, axial, resnet, axial_resnet = "ViT", "Axial-ViT", "ResNet50", "AxialResNet50"
 
     def cells(plain: Mapping[str, Run], base: Run, at: str, axial_at: str) -> Iterator[Cell]:
-        """The accuracy of each network, its compute and its speed.
+        """Yield the accuracy of each network, its compute and its speed.
 
         Axial networks have no class token; at laptop scale all ViTs have average pooling, and differ in their attention
         only.
@@ -247,12 +248,12 @@ def figure13() -> Study:
             yield from (Cell(row, column, Stage(run), metric=metric) for (row, column), run in runs.items())
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Plain and axial networks with patches of 4 and 8 pixels, and both ResNets at half their width."""
+        """Yield plain and axial networks with patches of 4 and 8 pixels, and both ResNets at half their width."""
         plain = {f"patch {patch}": pre_training(f"ViT-64/{patch}", 3, pool="gap") for patch in (4, 8)}
         return cells(plain, pre_training("R50x1/2", 3), "R50x1/2", "axial-R50/2")
 
     def paper() -> Iterator[Cell]:
-        """B/32, B/16, their axial forms, R50x1 and AxialResNet50 on JFT-300M, 7 epochs."""
+        """Yield B/32, B/16, their axial forms, R50x1 and AxialResNet50 on JFT-300M, 7 epochs."""
         plain = {name: pre_trained(f"paper/vit-b{name[2:]}-jft", JFT).run for name in ("B/32", "B/16")}
         return cells(plain, pre_trained("paper/r50x1-jft", JFT).run, "R50x1", "axial-R50")
 

@@ -13,11 +13,19 @@ from vitrail.costs.count import training_flops
 from vitrail.costs.published import published
 from vitrail.durations import Examples, Percent, Steps
 from vitrail.recipes.registry import recipe
-from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, ends, gain, lead
-from vitrail.studies.grids.three_things import ALL, PARTS, labelled, part
-from vitrail.studies.laptop import LABELS, LARGER_SIDE, fine_tuning, of_laptop, pre_training, transferred, tuned_on
+from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, extremes, gain, lead
+from vitrail.studies.grids.three_things import ALL, PARTS, trained_with_labels, tuned_part
+from vitrail.studies.laptop import (
+    LABELS,
+    LARGER_SIDE,
+    at_laptop_scale,
+    fine_tuning,
+    pre_training,
+    transferred,
+    tuned_on,
+)
 from vitrail.studies.measure import config_of
-from vitrail.studies.published import (
+from vitrail.studies.published_runs import (
     IMAGENET,
     IMAGENET_21K,
     JFT,
@@ -50,7 +58,8 @@ def table2() -> Study:
     small, resnet = "ViT-64/8, all images", "R50x1/2, all images"
     networks = {more: ("ViT-64/4", 1.0), less: ("ViT-64/4", 3 / 8), small: ("ViT-64/8", 1.0), resnet: ("R50x1/2", 1.0)}
     huge, large, fewer, bit = "ViT-H/14 (JFT)", "ViT-L/16 (JFT)", "ViT-L/16 (I21k)", "BiT-L (ResNet152x4)"
-    recipes = {  # and the data set, and the recipe that fine-tunes the network on ImageNet
+    # row -> its recipe, its data set, and the recipe that fine-tunes it on ImageNet
+    recipes = {
         huge: ("paper/vit-h14-jft", JFT, "paper/finetune-imagenet-518"),
         large: ("paper/vit-l16-jft", JFT, "paper/finetune-imagenet-512"),
         fewer: ("paper/vit-l16-imagenet21k", IMAGENET_21K, "paper/finetune-imagenet-512"),
@@ -58,21 +67,21 @@ def table2() -> Study:
     }
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Four networks, each fine-tuned on each data set at the better of two rates."""
+        """Yield four networks, each fine-tuned on each data set at the better of two rates."""
         for row, (network, share) in networks.items():
             start = _pre_trained_on(share, network, given)
             for on in given.sets:
                 yield best_of(row, LABELS.get(on, on), [fine_tuning(start, on, rate) for rate in (1e-3, 3e-3)])
 
     def paper() -> Iterator[Cell]:
-        """The networks of Table 2, on five data sets and the 19 tasks of VTAB. Noisy Student is only quoted."""
+        """Yield the networks of Table 2, on five data sets and the 19 tasks of VTAB. Noisy Student is only quoted."""
         for row, (name, data, imagenet) in recipes.items():
             start = pre_trained(name, data)
             for title, metric, tried in on_each_set(start, imagenet):
                 yield best_of(row, title, tried, UNITS["top-1"], metric)
             yield from vtab(row, start)
 
-    def number(text: str) -> float:
+    def first_number(text: str) -> float:
         """Return the mean of "88.55±0.04", the first number of "88.4/88.5", and 2500 for "2.5k"."""
         first = text.split("±")[0].split("/")[0]
         return 1000 * float(first[:-1]) if first.endswith("k") else float(first)
@@ -91,7 +100,7 @@ def table2() -> Study:
                   lambda s: lead(s, more, resnet), paper={more: large, resnet: bit}),
         ),
         published={
-            (days.get(title, UNITS["top-1"]), network, title): number(value)
+            (days.get(title, UNITS["top-1"]), network, title): first_number(value)
             for title, values in printed["rows"].items()
             for network, value in zip(printed["columns"], values, strict=True)
             if value is not None
@@ -110,7 +119,8 @@ def table5() -> Study:
     """
     large, small, resnet = "ViT-128/8", "ViT-64/8", "R50x1/2"
     sets = {"ImageNet": IMAGENET, "ImageNet-21k": IMAGENET_21K, "JFT-300M": JFT}
-    recipes = {  # for these sets; the ResNets are the shaded band of Figure 3
+    # row -> the recipes for these sets; the ResNets are the shaded band of Figure 3
+    recipes = {
         "ViT-B/16": ("paper/vit-b16-imagenet", "paper/vit-b16-imagenet21k", "paper/vit-b16-jft"),
         "ViT-B/32": ("paper/vit-b32-imagenet", "paper/vit-b32-imagenet21k", "paper/vit-b32-jft"),
         "ViT-L/16": ("paper/vit-l16-imagenet", "paper/vit-l16-imagenet21k", "paper/vit-l16-jft"),
@@ -121,7 +131,7 @@ def table5() -> Study:
     }
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Four networks pre-trained on three shares of the images, and fine-tuned on each data set.
+        """Yield four networks pre-trained on three shares of the images, and fine-tuned on each data set.
 
         ViT-128/8 and ViT-64/4 cost as much as the ResNet.
         """
@@ -130,7 +140,7 @@ def table5() -> Study:
             yield from transferred(network, round(share * given.images), [start], given)
 
     def paper() -> Iterator[Cell]:
-        """The networks of Table 5, and two ResNets, on three pre-training sets."""
+        """Yield the networks of Table 5, and two ResNets, on three pre-training sets."""
         for network, names in recipes.items():
             for (title, data), name in zip(sets.items(), names, strict=True):
                 if name is not None:
@@ -138,7 +148,8 @@ def table5() -> Study:
 
     printed = published("table5_pretraining_size")
     other = tuned_on("down")
-    names: dict[Column, Column] = {  # the pre-training sets are in their order
+    # the columns of the paper are its pre-training sets in this order
+    names: dict[Column, Column] = {
         large: "ViT-L/16", small: "ViT-B/16", resnet: "R152x2 (BiT)", other: "fine-tuned on ImageNet",
         1.0: "ImageNet", 2.0: "ImageNet-21k", 3.0: "JFT-300M",
     }  # fmt: skip
@@ -147,13 +158,13 @@ def table5() -> Study:
         axis="images to pre-train on", laptop=laptop, paper=paper, log=True,
         claims=(
             Claim("More images to pre-train on make the large network better on other classes.",
-                  lambda s: column_lead(s, ends(s, large)[1], ends(s, large)[0], large), other, names),
+                  lambda s: column_lead(s, extremes(s, large)[1], extremes(s, large)[0], large), other, names),
             Claim("The larger network gains more than the smaller one from more images to pre-train on.",
-                  lambda s: gain(s, large, small, *ends(s, large)), other, names),
+                  lambda s: gain(s, large, small, *extremes(s, large)), other, names),
             Claim("With few images to pre-train on, the ResNet is better than the ViT.",
-                  lambda s: lead(s, resnet, large, ends(s, large)[0]), other, names),
+                  lambda s: lead(s, resnet, large, extremes(s, large)[0]), other, names),
             Claim("With many images to pre-train on, the ViT is better than the ResNet.",
-                  lambda s: lead(s, large, resnet, ends(s, large)[1]), other, names),
+                  lambda s: lead(s, large, resnet, extremes(s, large)[1]), other, names),
         ),
         published={
             (f"fine-tuned on {PRINTED.get(on, on)}", network, data): value
@@ -172,7 +183,8 @@ def figure4() -> Study:
     stops early: it reports the best validation accuracy reached. So here.
     """
     large, resnet, small = "ViT-64/4", "R50x1/2", "ViT-64/8"
-    recipes = {  # and the network; the rate of b/32 is not printed, it is that of B/32
+    # row -> its recipe and its network; the rate of b/32 is not printed, it is that of B/32
+    recipes = {
         "ViT-b/32": ("paper/vit-b32-jft", "b/32"),
         "ViT-B/32": ("paper/vit-b32-jft", "B/32"),
         "ViT-L/32": ("paper/vit-l32-jft", "L/32"),
@@ -182,14 +194,14 @@ def figure4() -> Study:
     }
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Three networks on four subsets, with the same number of steps for each."""
+        """Yield three networks on four subsets, with the same number of steps for each."""
         for share, network in product((1.0, 1 / 2, 1 / 8, 1 / 32), (large, resnet, small)):
             count = max(round(share * given.images), 1)
             run = replace(pre_training(network), duration=Steps(900), evaluate_every=Percent(10))
             yield Cell(network, count, Stage(with_data(run, subset=None if share == 1 else count)), best=True)
 
     def paper() -> Iterator[Cell]:
-        """Six networks on four subsets of JFT-300M, 7 epochs of each."""
+        """Yield six networks on four subsets of JFT-300M, 7 epochs of each."""
         counts = (9_000_000, 30_000_000, 90_000_000, 303_000_000)
         for (row, (name, model)), count in product(recipes.items(), counts):
             run = replace(pre_trained(name, JFT).run, model=model)
@@ -201,9 +213,9 @@ def figure4() -> Study:
         axis="images to pre-train on", laptop=laptop, paper=paper, log=True,
         claims=(
             Claim("ResNets are better than ViTs with few images to pre-train on.",
-                  lambda s: lead(s, resnet, large, ends(s, large)[0]), paper=names),
+                  lambda s: lead(s, resnet, large, extremes(s, large)[0]), paper=names),
             Claim("ViTs gain more than ResNets from more images to pre-train on.",
-                  lambda s: gain(s, large, resnet, *ends(s, large)), paper=names),
+                  lambda s: gain(s, large, resnet, *extremes(s, large)), paper=names),
         ),
     )  # fmt: skip
 
@@ -211,23 +223,26 @@ def figure4() -> Study:
 def table6() -> Study:
     """Table 6 and Figure 5: accuracy after fine-tuning over the compute of pre-training (section 4.4, appendix C)."""
     vit, resnet, hybrid = "ViT", "ResNet (BiT)", "hybrid"
-    networks: dict[str, Mapping[str, dict[str, Any]]] = {  # and their changes: the hybrids have a convolutional stem
+    # family -> network -> its changes; the hybrids have a convolutional stem
+    networks: dict[str, Mapping[str, dict[str, Any]]] = {
         vit: {"ViT-64/8": {}, "ViT-128/8": {}, "ViT-64/4": {}},
         resnet: {"R50x1/4": {}, "R50x1/2": {}},
         hybrid: {"ViT-64/8": {"stem": "early"}, "ViT-64/4": {"stem": "early"}},
     }
-    recipes = {  # the rows of Table 6 in its order
+    # family -> its recipes, the rows of Table 6 in its order
+    recipes = {
         vit: "vit-b32-jft vit-b16-jft vit-l32-jft vit-l16-jft-7ep vit-l16-jft vit-h14-jft",
         resnet: "r50x1-jft r50x2-jft r101x1-jft r152x1-jft r152x2-jft r152x2-jft-14ep r200x3-jft-14ep",
         hybrid: "r50-b32-jft r50-b16-jft r50-l32-jft r50-l16-jft-7ep r50-l16-jft",
     }
     printed = published("table6_scaling")
     columns = [PRINTED.get(name, name) for name in printed["columns"]]
+    values = [dict(zip(columns, row, strict=True)) for row in printed["rows"]]
     named = [(family, name) for family, names in recipes.items() for name in names.split()]
-    rows = [(*name, dict(zip(columns, row, strict=True))) for name, row in zip(named, printed["rows"], strict=True)]
+    rows = [(family, name, row) for (family, name), row in zip(named, values, strict=True)]
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """14 networks of three families by the teraFLOPs of their pre-training, fine-tuned on each data set."""
+        """Yield 14 networks of three families by the teraFLOPs of their pre-training, fine-tuned on each data set."""
         for family in networks:
             for (network, changes), epochs in product(networks[family].items(), (1, 3)):
                 start = Stage(pre_training(network, epochs, **changes))
@@ -235,9 +250,9 @@ def table6() -> Study:
                 yield from transferred(family, float(f"{flops / 1e12:.3g}"), [start], given)
 
     def paper() -> Iterator[Cell]:
-        """The 18 networks of Table 6 by the exaFLOPs that it prints, fine-tuned on five data sets."""
-        for family, name, values in rows:
-            yield from by_set(family, float(values["exaFLOPs"]), pre_trained(f"paper/{name}", JFT))
+        """Yield the 18 networks of Table 6 by the exaFLOPs that it prints, fine-tuned on five data sets."""
+        for family, name, row in rows:
+            yield from by_set(family, float(row["exaFLOPs"]), pre_trained(f"paper/{name}", JFT))
 
     return Study(
         name="table6", where="Table 6 and Figure 5", title="accuracy after fine-tuning by the compute of pre-training",
@@ -249,8 +264,8 @@ def table6() -> Study:
                   lambda s: _lead_at_equal_compute(s, hybrid, vit, smallest=4), MEAN),
         ),
         published={
-            (f"fine-tuned on {title}", family, float(values["exaFLOPs"])): values[title]
-            for family, _, values in rows
+            (f"fine-tuned on {title}", family, float(row["exaFLOPs"])): row[title]
+            for family, _, row in rows
             for title in (*TITLES.values(), REAL)
         },
     )  # fmt: skip
@@ -292,10 +307,10 @@ def self_supervision() -> Study:
         run = recipe(name)
         is_tokenizer = run.vit == Model()  # which has no network of this kind
         vit = run.vit if is_tokenizer else replace(run.vit, width=64, heads=2, mlp_dim=256)
-        return of_laptop(run, epochs, vit=vit)
+        return at_laptop_scale(run, epochs, vit=vit)
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Nine ways to pre-train, each measured by its features and after fine-tuning with labels."""
+        """Yield nine ways to pre-train, each measured by its features and after fine-tuning with labels."""
         labels = pre_training("ViT-64/4", epochs, pool="gap")
         untrained = replace(labels, duration=Steps(1), optim=replace(labels.optim, lr=1e-12, weight_decay=0.0))
         methods = {
@@ -312,7 +327,7 @@ def self_supervision() -> Study:
             yield best_of(method, f"{epochs} epochs", [fine_tuning(stage, "down")], tuned_on("down"))
 
     def paper() -> Iterator[Cell]:
-        """B/16 pre-trained by each method, its 5-shot accuracy, and fine-tuned on ImageNet at each rate of Table 4."""
+        """Yield B/16 pre-trained by each method: fine-tuned on ImageNet at each rate of Table 4, and by 5 shots."""
         methods = {
             "nothing": pre_trained("paper/vit-b16-imagenet", IMAGENET),
             with_labels: pre_trained("paper/vit-b16-jft", JFT),
@@ -331,7 +346,8 @@ def self_supervision() -> Study:
         colour: printed["imagenet_top1"],
         with_labels: printed["imagenet_top1"] + printed["gap_to_supervised"],
     }
-    tuned, names = tuned_on("down"), {nothing: "nothing", tuned_on("down"): UNITS["top-1"]}
+    tuned = tuned_on("down")
+    names = {nothing: "nothing", tuned: UNITS["top-1"]}
     return Study(
         name="self-supervision", where="Section 4.6", axis="length of pre-training",
         title="pre-training without labels, beside labels and random weights", laptop=laptop, paper=paper,
@@ -355,17 +371,19 @@ def protocols() -> Study:
     tuned = {attention: "attention", everything: ALL}
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """One network measured on the classes that it has not seen; three-table6 starts from it, too.
+        """Yield one network measured on the classes that it has not seen; three-table6 starts from it, too.
 
         Fine-tuning takes about ten epochs. With the 200 steps of three-table6 a linear classifier is ahead of it.
         """
         at = "ViT-64/8"
-        yield from (Cell(row, at, labelled(), metric=metric, what=accuracy) for row, metric in probes.items())
+        yield from (
+            Cell(row, at, trained_with_labels(), metric=metric, what=accuracy) for row, metric in probes.items()
+        )
         for row, name in tuned.items():
-            yield replace(part(name, at, "down", LARGER_SIDE, steps=1500), row=row, what=accuracy)
+            yield replace(tuned_part(name, at, "down", LARGER_SIDE, duration=Steps(1500)), row=row, what=accuracy)
 
     def paper() -> Iterator[Cell]:
-        """B/16 from ImageNet-21k, measured on ImageNet."""
+        """Yield B/16 from ImageNet-21k, measured on ImageNet."""
         at, network = "ViT-B/16", pre_trained("paper/vit-b16-imagenet21k", IMAGENET_21K)
         yield from (Cell(row, at, network, metric=metric, what=accuracy) for row, metric in probes.items())
         for row, name in tuned.items():

@@ -12,8 +12,8 @@ from vitrail.objective.settings import BEiT, MaskedPatch
 from vitrail.recipes.registry import recipe
 from vitrail.recipes.three_things import TABLE_1
 from vitrail.studies.claims import Claim, Column, Scores, column_lead, columns, gain, lead, mean_of
-from vitrail.studies.laptop import LABELS, LARGER_SIDE, SIDE, fine_tuning, of_laptop, pre_training
-from vitrail.studies.published import IMAGENET, pre_trained
+from vitrail.studies.laptop import LABELS, LARGER_SIDE, SIDE, at_laptop_scale, fine_tuning, pre_training
+from vitrail.studies.published_runs import IMAGENET, pre_trained
 from vitrail.studies.study import UNITS, Cell, Counted, LaptopData, MetricName, Stage, Study, best_of, with_data
 from vitrail.training.run import Run, Tune
 
@@ -25,9 +25,9 @@ COSTS: tuple[Counted, ...] = ("parameters", "MACs", "memory")
 
 
 def _of_width(width: int, layer_scale: bool) -> dict[str, Any]:
-    """Return the settings of a network of a width."""
-    layer_scale_start = 1e-4 if layer_scale else None
-    return {"width": width, "heads": width // 32, "mlp_dim": 4 * width, "layer_scale": layer_scale_start}
+    """Return the settings of a network of a width, with or without LayerScale."""
+    scale = 1e-4 if layer_scale else None
+    return {"width": width, "heads": width // 32, "mlp_dim": 4 * width, "layer_scale": scale}
 
 
 def _deep(shape: str, width: int = 64, layer_scale: bool = False) -> Stage:
@@ -36,7 +36,7 @@ def _deep(shape: str, width: int = 64, layer_scale: bool = False) -> Stage:
     return Stage(replace(run, model=f"Ti{shape}/8"))
 
 
-def _published(network: str, layer_scale: bool = False, epochs: int = 300) -> Stage:
+def _on_imagenet(network: str, layer_scale: bool = False, epochs: int = 300) -> Stage:
     """Return the follow-up's training of a network such as "S18x2" or, of its Table 1, "b16", on ImageNet."""
     return pre_trained(f"three-things/vit-{network.lower()}-{epochs}{'-ls' * layer_scale}", IMAGENET)
 
@@ -56,15 +56,15 @@ def table1() -> Study:
         return f"{epochs} epochs" + " with LayerScale" * layer_scale
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Three widths, trained for 6 epochs, or for 8 with LayerScale."""
+        """Yield three widths, trained for 6 epochs, or for 8 with LayerScale."""
         for (epochs, layer_scale), (row, width) in product(((6, False), (8, True)), widths.items()):
             run = pre_training("ViT-64/8", epochs, tested=True, **_of_width(width, layer_scale))
             yield from _tested(row, at(epochs, layer_scale), Stage(run), () if layer_scale else costs)
 
     def paper() -> Iterator[Cell]:
-        """Ti, S, B and L on ImageNet for 300 epochs, and for 400 with LayerScale."""
+        """Yield Ti, S, B and L on ImageNet for 300 epochs, and for 400 with LayerScale."""
         for row, (epochs, layer_scale) in product(TABLE_1, ((300, False), (400, True))):
-            stage = _published(row.model.replace("/", ""), layer_scale, epochs)
+            stage = _on_imagenet(row.model.replace("/", ""), layer_scale, epochs)
             yield from _tested(row.model, at(epochs, layer_scale), stage, () if layer_scale else costs)
 
     plain, scaled = at(300, False), at(400, True)
@@ -92,14 +92,14 @@ def table2() -> Study:
     columns = {without: False, scaled: True}
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """24 blocks of width 64 in one and two branches, without and with LayerScale."""
+        """Yield 24 blocks of width 64 in one and two branches, without and with LayerScale."""
         for (at, layer_scale), shape in product(columns.items(), (SEQUENTIAL, PARALLEL)):
             yield from _tested(shape, at, _deep(shape, layer_scale=layer_scale))
 
     def paper() -> Iterator[Cell]:
-        """S and B with 36 blocks in one and two branches, without and with LayerScale."""
+        """Yield S and B with 36 blocks in one and two branches, without and with LayerScale."""
         for name, (at, layer_scale) in product(("S36x1", "S18x2", "B36x1", "B18x2"), columns.items()):
-            yield from _tested(name, at, _published(name, layer_scale))
+            yield from _tested(name, at, _on_imagenet(name, layer_scale))
 
     def levels(scores: Scores) -> list[float]:
         """Return by how much LayerScale shrinks the lead of two branches."""
@@ -125,7 +125,7 @@ def table3() -> Study:
     networks = {narrow: (SEQUENTIAL, 64), parallel: (PARALLEL, 64), wide: ("6x1", 128)}
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """24 blocks of width 64 in both shapes, and 6 of width 128, which have as many parameters.
+        """Yield 24 blocks of width 64 in both shapes, and 6 of width 128, which have as many parameters.
 
         In so short a training, deep networks need LayerScale to compete, so there are both.
         """
@@ -133,9 +133,9 @@ def table3() -> Study:
             yield from _tested(row, column, _deep(shape, width, column == scaled), () if column == scaled else COSTS)
 
     def paper() -> Iterator[Cell]:
-        """S48 in both shapes beside B12, and B36 in both shapes beside L24."""
+        """Yield S48 in both shapes beside B12, and B36 in both shapes beside L24."""
         for name in ("S48x1", "S24x2", "B12x1", "B36x1", "B18x2", "L24x1"):
-            yield from _tested(name, "300 epochs", _published("b16" if name == "B12x1" else name), COSTS)
+            yield from _tested(name, "300 epochs", _on_imagenet("b16" if name == "B12x1" else name), COSTS)
 
     def deeper(scores: Scores, column: str) -> list[float]:
         return mean_of([lead(scores, row, wide, column) for row in (narrow, parallel)])
@@ -161,10 +161,10 @@ def table4() -> Study:
     sizes = ("Ti", "S", "B")
 
     def paper() -> Iterator[Cell]:
-        """The time of an image and the throughput of 24 blocks of Ti, S and B at 224 pixels in both shapes."""
+        """Yield the time of an image and the throughput of 24 blocks of Ti, S and B at 224 pixels in both shapes."""
         metrics: tuple[MetricName, ...] = ("latency", "images/s")
         for metric, size, shape in product(metrics, sizes, (SEQUENTIAL, PARALLEL)):
-            yield Cell(shape, size, _published(f"{size}{shape}"), metric=metric)
+            yield Cell(shape, size, _on_imagenet(f"{size}{shape}"), metric=metric)
 
     def more(scores: Scores, one: str, other: str) -> list[float]:
         """Return by how much the number of row `one` exceeds that of row `other`, in percent, on average."""
@@ -189,15 +189,15 @@ def figure1() -> Study:
     row = "24 blocks"
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """24 blocks of width 64 in one to four branches."""
+        """Yield 24 blocks of width 64 in one to four branches."""
         for shape in (SEQUENTIAL, PARALLEL, "8x3", "6x4"):
             yield from _tested(row, float(shape[-1]), _deep(shape))
 
     def paper() -> Iterator[Cell]:
-        """36 and 60 blocks of S in one to four branches."""
+        """Yield 36 and 60 blocks of S in one to four branches."""
         for name in ("S36x1", "S18x2", "S12x3", "S9x4", "S60x1", "S30x2", "S20x3"):
             layers, branches = (int(number) for number in name[1:].split("x"))
-            yield from _tested(f"{layers * branches} blocks", float(branches), _published(name))
+            yield from _tested(f"{layers * branches} blocks", float(branches), _on_imagenet(name))
 
     return Study(
         name="three-figure1", where="Follow-up, Figure 1", title="accuracy by number of branches", axis="branches",
@@ -218,14 +218,14 @@ def figure2() -> Study:
     """
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Three widths in both shapes."""
+        """Yield three widths in both shapes."""
         for width, shape in product((32, 64, 96), (SEQUENTIAL, PARALLEL)):
             yield from _tested(shape, float(width), _deep(shape, width))
 
     def paper() -> Iterator[Cell]:
-        """Ti, S, B and L in both shapes."""
+        """Yield Ti, S, B and L in both shapes."""
         for size, shape in product(("Ti", "S", "B", "L"), (SEQUENTIAL, PARALLEL)):
-            yield from _tested(shape, size, _published(f"{size}{shape}", layer_scale=size == "L"))
+            yield from _tested(shape, size, _on_imagenet(f"{size}{shape}", layer_scale=size == "L"))
 
     names: dict[Column, Column] = {32.0: "Ti", 96.0: "L"}
     return Study(
@@ -246,15 +246,15 @@ def figure3() -> Study:
     branches = {sequential: 1, parallel: 2}
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """Four numbers of blocks of width 64 in both shapes."""
+        """Yield four numbers of blocks of width 64 in both shapes."""
         for blocks, (row, number) in product((36, 24, 12, 6), branches.items()):
             yield from _tested(row, float(blocks), _deep(f"{blocks // number}x{number}"))
 
     def paper() -> Iterator[Cell]:
-        """S and B with 24 to 60 blocks in both shapes."""
+        """Yield S and B with 24 to 60 blocks in both shapes."""
         networks = (("S", 24), ("S", 36), ("S", 48), ("S", 60), ("B", 24), ("B", 36))
         for (size, blocks), (row, number) in product(networks, branches.items()):
-            yield from _tested(f"{size}, {row}", float(blocks), _published(f"{size}{blocks // number}x{number}"))
+            yield from _tested(f"{size}, {row}", float(blocks), _on_imagenet(f"{size}{blocks // number}x{number}"))
 
     names: dict[Column, Column] = {
         sequential: f"S, {sequential}", parallel: f"S, {parallel}", 6.0: 24.0, 36.0: 60.0,
@@ -282,21 +282,21 @@ PARTS: dict[str, Tune] = {
 SIZES = ("ti16", "s16", "b16", "l16")
 
 
-def labelled() -> Stage:
+def trained_with_labels() -> Stage:
     """Return a network trained with labels, a small one so that little is left to learn, as in the follow-up."""
     return Stage(pre_training("ViT-64/8", 15, tested=True))
 
 
-def part(name: str, at: Column, on: str, side: int, *, steps: int = 200, keep_head: bool = False, **data: Any) -> Cell:
-    """Return the accuracy of a part of `labelled` tuned on a data set, at the better of two rates.
+def tuned_part(name: str, at: Column, on: str, side: int, *, share: float | None = None, **changes: Any) -> Cell:
+    """Return the accuracy of `trained_with_labels` with a part of it tuned, at the better of two rates.
 
-    `data` are changes of the settings of the data set.
+    It is tuned on a data set, or on a share of it, for 200 steps. `changes` are further changes of the run.
     """
 
     def tuned(rate: float) -> Stage:
-        stage = fine_tuning(labelled(), on, rate, side)
-        run = replace(stage.run, tune=PARTS[name], duration=Steps(steps), keep_head=keep_head)
-        return replace(stage, run=with_data(run, **data))
+        stage = fine_tuning(trained_with_labels(), on, rate, side)
+        run = replace(with_data(stage.run, subset=share), tune=PARTS[name], duration=Steps(200))
+        return replace(stage, run=replace(run, **changes))
 
     return best_of(name, at, [tuned(1e-3), tuned(4e-3)])
 
@@ -305,7 +305,7 @@ def _published_part(row: str, at: str, size: str, name: str, on: str) -> Cell:
     """Return the follow-up's fine-tuning at 384 pixels of a part of a network of its Table 1, with LayerScale."""
     run = with_data(recipe("three-things/finetune"), path=on)
     run = replace(run, tune=PARTS[name], keep_head=on == IMAGENET)
-    return Cell(row, at, Stage(run, _published(size, True, 400)), metric="top-1")
+    return Cell(row, at, Stage(run, _on_imagenet(size, True, 400)), metric="top-1")
 
 
 def table5() -> Study:
@@ -313,13 +313,13 @@ def table5() -> Study:
     at = f"{SIDE} to {LARGER_SIDE} pixels"
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """A network tuned at 48 pixels, after 32, on the classes it knows, with its classifier kept."""
+        """Yield a network tuned at 48 pixels, after 32, on the classes it knows, with its classifier kept."""
         metrics: tuple[MetricName, ...] = ("top-1", "stored", "memory", "step")
         for name, metric in product(PARTS, metrics):
-            yield replace(part(name, at, "up", LARGER_SIDE, keep_head=True), metric=metric)
+            yield replace(tuned_part(name, at, "up", LARGER_SIDE, keep_head=True), metric=metric)
 
     def paper() -> Iterator[Cell]:
-        """The baselines of Table 1, with LayerScale, tuned at 384 pixels on ImageNet."""
+        """Yield the baselines of Table 1, with LayerScale, tuned at 384 pixels on ImageNet."""
         return (_published_part(name, size, size, name, IMAGENET) for size in SIZES for name in PARTS)
 
     def cheaper(scores: Scores) -> list[float]:
@@ -346,14 +346,14 @@ def table6() -> Study:
     large = [f"{others}, {side} px" for side in (SIDE, LARGER_SIDE)]
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """A network tuned on each data set that it has not seen, and on a tenth of one, at two resolutions."""
+        """Yield a network tuned on each data set that it has not seen, and on a tenth of one, at two resolutions."""
         sets = [(others, "down", None), (f"a tenth of {others}", "down", 0.1)]
         sets += [(LABELS.get(on, on), on, None) for on in given.sets if on not in ("up", "down")]
         for side, (title, on, share), name in product((SIDE, LARGER_SIDE), sets, PARTS):
-            yield part(name, f"{title}, {side} px", on, side, subset=share)
+            yield tuned_part(name, f"{title}, {side} px", on, side, share=share)
 
     def paper() -> Iterator[Cell]:
-        """The baselines of Table 1, with LayerScale, tuned on the six data sets of the follow-up."""
+        """Yield the baselines of Table 1, with LayerScale, tuned on the six data sets of the follow-up."""
         sets = ("inaturalist2018", "inaturalist2019", "cars", "cifar100", "cifar10", "flowers102")
         for size, on, name in product(SIZES, sets, PARTS):
             yield _published_part(f"{size}, {name}", on, size, name, on)
@@ -384,6 +384,7 @@ def table7() -> Study:
     """
     with_labels, masked = "labels", "masked pre-training"
     linear, hmlp, early = "linear", "hMLP, BN", "early convolutions"
+    # row -> the changes of the network
     stems: dict[str, dict[str, Any]] = {
         linear: {"stem": "linear"},
         hmlp: {"stem": "hmlp", "stem_norm": "batch"},
@@ -404,23 +405,23 @@ def table7() -> Study:
         return run
 
     def cells(row: str, labels: Stage, tuned: Stage) -> Iterator[Cell]:
-        """A stem in both columns, its parameters and its compute."""
+        """Yield a stem in both columns, its parameters and its compute."""
         yield Cell(row, with_labels, labels, metric="top-1")
         yield Cell(row, masked, tuned, metric="top-1")
         yield Cell(row, with_labels, labels, metric="parameters")
         yield Cell(row, with_labels, labels, metric="MACs")
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """A network with nine stems; after masked pre-training, it has layer-wise rates as for MAE."""
+        """Yield a network with nine stems; after masked pre-training, it has layer-wise rates as for MAE."""
         plain = pre_training("ViT-64/8", 4, tested=True)
-        hidden = of_laptop(recipe("masked-patch-small"), 4, model=plain.model, vit=plain.vit)
+        hidden = at_laptop_scale(recipe("masked-patch-small"), 4, model=plain.model, vit=plain.vit)
         for row in stems:
-            tuned = Stage(of_laptop(recipe("finetune-small"), 2, tested=True), Stage(with_stem(hidden, row, 6)))
+            tuned = Stage(at_laptop_scale(recipe("finetune-small"), 2, tested=True), Stage(with_stem(hidden, row, 6)))
             yield from cells(row, Stage(with_stem(plain, row, 6)), tuned)
 
     def paper() -> Iterator[Cell]:
-        """B/16 with nine stems on ImageNet: 300 epochs with labels; BeiT for 300 epochs, then 100 with labels."""
-        plain, beit, tokenizer = _published("b16"), pre_trained("beit", IMAGENET), pre_trained("tokenizer", IMAGENET)
+        """Yield B/16 with nine stems on ImageNet: 300 epochs with labels; BeiT for 300 epochs, then 100 with labels."""
+        plain, beit, tokenizer = _on_imagenet("b16"), pre_trained("beit", IMAGENET), pre_trained("tokenizer", IMAGENET)
         tuned = replace(pre_trained("beit-finetune", IMAGENET).run, duration=Epochs(100))
         for row in stems:
             start = Stage(with_stem(beit.run, row, 12), tokenizer=tokenizer)
@@ -431,12 +432,11 @@ def table7() -> Study:
         title="stems with labels and after masked pre-training", laptop=laptop, paper=paper,
         scatter=(with_labels, masked),
         claims=(
-            Claim("With labels, hMLP is better than the linear stem.",
-                  lambda s: lead(s, hmlp, linear, with_labels), UNITS["top-1"]),
+            Claim("With labels, hMLP is better than the linear stem.", lambda s: lead(s, hmlp, linear, with_labels)),
             Claim("After masked pre-training, hMLP is better than the linear stem.",
-                  lambda s: lead(s, hmlp, linear, masked), UNITS["top-1"]),
+                  lambda s: lead(s, hmlp, linear, masked)),
             Claim("Early convolutions lose their lead after masked pre-training.",
-                  lambda s: gain(s, early, linear, masked, with_labels), UNITS["top-1"]),
+                  lambda s: gain(s, early, linear, masked, with_labels)),
         ),
     )  # fmt: skip
 
@@ -445,13 +445,15 @@ def table8() -> Study:
     """Table 8: the baselines beside other training procedures (appendix A)."""
     at = "8 epochs"
     first, light, deit, deit3, follow_up = "paper", "AugReg, light", "DeiT", "DeiT-III", "follow-up"
-    procedures = {  # recipes with their augmentation, regularisation, loss and optimiser
+    # row -> a recipe with its augmentation, regularisation, loss and optimiser
+    procedures = {
         first: "paper/vit-b16-imagenet",
         light: "augreg/light1",
         deit: "deit/vit-s16",
         deit3: "deit3/vit-s16-imagenet",
         follow_up: "three-things/vit-s16-300",
     }
+    # column -> row -> the recipe on ImageNet
     recipes = {
         "Ti/16": {deit: "deit/vit-ti16", follow_up: "three-things/vit-ti16-300"},
         "S/16": {light: "augreg/vit-s16-imagenet", deit: "deit/vit-s16", deit3: "deit3/vit-s16-imagenet",
@@ -463,7 +465,7 @@ def table8() -> Study:
     }  # fmt: skip
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
-        """ViT-64/8 trained by five procedures, each at the better of two rates.
+        """Yield ViT-64/8 trained by five procedures, each at the better of two rates.
 
         The rates are for steps of 128 images; those of the recipes are for 1,024 to 4,096.
         """
@@ -472,12 +474,12 @@ def table8() -> Study:
             like = pre_training("ViT-64/8")
             vit = replace(like.vit, drop_path=run.vit.drop_path, dropout=run.vit.dropout)
             schedule = replace(run.schedule, warmup=Percent(5))
-            small = of_laptop(run, 8, tested=True, model=like.model, vit=vit, schedule=schedule, batch_size=128)
+            small = at_laptop_scale(run, 8, tested=True, model=like.model, vit=vit, schedule=schedule, batch_size=128)
             tried = [replace(small, optim=replace(run.optim, lr=rate)) for rate in rates[run.optim.name]]
             yield best_of(row, at, map(Stage, tried))
 
     def paper() -> Iterator[Cell]:
-        """Ti, S, B and L on ImageNet, by each procedure that its authors used for them."""
+        """Yield Ti, S, B and L on ImageNet, by each procedure that its authors used for them."""
         for size, names in recipes.items():
             for row, name in names.items():
                 yield from _tested(row, size, pre_trained(name, IMAGENET))
