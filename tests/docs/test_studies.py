@@ -30,7 +30,7 @@ def test_a_result_is_complete_and_its_verdicts_follow_from_its_numbers(path: Pat
     found, ours = contents(path), read(path)
     assert path.stem == found["study"] and path.with_suffix(".png").is_file() and path.with_suffix(".md").is_file()
     assert not ours.missing and len(found["seeds"]) >= (2 if ours.study.claims else 1)
-    grid = ours.study.laptop(LaptopData(found["images"], found["sets"]))
+    grid = ours.study.cells("laptop", LaptopData(found["images"], found["sets"]))
     own = {(cell.table, cell.row, cell.at) for cell in grid}
     assert {(result.cell.table, result.cell.row, result.cell.at) for result in ours.results} >= own
     assert [(answer.claim.text, answer.verdict) for answer in ours.answers()] == [

@@ -34,15 +34,16 @@ from vitrail.model.attention import attention_path
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import BEiT, MaskedPatch, Tokenizer
 from vitrail.studies.catalog import NAMES, study_named
+from vitrail.studies.claims import MEAN, Answer, Claim, column_lead, extremes, gain, lead, minus
 from vitrail.studies.costs import Planned
-from vitrail.studies.laptop import NETWORKS, divide, fine_tuning, pre_training
+from vitrail.studies.laptop import NETWORKS, fine_tuning, pre_training
 from vitrail.studies.measure import Probes, config_of
 from vitrail.studies.page import write_gallery
 from vitrail.studies.results import as_json, markdown, write
 from vitrail.studies.run import Asked, planned, run_study
-from vitrail.studies.sets import Sets, published_sets
-from vitrail.studies.study import COUNTED, MEAN, Cell, Claim, LaptopData, Scale, Stage, Study, minus
-from vitrail.studies.table import Answer, CellResult, Tables
+from vitrail.studies.sets import Sets, divide, published_sets
+from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
+from vitrail.studies.table import CellResult, Tables
 from vitrail.training.run import Model, Run
 from vitrail.transfer.trial import Outcome, Trial, here
 from vitrail.weights.assemble import skeleton
@@ -51,13 +52,13 @@ from vitrail.weights.assemble import skeleton
 
 
 @pytest.mark.parametrize("scale", ["laptop", pytest.param("paper", marks=pytest.mark.full_size)])
-def test_every_cell_builds(scale: str) -> None:
+def test_every_cell_builds(scale: Scale) -> None:
     known = {"up", "down", "all", "digits"} if scale == "laptop" else {*CATALOG, *(f"vtab/{task}" for task in TASKS)}
     configs = set()
     for name in NAMES:
         study = study_named(name)
         assert study.name == name
-        cells = study.paper() if scale == "paper" else study.laptop(LaptopData())
+        cells = study.cells(scale)
         assert cells and len({(cell.table, cell.row, cell.at) for cell in cells}) == len(cells), name
         for metric, stage in {
             (cell.metric, stage) for cell in cells for tried in cell.tried for stage in tried.chain()
@@ -75,7 +76,7 @@ def test_every_cell_builds(scale: str) -> None:
 def test_claims_need_only_cells_of_the_laptop(name: str) -> None:
     """With any numbers in all cells, every claim can be decided; with one number less, it is not finished."""
     study = study_named(name)
-    cells = study.laptop(LaptopData())
+    cells = study.cells("laptop")
     results = [
         CellResult(cell, seed, 10.0 + number + seed * (1 + number % 2))
         for seed in (0, 1)
@@ -93,10 +94,10 @@ def test_claims_need_only_cells_of_the_laptop(name: str) -> None:
 def test_a_complete_grid_of_the_paper_and_a_part_of_a_grid_are_written(name: str) -> None:
     """Claims about networks of the laptop are not decided by the paper's; without all rows, no claim is decided."""
     study = study_named(name)
-    cells = study.laptop(LaptopData())
+    cells = study.cells("laptop")
     part = [cell for cell in cells if cell.row == cells[0].row]
     scale: Scale
-    for scale, kept, whole in (("paper", study.paper(), True), ("laptop", part, False)):
+    for scale, kept, whole in (("paper", study.cells("paper"), True), ("laptop", part, False)):
         tables = Tables(study, [CellResult(cell, seed, 10.0 + seed) for seed in (0, 1) for cell in kept], scale, whole)
         written = as_json(tables, {"scale": scale})
         assert len(written["claims"]) == len(study.claims) and markdown(tables)
@@ -130,7 +131,7 @@ def test_claims_hold_for_the_numbers_that_the_papers_print(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if study_named(name).published])
 def test_published_numbers_stand_in_the_cells_of_the_papers_grid(name: str) -> None:
     study = study_named(name)
-    places = {(cell.row, cell.at) for cell in study.paper()}
+    places = {(cell.row, cell.at) for cell in study.cells("paper")}
     own = {(row, at) for _, row, at in study.published if row not in study.quoted}
     others = {"VTAB (19 tasks)", "TPUv3-core-days"}  # columns that are not a fine-tuning of their own
     assert {place for place in own if place[1] not in others} <= places
@@ -141,7 +142,7 @@ def test_the_list_says_whether_the_papers_data_are_public(name: str) -> None:
     study = study_named(name)
     private = {
         any(stage.run.data.path == "jft300m" for stage in cell.stage.chain())
-        for cell in study.paper()
+        for cell in study.cells("paper")
         if cell.metric not in COUNTED
     }
     public = "partly" if len(private) == 2 else "no" if True in private else "yes"
@@ -200,7 +201,7 @@ def test_the_laptops_networks_are_as_dear_as_they_say() -> None:
     block = tokens * width * (4 * width + 2 * hidden) + 2 * tokens**2 * width
     stem = 64 * (4 * 4 * 3) * width
     assert round((depth * block + stem) / 1e6, 1) == 83.6
-    assert pre_training("ViT-128/4").vit == NETWORKS["ViT-128/4"]["vit"] == Model(
+    assert pre_training("ViT-128/4").vit == NETWORKS["ViT-128/4"][1] == Model(
         width=128, depth=6, heads=4, mlp_dim=512, patch=4, stem="linear", pool="cls"
     )  # fmt: skip
     cost = {name: macs(config_of(Stage(pre_training(name)))) for name in NETWORKS}
@@ -213,12 +214,12 @@ def test_the_numbers_of_table_8_are_the_published_ones() -> None:
     assert {f"{value:.3f}" for value in study.published.values()} == {
         f"{100 * value:.3f}" for row in published("table8_position_embeddings")["rows"] for value in row[1:] if value
     }
-    assert {(row, at) for _, row, at in study.published} == {(cell.row, cell.at) for cell in study.paper()}
+    assert {(row, at) for _, row, at in study.published} == {(cell.row, cell.at) for cell in study.cells("paper")}
 
 
 def test_resnets_are_fine_tuned_by_bits_hyperrule_too() -> None:
     """Appendix B.1.1: 0.06 on ImageNet for ResNets and hybrids, and the setup of Kolesnikov et al. for ResNets."""
-    cells = [cell for cell in study_named("table6").paper() if cell.metric == "top-1"]
+    cells = [cell for cell in study_named("table6").cells("paper") if cell.metric == "top-1"]
     assert len(cells) == 18 * 5
     for cell in cells:
         assert cell.stage.start is not None
@@ -233,7 +234,7 @@ def test_resnets_are_fine_tuned_by_bits_hyperrule_too() -> None:
 
 def test_patches_are_hidden_behind_stems_that_mix_them() -> None:
     """Section 5 of the follow-up: convolutional stems are masked after the stem, the others before it."""
-    for cells in (study_named("three-table7").laptop(LaptopData()), study_named("three-table7").paper()):
+    for cells in (study_named("three-table7").cells("laptop"), study_named("three-table7").cells("paper")):
         tuned = [cell for cell in cells if cell.stage.start is not None]
         assert len(tuned) == 9
         for cell in tuned:
@@ -246,7 +247,9 @@ def test_patches_are_hidden_behind_stems_that_mix_them() -> None:
 @pytest.mark.full_size
 def test_stems_cost_what_the_follow_up_says() -> None:
     """Section 5: 17.73 GFLOPs for B/16 with hMLP, under 1 % more than with the linear stem."""
-    costs = {cell.row: gflops(cell.stage) for cell in study_named("three-table7").paper() if cell.metric == "MACs"}
+    costs = {
+        cell.row: gflops(cell.stage) for cell in study_named("three-table7").cells("paper") if cell.metric == "MACs"
+    }
     assert round(costs["hMLP, BN"], 2) == 17.73
     assert round(costs["linear"], 2) == 17.58
     assert all(0 < costs[name] / costs["linear"] - 1 < 0.01 for name in ("hMLP, BN", "hMLP, LN"))
@@ -291,6 +294,23 @@ def test_a_claim_holds_beyond_twice_the_deviation(one: list[float], other: list[
     assert math.isnan(deviation) if len(one) == 1 else deviation == pytest.approx(differences.std(ddof=1))
     spread = "" if len(one) == 1 else f" ± {differences.std(ddof=1):.2f} over seeds"
     assert str(Answer(claim, found, mean, deviation)) == f"{verdict} ({differences.mean():+.2f}{spread}): one is larger"
+
+
+SCORES: dict[tuple[str, float | str], list[float]] = {
+    ("a", 1): [10.0, 20.0], ("a", 5): [30.0, 60.0], ("a", "x"): [5.0, 6.0],
+    ("b", 1): [9.0, 18.0], ("b", 5): [27.0, 52.0], ("b", "x"): [6.0, 4.0],
+}  # fmt: skip
+"""(row, column) -> the numbers of two seeds."""
+
+
+def test_leads_and_gains_are_taken_seed_by_seed() -> None:
+    assert lead(SCORES, "a", "b", 5) == [3.0, 8.0]
+    assert lead(SCORES, "a", "b", 1, 5) == [2.0, 5.0]
+    assert lead(SCORES, "a", "b") == [1.0, 4.0]
+    assert column_lead(SCORES, 5, 1, "b") == [18.0, 34.0]
+    assert column_lead(SCORES, 5, 1) == [19.0, 37.0]
+    assert extremes(SCORES, "a") == (1, 5)
+    assert gain(SCORES, "a", "b", *extremes(SCORES, "a")) == [2.0, 6.0]
 
 
 # the division by classes
@@ -509,7 +529,7 @@ def test_a_study_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
         assert command.process.exitcode == -signal.SIGKILL and before.items() <= now.items()
     last = run(*words, cwd=tmp_path)
     assert last.process.exitcode == 0 and now.items() <= finished().items(), last.err
-    cells = study_named("three-table3").laptop(LaptopData())
+    cells = study_named("three-table3").cells("laptop")
     trained = {cell.at for cell in cells if cell.row == "width 128, 6x1" and cell.metric not in COUNTED}
     assert len(finished()) == len(trained) == 2
     assert json.loads((tmp_path / "s" / "three-table3.json").read_text())["cells"]

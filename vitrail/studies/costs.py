@@ -107,17 +107,11 @@ def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: LaptopData, s
 
 
 def _planned(cell: Cell, stage: Stage, given: LaptopData) -> PlannedStage:
-    run = stage.run
-    images, part = _images(run.data.path, given), run.data.subset
-    images = images * part if isinstance(part, float) else part or images
+    run, name, part = stage.run, stage.run.data.path, stage.run.data.subset
+    whole = CATALOG[name].splits["train"] if name in CATALOG else {"up": given.images, **IMAGES}.get(name, OTHER)
+    images = whole * part if isinstance(part, float) else part or whole
     batch = run.batch_size or 1
     assert run.duration is not None  # no stage has a time limit
     steps = run.duration.steps(per_epoch=max(int(images // batch), 1), batch_size=batch)
     seen = float(images * run.duration.value if isinstance(run.duration, Epochs) else steps * batch)
-    return PlannedStage(cell, stage, run.data.path, seen, training_flops(config_of(stage)) * seen)
-
-
-def _images(name: str, given: LaptopData) -> float:
-    if name in CATALOG:
-        return CATALOG[name].splits["train"]
-    return {"up": given.images, **IMAGES}.get(name, OTHER)
+    return PlannedStage(cell, stage, name, seen, training_flops(config_of(stage)) * seen)

@@ -13,7 +13,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from vitrail.costs.figure import COLOURS
 from vitrail.files import replacing
-from vitrail.studies.study import COUNTED, MEAN, UNITS, Place, Study
+from vitrail.studies.claims import MEAN, Place
+from vitrail.studies.study import COUNTED, UNITS, Study
 from vitrail.studies.table import Table, Tables, column
 
 MARKERS = "osDv^P"
@@ -24,7 +25,7 @@ MOST_TICKS = 6
 """Number of columns up to which each has a tick of its own."""
 SHORT = 4
 """Number of characters up to which a tick's label stays level."""
-ROW = 0.6
+SPREAD = 0.42
 """Share of a row's height over which its points are spread."""
 NARROW = 4
 """A range whose end is at most this factor above its start needs no logarithmic axis."""
@@ -118,7 +119,7 @@ def _dots(axes: Axes, table: Table) -> None:
     """
     means, rows = table.means, list(table.rows)
     for number, at in enumerate(table.columns):
-        beside = ROW * ((number + 0.5) / len(table.columns) - 0.5)
+        beside = SPREAD * ((number + 0.5) / len(table.columns) - 0.5)
         points = [(place + beside, *means[row, at]) for place, row in enumerate(rows) if (row, at) in means]
         if points:
             y, x, deviation = (list(values) for values in zip(*points, strict=True))

@@ -14,9 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from vitrail.errors import UsageError
 from vitrail.files import read_bytes, read_json_object, replacing_text
 from vitrail.studies.catalog import NAMES
-from vitrail.studies.results import published_tables
-from vitrail.studies.study import Place, Study
-from vitrail.studies.table import axes, column, number
+from vitrail.studies.table import axes, column, number, published_tables, text_table
 
 log = logging.getLogger("vitrail")
 PAGE = "index.html"
@@ -54,7 +52,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             "about": _about(found),
             "picture": "data:image/png;base64," + base64.b64encode(picture).decode("ascii"),
             "tables": {name: _lines(rows) for name, rows in found["tables"].items()},
-            "published": published_tables(_quoting(found)),
+            "published": _published(found["published"]),
             "claims": [
                 {"verdict": str(one["verdict"]), "claim": str(one["claim"]), "difference": _difference(one)}
                 for one in found["claims"]
@@ -87,19 +85,17 @@ def _about(found: Mapping[str, Any]) -> str:
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return a table of the file as text, a header and then a line for each row."""
-    means: dict[Place, tuple[float, float]] = {
-        (row["row"], row["at"]): (row["mean"], math.nan if row["deviation"] is None else row["deviation"])
+    shown = {
+        (row["row"], row["at"]): number(row["mean"], math.nan if row["deviation"] is None else row["deviation"])
         for row in rows
     }
-    names, columns = axes(list(means))
-    return [["", *map(column, columns)], *([row, *(number(means.get((row, at))) for at in columns)] for row in names)]
+    return text_table(shown, *axes(shown))
 
 
-def _quoting(found: Mapping[str, Any]) -> Study:
-    """Return a study that holds nothing but the published numbers of the file."""
-    published = {(one["table"], one["row"], one["at"]): one["value"] for one in found["published"]}
-    quoted = [one["row"] for one in found["published"] if one["quoted"]]
-    return Study(found["study"], found["where"], found["title"], "", lambda _: (), tuple, (), published, quoted)
+def _published(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[list[str]]]:
+    """Return the published tables of the file as text."""
+    quoted = [row["row"] for row in rows if row["quoted"]]
+    return published_tables({(row["table"], row["row"], row["at"]): row["value"] for row in rows}, quoted)
 
 
 def _runs(cells: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, str]:

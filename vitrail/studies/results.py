@@ -13,8 +13,8 @@ from vitrail.errors import UsageError
 from vitrail.files import replacing_text
 from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.figure import draw, draw_tiles
-from vitrail.studies.study import LaptopData, Study
-from vitrail.studies.table import CellResult, Table, Tables, axes, column
+from vitrail.studies.study import LaptopData
+from vitrail.studies.table import CellResult, Tables, column, published_tables
 from vitrail.transfer.trial import write_json
 
 
@@ -27,7 +27,7 @@ def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
     files = [folder / f"{name}.{suffix}" for suffix in ("json", "csv", "md", "png", "pdf")]
     write_json(files[0], as_json(found, about))
     with replacing_text(files[1], UsageError) as stream:
-        SafeWriter(stream).writerows(_rows(found))
+        SafeWriter(stream).writerows([table.name, *line] for table in found.tables for line in table.lines())
     with replacing_text(files[2], UsageError) as stream:
         stream.write(markdown(found))
     for path in files[3:]:
@@ -42,7 +42,7 @@ def read(path: Path) -> Tables:
     """
     found = json.loads(path.read_text(encoding="utf-8"))
     study = study_named(found["study"])
-    grid = study.paper() if found["scale"] == "paper" else study.laptop(LaptopData(found["images"], found["sets"]))
+    grid = study.cells(found["scale"], LaptopData(found["images"], found["sets"]))
     cells = {(cell.table, cell.row, cell.at): cell for cell in grid}
     results = [
         CellResult(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
@@ -67,11 +67,6 @@ def redraw(folder: Path) -> None:
                 draw(found, document)
 
 
-def _rows(found: Tables) -> list[list[str]]:
-    """Return all tables as rows of one file, with the name of the table in the first column."""
-    return [[table.name, *line] for table in found.tables for line in table.lines()]
-
-
 def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return a study's results as JSON values."""
     study = found.study
@@ -80,7 +75,13 @@ def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
         "where": study.where,
         "title": study.title,
         **about,
-        "tables": {table.name: _table_json(table) for table in found.tables},
+        "tables": {
+            table.name: [
+                {"row": row, "at": at, "mean": mean, "deviation": None if math.isnan(deviation) else deviation}
+                for (row, at), (mean, deviation) in table.means.items()
+            ]
+            for table in found.tables
+        },
         "claims": [
             {"claim": answer.claim.text, "verdict": answer.verdict, "difference": answer.difference,
              "deviation": answer.deviation}
@@ -94,13 +95,6 @@ def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table_json(table: Table) -> list[dict[str, Any]]:
-    return [
-        {"row": row, "at": at, "mean": mean, "deviation": None if math.isnan(deviation) else deviation}
-        for (row, at), (mean, deviation) in table.means.items()
-    ]
-
-
 def markdown(found: Tables) -> str:
     """Return tables, claims, what is missing and the published numbers as Markdown."""
     study = found.study
@@ -110,28 +104,9 @@ def markdown(found: Tables) -> str:
     lines += ["", *(f"- {answer}" for answer in found.answers())]
     lines += ["", *(f"- {cell.cell.row}, {column(cell.cell.at)}, {cell.cell.table}, seed {cell.seed}: {cell.reason}"
                     for cell in found.missing)]  # fmt: skip
-    for name, rows in published_tables(study).items():
+    for name, rows in published_tables(study.published, study.quoted).items():
         lines += ["", f"Published: {name}", "", *_grid(rows)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def published_tables(study: Study) -> dict[str, list[list[str]]]:
-    """Return the paper's tables as text, a header and then a line for each row; rows that it quotes are marked."""
-    found = {}
-    for name in dict.fromkeys(table for table, _, _ in study.published):
-        values = {(row, at): value for (table, row, at), value in study.published.items() if table == name}
-        rows, columns = axes(list(values))
-        header = ["", *map(column, columns)]
-        body = [
-            [row + (" (quoted)" if row in study.quoted else ""), *(_shown(values.get((row, at))) for at in columns)]
-            for row in rows
-        ]
-        found[name] = [header, *body]
-    return found
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def _grid(lines: Sequence[Sequence[str]]) -> list[str]:

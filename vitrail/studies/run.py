@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, plan
-from vitrail.studies.laptop import divide
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, counted
-from vitrail.studies.sets import Sets, published_sets
+from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import CellResult, Tables
 from vitrail.studies.training import Training, chosen
@@ -50,8 +49,7 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
     Raises DataError and UsageError before anything is trained; Interrupted after a signal: the same call continues.
     """
     sets = place(asked, folder)
-    given = LaptopData(sets.images, ("up", "down", *_names(sets)))
-    cells = grid(study, asked, given)
+    cells = grid(study, asked, sets.given)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     training = Training(sets, folder, execute, until)
     results = measured(cells, asked.seeds, training)
@@ -61,7 +59,7 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
         "rows": list(asked.rows),
         "seeds": list(asked.seeds),
         "images": sets.images,
-        "sets": list(given.sets),
+        "sets": list(sets.given.sets),
         "few-shot": {"shots": SHOTS, "draws": DRAWS},
     }
     return Tables(study, results, asked.scale, not asked.rows), about
@@ -72,8 +70,7 @@ def planned(study: Study, asked: Asked) -> Planned:
     given = LaptopData()
     if asked.data is not None and asked.scale == "laptop":
         with tempfile.TemporaryDirectory() as scratch:
-            sets = place(asked, Path(scratch))
-            given = LaptopData(sets.images, ("up", "down", *_names(sets)))
+            given = place(asked, Path(scratch)).given
     seeds = 1 if asked.scale == "paper" else len(asked.seeds)
     return plan(study, asked.scale, grid(study, asked, given), given, seeds)
 
@@ -86,22 +83,17 @@ def place(asked: Asked, folder: Path) -> Sets:
     return divide(data, folder / f"data-{asked.seeds[0]}", asked.seeds[0], asked.transfer)
 
 
-def _names(sets: Sets) -> list[str]:
-    return [name for name in sets.paths if name not in ("up", "down", "all")]
-
-
 def grid(study: Study, asked: Asked, given: LaptopData) -> list[Cell]:
     """Return the cells to run. Raises UsageError for rows that the study does not have."""
-    cells = study.paper() if asked.scale == "paper" else study.laptop(given)
+    cells = study.cells(asked.scale, given)
     known = dict.fromkeys(cell.row for cell in cells)
     if unknown := [row for row in asked.rows if row not in known]:
         raise UsageError(f"{study.name} has no row {', '.join(map(repr, unknown))}. Valid: {', '.join(known)}")
     cells = [cell for cell in cells if not asked.rows or cell.row in asked.rows]
-    return [_changed(cell, lambda stage: limited(stage, asked)) for cell in cells]
-
-
-def _changed(cell: Cell, change: Callable[[Stage], Stage]) -> Cell:
-    return replace(cell, stage=change(cell.stage), others=[change(stage) for stage in cell.others])
+    return [
+        replace(cell, stage=limited(cell.stage, asked), others=[limited(stage, asked) for stage in cell.others])
+        for cell in cells
+    ]
 
 
 def limited(stage: Stage, asked: Asked) -> Stage:

@@ -6,16 +6,14 @@ cores and needs any folder of images. `paper` is the published grid, on the data
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from vitrail.studies.claims import Claim, Column
 from vitrail.training.run import Run
 
 Scale = Literal["laptop", "paper"]
-Verdict = Literal["holds", "does not hold", "too noisy to tell"]
 Trained = Literal["top-1", "ReaL", "5-shot", "20-NN", "linear", "stored"]
 Counted = Literal["parameters", "MACs", "images/s", "latency", "memory", "step"]
 MetricName = Trained | Counted
@@ -35,6 +33,8 @@ UNITS: dict[MetricName, str] = {
 }
 """Metric -> what it is, with its unit. The first six need a trained network; the others only its configuration."""
 COUNTED: tuple[Counted, ...] = ("parameters", "MACs", "images/s", "latency", "memory", "step")
+Published = Mapping[tuple[str, str, Column], float]
+"""(table, row, column) -> the number that a paper prints."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Cell:
 
     row: str
     """Its family, one line of the figure and one row of the table."""
-    at: float | str
+    at: Column
     """Its place on the axis, one column of the table."""
     stage: Stage
     """The training whose network is measured."""
@@ -106,50 +106,15 @@ class Cell:
         return self.what or UNITS[self.metric]
 
 
-Place = tuple[str, float | str]
-"""(row, at)."""
-Scores = Mapping[Place, Sequence[float]]
-"""Place -> the measured numbers of one table, one for each seed, in the order of the seeds."""
-MEAN = "mean"
-"""The table of the means over all other tables, where a study has it."""
+def with_data(run: Run, **changes: Any) -> Run:
+    """Return a run with changes of its section `data`."""
+    return replace(run, data=replace(run.data, **changes))
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, and the difference that is above 0 if it holds."""
-
-    text: str
-    difference: Callable[[Scores], Sequence[float]]
-    """Function: the scores of its table -> the difference for each seed, in the unit of the table."""
-    table: str | None = None
-    """The table whose numbers decide it (default: the first)."""
-    paper: Mapping[Any, float | str] = field(default_factory=dict)
-    """Row, column or table of the laptop's grid -> that of the paper's, where the names differ."""
-
-    def of_paper(self, scores: Scores) -> Scores:
-        """Return scores of the paper's grid by the names of the laptop's, which `difference` reads."""
-        back = {theirs: ours for ours, theirs in self.paper.items()}
-        hidden = self.paper.keys() - back.keys()  # in the paper's grid, these names mean other networks
-        return {
-            (back.get(row, row), back.get(at, at)): values
-            for (row, at), values in scores.items()
-            if row not in hidden and at not in hidden
-        }
-
-    def verdict(self, scores: Scores) -> tuple[Verdict, float, float]:
-        """Return the verdict, the mean difference and its deviation over seeds (n - 1; NaN for one seed).
-
-        A claim holds, or does not hold, if the difference is more than twice its deviation away from 0. With a single
-        seed, nobody can tell.
-        """
-        values = list(self.difference(scores))
-        mean = statistics.fmean(values)
-        if len(values) < 2:
-            return "too noisy to tell", mean, math.nan
-        deviation = statistics.stdev(values)
-        if abs(mean) <= 2 * deviation:
-            return "too noisy to tell", mean, deviation
-        return ("holds" if mean > 0 else "does not hold"), mean, deviation
+def best_of(row: str, at: Column, tried: Iterable[Stage], what: str = "", metric: Trained = "top-1") -> Cell:
+    """Return the cell of several trainings, of which the best one on held-out images counts."""
+    first, *others = tried
+    return Cell(row, at, first, others, metric, what)
 
 
 @dataclass(frozen=True)
@@ -163,13 +128,12 @@ class Study:
     """What it shows, in one line."""
     axis: str
     """What the columns are, with their unit."""
-    laptop: Callable[[LaptopData], Sequence[Cell]]
+    laptop: Callable[[LaptopData], Iterable[Cell]]
     """Function: the data -> the cells at laptop scale, the most important first."""
-    paper: Callable[[], Sequence[Cell]]
+    paper: Callable[[], Iterable[Cell]]
     """Function that returns the cells of the published grid."""
     claims: Sequence[Claim] = ()
-    published: Mapping[tuple[str, str, float | str], float] = field(default_factory=dict)
-    """(table, row, column) -> the number that the paper prints."""
+    published: Published = field(default_factory=dict)
     quoted: Sequence[str] = ()
     """Rows of `published` that are other authors' networks, which the paper quotes."""
     log: bool = False
@@ -183,12 +147,6 @@ class Study:
     tiles: bool = False
     """Whether the position embeddings of all networks are drawn (Figure 10)."""
 
-
-def minus(scores: Scores, one: Place, other: Place) -> list[float]:
-    """Return score of `one` minus score of `other`, seed by seed."""
-    return [a - b for a, b in zip(scores[one], scores[other], strict=True)]
-
-
-def mean_of(differences: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean of several differences, seed by seed."""
-    return [statistics.fmean(values) for values in zip(*differences, strict=True)]
+    def cells(self, scale: Scale, given: LaptopData | None = None) -> list[Cell]:
+        """Return the cells of the grid at a scale; at laptop scale, of the data that are given."""
+        return list(self.paper() if scale == "paper" else self.laptop(given or LaptopData()))

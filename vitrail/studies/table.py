@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.studies.study import MEAN, Cell, Claim, Place, Scale, Scores, Study
+from vitrail.studies.claims import MEAN, Answer, Column, Place, Scores, mean_and_deviation, mean_of
+from vitrail.studies.study import Cell, Published, Scale, Study
 
 
 @dataclass(frozen=True)
@@ -28,29 +28,15 @@ class CellResult:
     seconds: float = 0.0
     """Seconds of training, without the stages before it."""
 
+    @property
+    def place(self) -> Place:
+        """Its row and its column."""
+        return self.cell.row, self.cell.at
+
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         values = {name: getattr(self, name) for name in ("seed", "score", "reason", "run", "rate", "seconds")}
         return {"table": self.cell.table, "row": self.cell.row, "at": self.cell.at, **values}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A claim of the paper, and its verdict by the numbers of this study."""
-
-    claim: Claim
-    verdict: str
-    """holds, does not hold, too noisy to tell, not finished, or not decided (see `Tables.answers`)."""
-    difference: float = math.nan
-    """In the unit of the claim's table, above 0 if the claim is right."""
-    deviation: float = math.nan
-    """Over seeds."""
-
-    def __str__(self) -> str:
-        if math.isnan(self.difference):
-            return f"{self.verdict}: {self.claim.text}"
-        deviation = "" if math.isnan(self.deviation) else f" ± {self.deviation:.2f} over seeds"
-        return f"{self.verdict} ({self.difference:+.2f}{deviation}): {self.claim.text}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +47,7 @@ class Table:
     scores: Scores
     rows: Sequence[str]
     """In the order of the grid."""
-    columns: Sequence[float | str]
+    columns: Sequence[Column]
     """Numbers ascending, words in the order of the grid."""
 
     @property
@@ -71,9 +57,7 @@ class Table:
 
     def lines(self) -> list[list[str]]:
         """Return the table as text: a header, then a line for each row."""
-        means = self.means
-        header = ["", *map(column, self.columns)]
-        return [header, *([row, *(number(means.get((row, at))) for at in self.columns)] for row in self.rows)]
+        return text_table({place: number(*mean) for place, mean in self.means.items()}, self.rows, self.columns)
 
 
 @dataclass(frozen=True)
@@ -95,7 +79,7 @@ class Tables:
 
     def _table(self, name: str) -> Table:
         results = [result for result in self.results if result.cell.table == name]
-        return Table(name, scores(results), *axes([(result.cell.row, result.cell.at) for result in results]))
+        return Table(name, scores(results), *axes([result.place for result in results]))
 
     @property
     def missing(self) -> list[CellResult]:
@@ -103,35 +87,14 @@ class Tables:
         return [result for result in self.results if result.score is None]
 
     def answers(self) -> list[Answer]:
-        """Return the verdict on each claim.
-
-        It is "not finished" if numbers of its table are missing. It is "not decided" if not all rows were run, or if
-        the paper's grid does not have the networks that it compares.
-        """
+        """Return the verdict on each claim."""
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
-        first, paper = next(iter(found), MEAN), self.scale == "paper"
-        answers = []
-        for claim in self.study.claims:
-            table = claim.table or first
-            table = str(claim.paper.get(table, table)) if paper else table
-            if not self.whole or (table not in found and table != MEAN):
-                answers.append(Answer(claim, "not decided"))
-            elif table not in found or table in incomplete or (table == MEAN and incomplete):
-                answers.append(Answer(claim, "not finished"))
-            else:
-                answers.append(_answer(claim, claim.of_paper(found[table]) if paper else found[table]))
-        return answers
+        paper = self.scale == "paper"
+        return [claim.answer(found, incomplete, whole=self.whole, paper=paper) for claim in self.study.claims]
 
 
-def _answer(claim: Claim, found: Scores) -> Answer:
-    try:
-        return Answer(claim, *claim.verdict(found))
-    except (LookupError, ValueError):  # the best, or the first, of no network
-        return Answer(claim, "not decided")
-
-
-def axes(places: Sequence[Place]) -> tuple[list[str], list[float | str]]:
+def axes(places: Collection[Place]) -> tuple[list[str], list[Column]]:
     """Return the rows and the columns of these places."""
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(at for _, at in places))
@@ -141,37 +104,37 @@ def axes(places: Sequence[Place]) -> tuple[list[str], list[float | str]]:
 def scores(results: Sequence[CellResult]) -> Scores:
     """Return the scores of the places whose every seed is measured."""
     found: dict[Place, list[float]] = {}
-    incomplete = {(result.cell.row, result.cell.at) for result in results if result.score is None}
+    incomplete = {result.place for result in results if result.score is None}
     for result in results:
-        place = result.cell.row, result.cell.at
-        if place not in incomplete and result.score is not None:
-            found.setdefault(place, []).append(result.score)
+        if result.place not in incomplete and result.score is not None:
+            found.setdefault(result.place, []).append(result.score)
     return found
 
 
 def mean_table(tables: Sequence[Table]) -> Table:
     """Return the means over tables, for the places that all of them have."""
     places = [place for place in tables[0].scores if all(place in table.scores for table in tables)]
-    means = {
-        place: [statistics.fmean(values) for values in zip(*(table.scores[place] for table in tables), strict=True)]
-        for place in places
-    }
-    return Table(MEAN, means, *axes(places))
+    return Table(MEAN, {place: mean_of([table.scores[place] for table in tables]) for place in places}, *axes(places))
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and deviation over seeds (n - 1; NaN for one seed)."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+def published_tables(published: Published, quoted: Collection[str]) -> dict[str, list[list[str]]]:
+    """Return the paper's tables as text, a header and then a line for each row; rows that it quotes are marked."""
+    tables: dict[str, dict[Place, str]] = {}
+    for (table, row, at), value in published.items():
+        tables.setdefault(table, {})[row + " (quoted)" * (row in quoted), at] = f"{value:.2f}"
+    return {name: text_table(shown, *axes(shown)) for name, shown in tables.items()}
 
 
-def column(at: float | str) -> str:
+def text_table(shown: Mapping[Place, str], rows: Sequence[str], columns: Sequence[Column]) -> list[list[str]]:
+    """Return a table as text: a header, then a line for each row, with empty cells where nothing is shown."""
+    return [["", *map(column, columns)], *([row, *(shown.get((row, at), "") for at in columns)] for row in rows)]
+
+
+def column(at: Column) -> str:
     """Return a place on the axis as text."""
     return at if isinstance(at, str) else f"{at:,.6g}"
 
 
-def number(value: tuple[float, float] | None) -> str:
-    """Return mean and deviation as text, without a deviation that is 0; empty if nothing was measured."""
-    if value is None:
-        return ""
-    mean, deviation = value
+def number(mean: float, deviation: float) -> str:
+    """Return mean and deviation as text, without a deviation that is 0 or NaN."""
     return f"{mean:,.2f}" if math.isnan(deviation) or deviation == 0 else f"{mean:,.2f} ± {deviation:.2f}"
