@@ -31,8 +31,8 @@ from vitrail.evaluation.metric import Metric
 from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.ranges import height_width, size_text
 from vitrail.training.batch_size import default_batch
 from vitrail.training.objectives.for_labels import for_labels, scale_of

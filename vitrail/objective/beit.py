@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, zero_linear
 from vitrail.objective.base import Prepared, Task
-from vitrail.objective.beit.tokenizer import ImageTokenizer, load_tokenizer
-from vitrail.objective.masks import blocks
+from vitrail.objective.masks import blocks, flags, into_stem
 from vitrail.objective.self_supervised import MaskedObjective, classification_losses
 from vitrail.objective.settings import BEiT
-from vitrail.objective.stems import flags, into_stem
+from vitrail.objective.tokenizer import ImageTokenizer, load_tokenizer
 
 MASK_NAMES = ("mask_token", "beit.embeddings.mask_token", "embeddings.mask_token")
 """Names of the [mask] embedding in BEiT's own files and in those of transformers."""
