@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from vitrail.costs.table6 import Table6Row
+from vitrail.costs.estimate import Table6Row
 from vitrail.data.check import Report, Stats
 from vitrail.data.images.ops import ModelInput
 from vitrail.data.loading.pack import PackResult
