@@ -23,11 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
-from vitrail.evaluation.calibration import Calibration
+from vitrail.evaluation.calibration import Calibration, plot
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.confidence.rejection import SHOWN, counts_at, curve
+from vitrail.evaluation.confidence import SHOWN, counts_at, curve
 from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.reliability import plot
 
 INK = "#010203"
 """Placeholder for the page's text colour while matplotlib draws."""

@@ -25,7 +25,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
-from vitrail.evaluation.confidence.temperature import calibrated
+from vitrail.evaluation.confidence import calibrated
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import engine_predictor
