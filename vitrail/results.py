@@ -11,11 +11,10 @@ from vitrail.data.images.ops import ModelInput
 from vitrail.data.loading.pack import PackResult
 from vitrail.evaluation.features import Features
 from vitrail.exports.write import Exported
+from vitrail.inspection.components import Filters, PatchComponents
 from vitrail.inspection.distance import Distances
 from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.filters import Filters
 from vitrail.inspection.maps import HeadMaps
-from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.positions import PositionTiles
 from vitrail.inspection.relevance import Relevance
 from vitrail.model.record import AttentionMap

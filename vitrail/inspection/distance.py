@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import require_vit
+from vitrail.inspection.maps import require_vit
 from vitrail.model.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, attentions, tap_attention

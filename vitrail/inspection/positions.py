@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import require_vit
+from vitrail.inspection.maps import require_vit
 from vitrail.model.posemb import Relative, RelativeBias, bias_rows
 from vitrail.model.vit import ViT
 

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
+from vitrail.inspection.components import PatchComponents
 from vitrail.inspection.embedding_map import EmbeddingMap
 from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
 from vitrail.inspection.overlay import interpolated
-from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.pictures import Picture
 
 NAMED = 25

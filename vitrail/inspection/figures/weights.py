@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitrail.data.item import evenly_spaced
+from vitrail.inspection.components import Filters
 from vitrail.inspection.figures.page import mosaic, styled, wrapped
-from vitrail.inspection.filters import Filters
 from vitrail.inspection.positions import COSINE, PositionTiles
 
 FILTERS_PER_ROW = 7
