@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.errors import WeightsError as WeightsError
     from vitrail.evaluation.metric import Metric as Metric
     from vitrail.exports.engine import Engine as Engine
-    from vitrail.exports.load import load as load
+    from vitrail.exports.engine import load as load
     from vitrail.inspection.components import component_maps as component_maps
     from vitrail.inspection.components import patch_components as patch_components
     from vitrail.inspection.components import principal_filters as principal_filters
@@ -111,8 +111,7 @@ _MODULES = {
         "CheckpointError DataError DecodeError ExportError TrainingError UsageError VitrailError WeightsError"
     ),
     "vitrail.evaluation.metric": "Metric",
-    "vitrail.exports.engine": "Engine",
-    "vitrail.exports.load": "load",
+    "vitrail.exports.engine": "Engine load",
     "vitrail.inspection.components": "component_maps patch_components principal_filters",
     "vitrail.inspection.distance": "attention_distance",
     "vitrail.inspection.embedding_map": "embedding_map neighbours",

@@ -16,7 +16,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import MAE, BEiT, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.reports.cost import cost_of
-from vitrail.reports.render import render
+from vitrail.reports.page import render
 from vitrail.reports.run_record import RunRecord, read_run
 from vitrail.training.run import Progressive, Run
 

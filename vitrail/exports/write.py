@@ -16,11 +16,10 @@ from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
-from vitrail.exports.elsewhere import origin_here
 from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
-from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare
+from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare, origin_here
 from vitrail.files import beside, check_writable, json_text, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
