@@ -256,16 +256,11 @@ def fewshot(chosen: ShotSelection, train: Features, test: Features) -> FewShot:
     top1 = np.empty((len(chosen.shots), len(chosen.l2), len(chosen.draws)))
     for seed, drawn in enumerate(chosen.draws):
         for number, shots in enumerate(chosen.shots):
-            rows = _rows_of(drawn[shots], train.index)
+            rows = np.minimum(np.searchsorted(train.index, drawn[shots]), len(train) - 1)
+            rows = rows[train.index[rows] == drawn[shots]]  # without the images that have no row
             x, y = train.features[rows], train.labels[rows]
             top1[number, :, seed] = ridge(x, y, tested, truth, classes=len(chosen.class_names), l2=chosen.l2)
     return FewShot(chosen.protocol, chosen.shots, chosen.l2, top1, len(chosen.rows), len(truth), chosen.short)
-
-
-def _rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the positions of `images` in the ascending `index`, without those that `index` does not hold."""
-    rows = np.minimum(np.searchsorted(index, images), len(index) - 1)
-    return rows[index[rows] == images]
 
 
 def best_l2(accuracies: Sequence[Mapping[tuple[int, float], float]]) -> dict[int, float]:

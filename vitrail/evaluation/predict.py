@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
@@ -133,18 +133,14 @@ def find_images(
 def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]], findings: Findings) -> Iterator[Path]:
     for path, matches in found:
         for match in map(Path, matches or [path]):
-            if match != path and in_junk(match.relative_to(_fixed(path)).as_posix()):
+            # the user wrote the folders of a pattern up to its first part with a wildcard
+            fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+            if match != path and in_junk(match.relative_to(fixed).as_posix()):
                 findings.ignore(SYSTEM_FILE, str(match))
             elif match.is_dir():
                 yield from _below(match, set(), findings)
             elif match == path or any(is_image(str(match)) for is_image in KINDS):
                 yield match
-
-
-def _fixed(pattern: Path) -> Path:
-    """Return the folders of a pattern up to its first part with a wildcard: the user wrote these names."""
-    parts = pattern.parts
-    return Path(*parts[: next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))])
 
 
 def _below(folder: Path, visited: set[tuple[int, int]], findings: Findings) -> Iterator[Path]:
@@ -207,28 +203,25 @@ def predict_files(
     if isinstance(paths, IndexedSource):
         read = partial(_prepared_item, eval_transform(card.preprocess), paths)
         prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
-        return _answered(prepared, answer, batch_size, precision, reject)
-    given = list(paths)
-    files, named = find_images(given, findings=findings), {Path(path).expanduser() for path in given}
-    if tiles is None:
-        prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
-        prepared = _each_prepared(islice(files, skip, None), prepare, str, 2 * batch_size, workers)
     else:
-        prepared = _prepared_tiles(files, tiles, tile_transform(card.preprocess), 2 * batch_size, workers, named, skip)
-    return _answered(prepared, answer, batch_size, precision, reject)
-
-
-def _answered(
-    prepared: Generator[PreparedFile], answer: Ranking, batch_size: int, precision: Precision, reject: float | None
-) -> Iterator[Row]:
-    """Return the rows of prepared images."""
+        given = list(paths)
+        files, named = find_images(given, findings=findings), {Path(path).expanduser() for path in given}
+        if tiles is None:
+            prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
+            prepared = _each_prepared(islice(files, skip, None), prepare, str, 2 * batch_size, workers)
+        else:
+            cut, ahead = tile_transform(card.preprocess), 2 * batch_size
+            found = prepared_tiles(files, tiles, cut, ahead=ahead, workers=workers, given=named, skip=skip)
+            prepared = (
+                PreparedFile(path, _unreadable(path, image) if isinstance(image, DecodeError) else image, box)
+                for path, box, image in found
+            )
     rows = _rows(prepared, answer, batch_size, not_finite("output for this image", precision))
-    return rows if reject is None else (_rejecting(row, reject) for row in rows)
-
-
-def _rejecting(row: Row, reject: float) -> Row:
-    """Return a prediction that says whether its best class is less probable than `reject`."""
-    return row if isinstance(row, Unreadable) else row._replace(rejected=row.probabilities[0] < reject)
+    if reject is None:
+        return rows
+    return (
+        row if isinstance(row, Unreadable) else row._replace(rejected=row.probabilities[0] < reject) for row in rows
+    )
 
 
 class PreparedFile(NamedTuple):
@@ -289,20 +282,6 @@ def _prepared_as(path: Path, transform: Op, read: Callable[[], bytes | np.ndarra
             return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
     except DecodeError as error:
         return PreparedFile(path, _unreadable(path, error))
-
-
-def _prepared_tiles(
-    files: Iterator[Path],
-    tiles: Tiling,
-    transform: Op,
-    ahead: int,
-    workers: int,
-    given: Collection[Path],
-    skip: int,
-) -> Generator[PreparedFile]:
-    found = prepared_tiles(files, tiles, transform, ahead=ahead, workers=workers, given=given, skip=skip)
-    for path, box, image in found:
-        yield PreparedFile(path, _unreadable(path, image) if isinstance(image, DecodeError) else image, box)
 
 
 def _unreadable(path: Path, error: DecodeError) -> Unreadable:

@@ -142,8 +142,10 @@ class DINOObjective(SelfSupervised):
         with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
             crossed = -(target @ logs.transpose(1, 2))
         pairs = ~torch.eye(GLOBAL, logs.shape[1], dtype=torch.bool, device=logs.device)
-        losses = crossed[:, pairs].mean(1)
-        return losses.sum(), len(prepared), _metrics(target, logs.detach(), pairs)
+        same = target.argmax(-1)[:, :, None] == logs.detach().argmax(-1)[:, None]
+        entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
+        metrics = {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
+        return crossed[:, pairs].mean(1).sum(), len(prepared), metrics
 
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -183,10 +185,8 @@ class DINOObjective(SelfSupervised):
         total, number = world.sum_(torch.cat([self._total, count])).tensor_split([len(self._total)])
         self.centre.lerp_((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
         self._total, self._counted = None, 0
-        theirs, ours = (
-            [
-                world.local(parameter) for part in parts for parameter in part.parameters()
-            ]  # with sharding, this process's part
+        theirs, ours = (  # with sharding, this process's part
+            [world.local(parameter) for part in parts for parameter in part.parameters()]
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
         )
         torch_private.foreach_lerp_(theirs, ours, 1 - self.momentum)
@@ -238,13 +238,6 @@ class DINOObjective(SelfSupervised):
         features = [self.model.features(crops.flatten(0, 1)) for crops in sizes]
         answers = self.head(torch.cat(features)).split([len(part) for part in features])
         return torch.cat([part.unflatten(0, of.shape[:2]) for part, of in zip(answers, sizes, strict=True)], dim=1)
-
-
-def _metrics(target: Tensor, logs: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-    """Return sums over examples for probabilities target [batch, 2, outputs] and logs [batch, crops, outputs]."""
-    same = target.argmax(-1)[:, :, None] == logs.argmax(-1)[:, None]
-    entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
-    return {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
 
 
 EPSILON = 1e-12
@@ -395,8 +388,8 @@ def strongest(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Ten
     target, guess: probabilities [batch, outputs] of the teacher and the student. The bars are the teacher's largest
     outputs in descending order. All bars of an image have the same scale.
     """
-    top = target.topk(min(BARS, target.shape[1]), dim=1)
-    theirs, ours = top.values, guess.gather(1, top.indices)
+    theirs, places = target.topk(min(BARS, target.shape[1]), dim=1)
+    ours = guess.gather(1, places)
     scale = torch.maximum(theirs.amax(1), ours.amax(1))[:, None]
     return _bars(ours / scale, STUDENT, size), _bars(theirs / scale, TEACHER, size)
 

@@ -98,8 +98,7 @@ class DistillationObjective(SupervisedObjective):
         def ask(images: Tensor) -> Tensor:
             return torch.cat([self._taught(part) for part in images.tensor_split(min(parts, len(images)))])
 
-        answers = self._teacher[0].answers
-        images = prepared.images
+        answers, images = self._teacher[0].answers, prepared.images
         taught = ask(images) if answers is None else answers(images, prepared.index, ask)
         return replace(prepared, precomputed=taught)
 
@@ -110,11 +109,8 @@ class DistillationObjective(SupervisedObjective):
         from_labels = self.of_labels(logits, prepared)
         term = self._term(pupil, features, taught)
         losses = (1 - self.distill.weight) * from_labels + self.distill.weight * term
-        return (
-            losses.sum(),
-            len(prepared),
-            {"top1": self.right(logits if pupil is logits else logits + pupil, prepared)},
-        )
+        right = self.right(logits if pupil is logits else logits + pupil, prepared)
+        return losses.sum(), len(prepared), {"top1": right}
 
     def _taught(self, images: Tensor) -> Tensor:
         return self._teacher[0](images, features=self.projection is not None)
@@ -145,8 +141,8 @@ class DistillationObjective(SupervisedObjective):
         if self.distill.kind == "hard":
             return F.cross_entropy(pupil, taught.argmax(-1), reduction="none")
         temperature = self.distill.temperature
-        known, found = (taught / temperature).log_softmax(-1), (pupil / temperature).log_softmax(-1)
-        return temperature**2 * (known.exp() * (known - found)).sum(-1)
+        theirs, ours = (taught / temperature).log_softmax(-1), (pupil / temperature).log_softmax(-1)
+        return temperature**2 * (theirs.exp() * (theirs - ours)).sum(-1)
 
 
 log = logging.getLogger("vitrail")
@@ -180,14 +176,11 @@ class Answers:
         pixels = [image.numpy().tobytes() for image in images.cpu()]
         numbers = index.tolist()
         rows = self._read(numbers, pixels)
-        missing = [place for place, row in enumerate(rows) if row is None]
-        if missing:
-            asked = ask(images[missing]).cpu().numpy()
-            for place, values in zip(missing, asked, strict=True):
+        if missing := [place for place, row in enumerate(rows) if row is None]:
+            for place, values in zip(missing, ask(images[missing]).cpu().numpy(), strict=True):
                 rows[place] = values
             if not self._lost:
-                pairs = zip(missing, asked, strict=True)
-                self._write([(numbers[place], pixels[place], values.tobytes()) for place, values in pairs])
+                self._write([(numbers[place], pixels[place], rows[place].tobytes()) for place in missing])  # type: ignore[union-attr]
         return torch.from_numpy(np.stack([row for row in rows if row is not None])).to(images.device)
 
     def _read(self, numbers: list[int], pixels: list[bytes]) -> list[np.ndarray | None]:

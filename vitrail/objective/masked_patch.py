@@ -68,7 +68,9 @@ class MaskedPatchObjective(MaskedObjective):
         places, patch = prepared.targets[:, 0], self.model.config.patch
         outputs = self.outputs(prepared)
         if self.across is None:
-            wanted = at(cut_patches(_regressed(prepared.images), patch), places)
+            images = prepared.images  # float32 bands are predicted as they are
+            wanted = cut_patches(images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images, patch)
+            wanted = at(wanted, places)
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
         wanted = at(mean_colours(prepared.images, patch, self.across), places)
         logits = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS)
@@ -103,11 +105,6 @@ class MaskedPatchObjective(MaskedObjective):
             target = painted(colours, grid, patch)
         shown = self.as_pictures(images)
         return self.pictures(shown, flags(places, count), prediction, target, hatched(moved, sources == count, patch))
-
-
-def _regressed(images: Tensor) -> Tensor:
-    """Return what target pixels predicts: uint8 pixels as -1..1, or float32 bands as they are."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
 
 
 def _sources(prepared: Prepared, count: int) -> Tensor:

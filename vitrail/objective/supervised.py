@@ -170,15 +170,13 @@ def class_weights(counts: Sequence[float], settings: Supervised) -> np.ndarray:
     else:
         raw = 1 / number
     images = np.asarray(counts, dtype=np.float64)
-    scaled: np.ndarray = raw * images.sum() / (raw * images).sum()
-    return scaled
+    return raw * images.sum() / (raw * images).sum()  # type: ignore[no-any-return]
 
 
 def log_prior(counts: Sequence[float]) -> np.ndarray:
     """Return the logarithm of each class's share of the images, float64 [classes]; a class without images has one."""
     number = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
-    shares: np.ndarray = np.log(number / number.sum())
-    return shares
+    return np.log(number / number.sum())  # type: ignore[no-any-return]
 
 
 class Balance(nn.Module):
@@ -263,9 +261,8 @@ class RegressionObjective(Objective):
         outputs = self.model(prepared.images)
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         error = (outputs.detach() - prepared.targets).abs().mean(dim=1).sum()
-        return self._losses(outputs, prepared.targets).mean(dim=1).sum(), len(prepared), {"error": error}
-
-    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.config.loss == "huber":
-            return F.huber_loss(outputs, targets, reduction="none", delta=self.config.huber_delta)
-        return F.mse_loss(outputs, targets, reduction="none")
+            losses = F.huber_loss(outputs, prepared.targets, reduction="none", delta=self.config.huber_delta)
+        else:
+            losses = F.mse_loss(outputs, prepared.targets, reduction="none")
+        return losses.mean(dim=1).sum(), len(prepared), {"error": error}
