@@ -199,9 +199,8 @@ class _FusedAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.fuses and func is F.scaled_dot_product_attention:
-            return _fused_attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        fuses = self.fuses and func is F.scaled_dot_product_attention
+        return (_fused_attention if fuses else func)(*args, **(kwargs or {}))
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any) -> Tensor:

@@ -106,17 +106,15 @@ class Cost:
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
         bill = {"usd": None} if self.bill is None else self.bill.as_json()
-        return (
-            {name: getattr(self, name) for name in SAME_IN_JSON}
-            | bill
-            | {
-                "image_size": list(self.image_size),
-                "learning": self.params if self.trainable is None else self.trainable,
-                "device": self.device.name,
-                "peak_flops_per_second": self.device.peak,
-                "convention": CONVENTION,
-            }
-        )
+        return {
+            **{name: getattr(self, name) for name in SAME_IN_JSON},
+            **bill,
+            "image_size": list(self.image_size),
+            "learning": self.params if self.trainable is None else self.trainable,
+            "device": self.device.name,
+            "peak_flops_per_second": self.device.peak,
+            "convention": CONVENTION,
+        }
 
     def lines(self) -> dict[str, str]:
         """Return the lines to print, by subject."""
@@ -235,12 +233,7 @@ class Table6Row:
         return self.exaflops / self.published - 1
 
 
-def _variant(name: str) -> str:
-    """Return this package's name of a network in the table: "R50x1+ViT-B/32" becomes "R50+B/32"."""
-    return name.replace("R50x1+", "R50+").replace("ViT-", "").replace("ResNet", "R")
-
-
-ROWS: tuple[Table6Row, ...] = tuple(
-    Table6Row(name, _variant(name), epochs, exaflops)
+ROWS: tuple[Table6Row, ...] = tuple(  # our name of "R50x1+ViT-B/32" is "R50+B/32"
+    Table6Row(name, name.replace("R50x1+", "R50+").replace("ViT-", "").replace("ResNet", "R"), epochs, exaflops)
     for name, epochs, *_, exaflops in published("table6_scaling")["rows"]
 )

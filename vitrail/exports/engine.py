@@ -185,14 +185,8 @@ def load(
     """
     if kind not in (None, ViT, ResNet, Engine):
         raise UsageError(f"kind is {shown(kind)}; valid: vitrail.ViT, vitrail.ResNet, vitrail.Engine, or None for all")
-    changes: dict[str, Any] = {
-        "classes": classes,
-        "image_size": image_size,
-        "resize_mode": resize_mode,
-        "patch": patch,
-        "channels": channels,
-        "drop_path": drop_path,
-    }
+    changes: dict[str, Any] = dict(classes=classes, image_size=image_size, resize_mode=resize_mode)
+    changes |= dict(patch=patch, channels=channels, drop_path=drop_path)
     program = find_program(source)
     if program is None and kind is Engine:
         raise WeightsError(f"{source} holds no program that `vitrail export` wrote, and kind is Engine")

@@ -76,12 +76,13 @@ class Engines:
     @cached_property
     def folder(self) -> Path:
         """The folder of the programs and the measurements."""
+        packages = sorted({package for name in RUNTIMES for package in KINDS[name].packages})
         about = {
             "weights": checksum(self.network.state_dict()),
             "card": card_of(self.network).to_dict(),
             "precision": self.precision,
             "machine": [processor(), available_cores(), torch.get_num_threads()],
-            "versions": [_version(package) for package in ("vitrail", "torch", *_packages())],
+            "versions": [_version(package) for package in ("vitrail", "torch", *packages)],
         }
         text = json.dumps(about, sort_keys=True, default=str)
         return _all_engines() / hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
@@ -176,10 +177,6 @@ def engine_predictor(
 
 def _all_engines() -> Path:
     return cache_folder() / "engines"
-
-
-def _packages() -> list[str]:
-    return sorted({package for name in RUNTIMES for package in KINDS[name].packages})
 
 
 def _version(package: str) -> str:
@@ -282,12 +279,7 @@ class _EngineProcess:
 
 
 def _run(
-    pipe: Connection,
-    source: str,
-    image_size: int | None,
-    file: Path | None,
-    precision: ComputePrecision,
-    card: Card,
+    pipe: Connection, source: str, image_size: int | None, file: Path | None, precision: ComputePrecision, card: Card
 ) -> None:
     predict: Predict
     if file is None:

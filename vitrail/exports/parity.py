@@ -173,7 +173,7 @@ class Origin:
 
 def origin_here(run: RunProgram, to: str, card: Card) -> Origin:
     """Return this machine and what a program computes on it."""
-    return Origin(processor(), _runtime(to), _outputs(run, card).tolist())
+    return Origin(processor(), runtime_version(to), _outputs(run, card).tolist())
 
 
 def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
@@ -192,7 +192,7 @@ def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
         expected = torch.tensor(there.outputs, dtype=torch.float32)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ExportError(f"{beside} has no usable origin of the program. Export the model again") from error
-    if (there.processor, there.runtime) == (here := (processor(), _runtime(to))):
+    if (there.processor, there.runtime) == (here := (processor(), runtime_version(to))):
         return
     difference = relative_error(torch.from_numpy(_outputs(run, card)), expected)
     if not difference <= allowed:
@@ -208,6 +208,7 @@ def _outputs(run: RunProgram, card: Card) -> np.ndarray:
     return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
 
 
-def _runtime(to: str) -> str:
+def runtime_version(to: str) -> str:
+    """Return name and version of the runtime of a kind of program."""
     name = KINDS[to].packages[-1]
     return f"{name} {version(name)}"
