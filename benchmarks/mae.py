@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks import compare, peers, record, train_step
 from benchmarks.compare import Contender
 from benchmarks.train_step import Case, Step
-from vitrail.costs.memory import LiveTensors
+from vitrail.costs.count import LiveTensors
 from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
 from vitrail.objective.mae import MAEObjective

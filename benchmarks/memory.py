@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from vitrail.costs.count import activation_bytes, parameters, sized
+from vitrail.costs.count import activation_bytes, largest_batch, parameters, sized, state_bytes
 from vitrail.costs.measure import TimedNetwork, peak_bytes
-from vitrail.costs.memory import largest_batch, state_bytes
 from vitrail.model.variants import variant
 
 SIZES = (4, 8, 16, 24, 80)

@@ -35,7 +35,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.evaluation.classify import Classification, save_classification
 from vitrail.model.build import build
 from vitrail.model.variants import variant
-from vitrail.reports.comparison_page import write_comparison
+from vitrail.reports.compare import write_comparison
 from vitrail.reports.page import write_report
 from vitrail.training.run import Optim, Run
 from vitrail.weights.card import Card

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks import compare, peers, record, train_step
 from benchmarks.compare import Contender
 from benchmarks.train_step import Case, Step
-from vitrail.costs.memory import LiveTensors, kept_bytes
+from vitrail.costs.count import LiveTensors, kept_bytes
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.tune import tune
 from vitrail.training.run import Optim, Run, Tune

@@ -36,15 +36,15 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.errors import WeightsError as WeightsError
     from vitrail.evaluation.metric import Metric as Metric
     from vitrail.exports.engine import Engine as Engine
-    from vitrail.exports.load import load as load
+    from vitrail.exports.engine import load as load
+    from vitrail.inspection.components import component_maps as component_maps
+    from vitrail.inspection.components import patch_components as patch_components
+    from vitrail.inspection.components import principal_filters as principal_filters
     from vitrail.inspection.distance import attention_distance as attention_distance
     from vitrail.inspection.embedding_map import embedding_map as embedding_map
     from vitrail.inspection.embedding_map import neighbours as neighbours
-    from vitrail.inspection.filters import principal_filters as principal_filters
     from vitrail.inspection.maps import head_maps as head_maps
     from vitrail.inspection.maps import patch_attention as patch_attention
-    from vitrail.inspection.patches import component_maps as component_maps
-    from vitrail.inspection.patches import patch_components as patch_components
     from vitrail.inspection.positions import position_tiles as position_tiles
     from vitrail.inspection.relevance import relevance as relevance
     from vitrail.inspection.rollout import rollout as rollout
@@ -111,13 +111,11 @@ _MODULES = {
         "CheckpointError DataError DecodeError ExportError TrainingError UsageError VitrailError WeightsError"
     ),
     "vitrail.evaluation.metric": "Metric",
-    "vitrail.exports.engine": "Engine",
-    "vitrail.exports.load": "load",
+    "vitrail.exports.engine": "Engine load",
+    "vitrail.inspection.components": "component_maps patch_components principal_filters",
     "vitrail.inspection.distance": "attention_distance",
     "vitrail.inspection.embedding_map": "embedding_map neighbours",
-    "vitrail.inspection.filters": "principal_filters",
     "vitrail.inspection.maps": "head_maps patch_attention",
-    "vitrail.inspection.patches": "component_maps patch_components",
     "vitrail.inspection.positions": "position_tiles",
     "vitrail.inspection.relevance": "relevance",
     "vitrail.inspection.rollout": "rollout",

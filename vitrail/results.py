@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-from vitrail.costs.table6 import Table6Row
+from vitrail.costs.estimate import Table6Row
 from vitrail.data.check import Report, Stats
 from vitrail.data.images.ops import ModelInput
 from vitrail.data.loading.pack import PackResult
 from vitrail.evaluation.features import Features
 from vitrail.exports.write import Exported
+from vitrail.inspection.components import Filters, PatchComponents
 from vitrail.inspection.distance import Distances
 from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.filters import Filters
 from vitrail.inspection.maps import HeadMaps
-from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.positions import PositionTiles
 from vitrail.inspection.relevance import Relevance
 from vitrail.model.record import AttentionMap

@@ -19,7 +19,7 @@ from vitrail.data.item import UNKNOWN, Item
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
-from vitrail.evaluation.confidence.temperature import fit_if_better as fit_temperature
+from vitrail.evaluation.confidence import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.ranges import InputSize
 from vitrail.verbs.flags.compute import Compute

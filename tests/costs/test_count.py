@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.costs.count import activation_bytes, every_token, macs, parameters
-from vitrail.costs.memory import kept_bytes
+from vitrail.costs.count import activation_bytes, every_token, kept_bytes, macs, parameters
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, variant
 
@@ -50,7 +49,7 @@ def test_every_token_gives_the_models_own_logits() -> None:
 
 
 def test_the_private_names_of_torch_that_counting_needs_exist() -> None:
-    """A version of torch without them needs other ways to count in `costs/count.py` and `costs/memory.py`."""
+    """A version of torch without them needs other ways to count in `costs/count.py`."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitrail.costs.count import activation_bytes
+from vitrail.costs.count import LiveTensors, activation_bytes
 from vitrail.costs.figure import Curve, draw
 from vitrail.costs.measure import (
     Line,
@@ -25,7 +25,6 @@ from vitrail.costs.measure import (
     search_largest,
     sweep,
 )
-from vitrail.costs.memory import LiveTensors
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 CPU = torch.device("cpu")

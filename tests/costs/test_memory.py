@@ -15,8 +15,7 @@ from pairwise import pairwise
 from random_inputs import MANY
 from torch import Tensor
 
-from vitrail.costs.count import _activation_bytes, activation_bytes
-from vitrail.costs.memory import kept_bytes, largest_batch
+from vitrail.costs.count import _activation_bytes, activation_bytes, kept_bytes, largest_batch
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant

@@ -5,8 +5,8 @@ from __future__ import annotations
 import closed_form
 import pytest
 
+from vitrail.costs.estimate import JFT_IMAGES, ROWS, Table6Row
 from vitrail.costs.published import published
-from vitrail.costs.table6 import JFT_IMAGES, ROWS, Table6Row
 from vitrail.model.variants import variant
 
 

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail.errors import UsageError
-from vitrail.evaluation.calibration import Calibration, calibration, write_bins
+from vitrail.evaluation.calibration import Calibration, calibration, draw, plot, write_bins
 from vitrail.evaluation.classify import Classification, classify
-from vitrail.evaluation.reliability import draw, plot
 
 
 class Rows:

@@ -16,11 +16,10 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from vitrail.evaluation import confidence
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import classify, load_classification, save_classification
-from vitrail.evaluation.confidence import temperature
-from vitrail.evaluation.confidence.rejection import counts_at, curve
-from vitrail.evaluation.confidence.temperature import KeptLogits, at_temperature, fit, fit_if_better
+from vitrail.evaluation.confidence import KeptLogits, at_temperature, counts_at, curve, fit, fit_if_better
 from vitrail.evaluation.labels.scores import score_labels
 from vitrail.evaluation.labels.store import load_results, save_results
 from vitrail.weights.confidence import Confidence
@@ -195,7 +194,7 @@ def test_kept_logits_are_those_of_an_evaluation(monkeypatch: pytest.MonkeyPatch)
     for name in ("index", "label", "top", "probability", "loss"):
         np.testing.assert_array_equal(getattr(again, name), getattr(expected, name))
     # of more logits than are kept, those of evenly spaced images
-    monkeypatch.setattr(temperature, "LOGITS", 6 * 100)
+    monkeypatch.setattr(confidence, "LOGITS", 6 * 100)
     kept = KeptLogits(network, Rows(logits, labels), 300)
     classify(kept, kept, list("abcdef"))
     assert classify(*kept.again(), list("abcdef")).count == 300 and sum(asked) == 3 * 300

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import DataError
-from vitrail.evaluation.feature_file import load_features, save_features
+from vitrail.evaluation.feature_files import load_features, save_features
 
 NAMES = ["a", "b", "c"]
 

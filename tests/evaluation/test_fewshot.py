@@ -19,15 +19,16 @@ from vitrail.evaluation.fewshot import (
     BIAS,
     EPS,
     PROTOCOLS,
+    FewShotImages,
     Ridge,
     ShotSelection,
     best_l2,
+    bilinear,
     draw,
     fewshot,
     protocol_named,
     ridge,
 )
-from vitrail.evaluation.fewshot_images import FewShotImages, bilinear
 
 STRENGTHS = PROTOCOLS["paper-2020"].l2
 SHAPES = [(40, 8), (8, 40), (24, 23), (24, 24), (24, 25)]  # images, features: on either side of n = width + 1

@@ -18,7 +18,7 @@ from vitrail.data.images.ops import VIEWS, eval_transform, views
 from vitrail.data.settings import Preprocess
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
-from vitrail.evaluation.confidence.views import averaged
+from vitrail.evaluation.confidence import averaged
 from vitrail.recipes.small import smoke
 
 CROPPED = Preprocess(image_size=(8, 12), crop=0.5, resize="small")

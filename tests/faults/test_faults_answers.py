@@ -28,10 +28,10 @@ from vitrail.evaluation.classify import refusing
 from vitrail.evaluation.groups import read_groups
 from vitrail.evaluation.knn import neighbours as nearest
 from vitrail.evaluation.predict import Prediction, Unreadable, write_predictions
+from vitrail.inspection.components import patch_components
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.embedding_map import neighbours
 from vitrail.inspection.maps import head_maps, patch_attention
-from vitrail.inspection.patches import patch_components
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.relevance import relevance
 from vitrail.inspection.rollout import rollout

@@ -24,8 +24,8 @@ from tiny_networks import fresh, tiny
 from vitrail.cli import main
 from vitrail.data.settings import Preprocess
 from vitrail.errors import ExportError, VitrailError, WeightsError
-from vitrail.objective.beit.tokenizer import ImageTokenizer, load_tokenizer
 from vitrail.objective.settings import Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer, load_tokenizer
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from vitrail.config import to_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.durations import Steps
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.run import Average, Model, Optim, Run
 

@@ -22,8 +22,7 @@ from random_inputs import EXAMPLES
 
 from vitrail.errors import ExportError, UsageError
 from vitrail.exports.engine import Engine
-from vitrail.exports.engines import MEASURED, Engines, TimedEngine
-from vitrail.exports.timed_engines import _EngineProcess
+from vitrail.exports.engines import MEASURED, Engines, TimedEngine, _EngineProcess
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.studies.measure import _known

@@ -36,7 +36,7 @@ from writers import (
 from vitrail import cli
 from vitrail.data.cache import refuse_within
 from vitrail.errors import DataError, WriteError
-from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
+from vitrail.evaluation.feature_files import growing_npy, growing_npz
 from vitrail.files import beside, check_writable, replacing, replacing_text
 from vitrail.verbs.streams import Terminated, terminating
 

@@ -13,16 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from tiny_models import tiny
 
+from vitrail.inspection.components import PatchComponents, principal_filters
 from vitrail.inspection.distance import Distances
 from vitrail.inspection.embedding_map import EmbeddingMap
 from vitrail.inspection.figures.attention import draw_distances, draw_heads, draw_overlays
 from vitrail.inspection.figures.embedding import draw_components, draw_map, draw_neighbours
 from vitrail.inspection.figures.page import COLOURS, Folder, mosaic, short
 from vitrail.inspection.figures.weights import draw_filters, draw_positions
-from vitrail.inspection.filters import principal_filters
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import Box
-from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.pictures import Picture
 from vitrail.inspection.positions import position_tiles
 

@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from tiny_models import tiny
 
 from vitrail.errors import UsageError
-from vitrail.inspection.filters import first_kernels, principal_filters
+from vitrail.inspection.components import first_kernels, principal_filters
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig
 

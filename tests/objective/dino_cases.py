@@ -10,7 +10,7 @@ from masked_cases import vit
 from torch import Tensor
 
 from vitrail.durations import Steps
-from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.dino import DINOObjective
 from vitrail.objective.settings import DINO
 
 TINY = DINO(outputs=24, hidden=32, bottleneck=12, local_crops=3, local_size=0.5, freeze_last_layer=Steps(0))

@@ -11,9 +11,9 @@ from masked_cases import batch, images, vit
 from torch import nn
 
 from vitrail.errors import UsageError, WeightsError
-from vitrail.objective.beit.objective import BEiTObjective
-from vitrail.objective.beit.tokenizer import ImageTokenizer, TokenizerObjective, load_tokenizer
+from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.settings import BEiT, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective, load_tokenizer
 from vitrail.weights.load import load
 
 CODES = Tokenizer(codes=12, width=8, depth=1, features=4, decay=0.5)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
-from vitrail.objective.beit.codebook import Codebook
+from vitrail.objective.tokenizer import Codebook
 
 
 def book(codes: int, features: int, decay: float = 0.0) -> Codebook:

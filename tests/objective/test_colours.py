@@ -6,7 +6,7 @@ import torch
 from masked_cases import images
 
 from vitrail.errors import UsageError
-from vitrail.objective.colours import colour_values, mean_colours, painted
+from vitrail.objective.masked_patch import colour_values, mean_colours, painted
 
 
 def by_numpy(image: np.ndarray, patch: int, across: int) -> np.ndarray:

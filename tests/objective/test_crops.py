@@ -12,8 +12,8 @@ from masked_cases import images
 from PIL import Image, ImageOps
 from scipy import stats
 
-from vitrail.objective.dino import crops, recolour
-from vitrail.objective.dino.crops import cut, draw_crops
+from vitrail.objective import crops
+from vitrail.objective.crops import cut, draw_crops
 from vitrail.objective.settings import DINO
 
 CONFIG = DINO(local_crops=6)
@@ -117,10 +117,10 @@ def test_changes_of_colour_are_torchvisions() -> None:
     factors = torch.tensor([0.6, 0.8, 1.0, 1.2, 1.4, 1.1])
     turns = torch.tensor([0.1, -0.1, 0.0, 0.05, -0.03, 0.08])
     for ours, theirs, strengths in (
-        (recolour.brightness, functional.adjust_brightness, factors),
-        (recolour.contrast, functional.adjust_contrast, factors),
-        (recolour.saturation, functional.adjust_saturation, factors),
-        (recolour.hue, functional.adjust_hue, turns),
+        (crops.brightness, functional.adjust_brightness, factors),
+        (crops.contrast, functional.adjust_contrast, factors),
+        (crops.saturation, functional.adjust_saturation, factors),
+        (crops.hue, functional.adjust_hue, turns),
     ):
         found = ours(floats, strengths) / 255
         for picture, strength, seen in zip(floats / 255, strengths.tolist(), found, strict=True):
@@ -131,11 +131,11 @@ def test_changes_of_colour_are_torchvisions() -> None:
 
 def test_solarisation_and_grey_are_pillows() -> None:
     pictures = images(3, 16)
-    solar = recolour.solarise(pictures.float(), torch.tensor([1.0, 0.0, 1.0]))
+    solar = crops.solarise(pictures.float(), torch.tensor([1.0, 0.0, 1.0]))
     for picture, ours, share in zip(pictures, solar, (1, 0, 1), strict=True):
         theirs = ImageOps.solarize(Image.fromarray(picture.permute(1, 2, 0).numpy()), 128 if share else 256)
         np.testing.assert_array_equal(ours.permute(1, 2, 0).numpy(), np.asarray(theirs))
-    luma = recolour.grey(pictures.float())[:, 0].numpy()
+    luma = crops.grey(pictures.float())[:, 0].numpy()
     theirs = np.stack([np.asarray(Image.fromarray(p.permute(1, 2, 0).numpy()).convert("L")) for p in pictures])
     assert np.abs(luma - theirs).max() <= 0.51
 
@@ -144,7 +144,7 @@ def test_a_blur_is_gaussian() -> None:
     ndimage = pytest.importorskip("scipy.ndimage")
     pictures = images(3, 20).float()
     deviations = torch.tensor([0.7, 0.0, 1.9])
-    found = recolour.blur(pictures, deviations).numpy()
+    found = crops.blur(pictures, deviations).numpy()
     np.testing.assert_array_equal(found[1], pictures[1].numpy())
     ones = np.pad(np.ones((20, 20)), 12)
     for index in (0, 2):
@@ -160,16 +160,16 @@ def test_changes_come_in_the_order_drawn_and_each_picture_has_its_own() -> None:
     pictures = images(2, 8).float()
     drawn = torch.zeros(2, crops.ORDER + 1)
     drawn[:, [crops.BRIGHTNESS, crops.CONTRAST, crops.SATURATION]] = 1.0
-    torch.testing.assert_close(recolour.recolour(pictures, drawn), pictures, rtol=0, atol=1e-3)
+    torch.testing.assert_close(crops.recolour(pictures, drawn), pictures, rtol=0, atol=1e-3)
     drawn[0, crops.BRIGHTNESS], drawn[0, crops.CONTRAST] = 1.4, 0.6
     drawn[:, crops.ORDER] = 0  # brightness before contrast
-    first = recolour.recolour(pictures, drawn)
-    expected = recolour.contrast(recolour.brightness(pictures, drawn[:, crops.BRIGHTNESS]), drawn[:, crops.CONTRAST])
+    first = crops.recolour(pictures, drawn)
+    expected = crops.contrast(crops.brightness(pictures, drawn[:, crops.BRIGHTNESS]), drawn[:, crops.CONTRAST])
     torch.testing.assert_close(first, expected, rtol=0, atol=1e-3)
     torch.testing.assert_close(first[1], pictures[1], rtol=0, atol=1e-3)
     drawn[:, crops.ORDER] = 6  # contrast first
-    assert recolour.ORDERS[6][:2] == (1, 0)
-    assert (recolour.recolour(pictures, drawn)[0] - first[0]).abs().max() > 1
+    assert crops.ORDERS[6][:2] == (1, 0)
+    assert (crops.recolour(pictures, drawn)[0] - first[0]).abs().max() > 1
     drawn[:, crops.GREY] = 1
-    one = recolour.recolour(pictures, drawn)
+    one = crops.recolour(pictures, drawn)
     assert (one[:, 0] - one[:, 2]).abs().max() < 1e-3

@@ -18,8 +18,7 @@ from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import create
 from vitrail.objective.base import Moment
-from vitrail.objective.dino.objective import DINOObjective
-from vitrail.objective.dino.projection import Projection, WeightNormed
+from vitrail.objective.dino import DINOObjective, Projection, WeightNormed
 from vitrail.objective.settings import DINO
 from vitrail.training.step import backward
 

@@ -11,10 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
-from vitrail.objective.decoder import mae_positions
-from vitrail.objective.mae import MAEObjective
+from vitrail.objective.mae import MAEObjective, mae_positions
+from vitrail.objective.masks import encoded
 from vitrail.objective.settings import MAE
-from vitrail.objective.stems import encoded
 from vitrail.weights.load import load
 
 LIGHT = MAE(decoder_width=16, decoder_depth=2, decoder_heads=2)

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.vit import ViT
-from vitrail.objective.colours import mean_colours
-from vitrail.objective.masked_patch import MaskedPatchObjective
+from vitrail.objective.masked_patch import MaskedPatchObjective, mean_colours
+from vitrail.objective.masks import erase
 from vitrail.objective.settings import MaskedPatch
-from vitrail.objective.stems import erase
 
 
 def objective(model: ViT | None = None, **settings: Any) -> MaskedPatchObjective:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
-from vitrail.objective.rare import class_weights, log_prior
 from vitrail.objective.settings import Supervised
-from vitrail.objective.supervised import SupervisedObjective, supervised_loss
+from vitrail.objective.supervised import SupervisedObjective, class_weights, log_prior, supervised_loss
 
 COUNTS = (400, 60, 9, 1)
 LABELS = np.repeat(np.arange(4), COUNTS)

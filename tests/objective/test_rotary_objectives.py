@@ -11,7 +11,7 @@ from masked_cases import batch, vit
 from test_beit import tokenizer
 
 from vitrail.model.rotary.settings import Rotary
-from vitrail.objective.beit.objective import BEiTObjective
+from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch

@@ -12,8 +12,7 @@ from masked_cases import Images, batch
 from torch import Tensor
 
 from vitrail.objective.base import Prepared
-from vitrail.objective.dino.objective import DINOObjective
-from vitrail.objective.dino.sinkhorn import balancing_centre
+from vitrail.objective.dino import DINOObjective, balancing_centre
 from vitrail.training.step import backward
 
 

@@ -23,7 +23,6 @@ from vitrail.data.settings import Augment, Data
 from vitrail.durations import Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import (
     DINO,
     MAE,
@@ -35,6 +34,7 @@ from vitrail.objective.settings import (
     Supervised,
     Tokenizer,
 )
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop
 from vitrail.training.run import Average, Model, Optim, Progressive, Run, Schedule
 from vitrail.weights.card import Card

@@ -20,8 +20,8 @@ from vitrail.data.loading.order import stream
 from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.recipes.by_data import TrainingSet, fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training.assemble import build_model

@@ -21,7 +21,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.reports import attention
 from vitrail.reports.attention import distance_figure, images_for, position_figure
-from vitrail.reports.render import render
+from vitrail.reports.page import render
 from vitrail.weights.card import Card
 
 TINY: dict[str, Any] = dict(width=16, depth=3, heads=2, mlp_dim=32, patch=2, image_size=(8, 8), classes=10)

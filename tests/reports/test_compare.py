@@ -15,9 +15,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
-from vitrail.reports.compare import compare
-from vitrail.reports.comparison_page import write_comparison
-from vitrail.reports.differences import MOST_EACH
+from vitrail.reports.compare import MOST_EACH, compare, write_comparison
 from vitrail.training.run import Optim, Run
 from vitrail.words import distinct_labels
 

@@ -13,10 +13,10 @@ from run_folders import Page, answers, run_folder
 from vitrail.data.settings import Data
 from vitrail.durations import Epochs, Percent
 from vitrail.model.variants import ViTConfig
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import MAE, BEiT, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.reports.cost import cost_of
-from vitrail.reports.render import render
+from vitrail.reports.page import render
 from vitrail.reports.run_record import RunRecord, read_run
 from vitrail.training.run import Progressive, Run
 

@@ -23,8 +23,7 @@ from vitrail.evaluation.metric import on_images, wilson
 from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, curves, thinned
 from vitrail.reports.gallery import SHOWN, most_uncertain, worst_mistakes
-from vitrail.reports.page import write_report
-from vitrail.reports.render import environment, percent
+from vitrail.reports.page import environment, percent, write_report
 from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.run import Run
 from vitrail.verbs.train.train import show

@@ -40,7 +40,7 @@ from vitrail.studies.laptop import NETWORKS, fine_tuning, pre_training
 from vitrail.studies.measure import Probes, config_of
 from vitrail.studies.page import write_gallery
 from vitrail.studies.results import as_json, markdown, write
-from vitrail.studies.run import Asked, planned, run_study
+from vitrail.studies.run import StudyRequest, planned, run_study
 from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import CellResult, Tables
@@ -191,7 +191,7 @@ def compute_is_table_6s(plans: dict[str, Planned]) -> None:
 
 def of_paper(name: str) -> Planned:
     """The plan of a study at the paper's scale."""
-    return planned(study_named(name), Asked(None, "paper"))
+    return planned(study_named(name), StudyRequest(None, "paper"))
 
 
 def test_the_laptops_networks_are_as_dear_as_they_say() -> None:
@@ -397,7 +397,7 @@ class Counting:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counting, Tables, dict[str, Any]]:
     """A study of two networks and two seeds, trained on digits."""
     folder, first = tmp_path_factory.mktemp("study"), Counting()
-    return folder, first, *run_study(tiny(), Asked("digits"), folder, first)
+    return folder, first, *run_study(tiny(), StudyRequest("digits"), folder, first)
 
 
 @pytest.mark.train
@@ -409,7 +409,7 @@ def test_a_small_study_end_to_end_and_again(
     assert [trial.run.seed for trial in tuned] == [0, 0, 0, 0, 1, 1]  # the first seed chooses the rate for all
     assert len(first.trained) == 6 + 4 and not tables.missing
     second = Counting()
-    again, _ = run_study(tiny(), Asked("digits"), folder, second)
+    again, _ = run_study(tiny(), StudyRequest("digits"), folder, second)
     assert second.trained == []  # nothing finished is trained again
     assert [table.means for table in again.tables] == [table.means for table in tables.tables]
     files = write(tables, about, tmp_path)
@@ -489,7 +489,7 @@ def shown(argv: list[str]) -> Any:
 
 @pytest.mark.train
 def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
-    tables, about = run_study(tiny(broken=True), Asked("digits", seeds=(0,)), tmp_path, here)
+    tables, about = run_study(tiny(broken=True), StudyRequest("digits", seeds=(0,)), tmp_path, here)
     assert {result.cell.row for result in tables.missing} == {"broken"}
     assert [len(table.scores) for table in tables.tables] == [2, 2, 2]
     text = write(tables, about, tmp_path)[2].read_text()
@@ -499,9 +499,9 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None
 @pytest.mark.train
 def test_when_the_minutes_are_over_what_is_finished_is_shown(tmp_path: Path) -> None:
     counting = Counting()
-    tables, _ = run_study(tiny(), Asked("digits", seeds=(0,), minutes=1e-3), tmp_path, counting)
+    tables, _ = run_study(tiny(), StudyRequest("digits", seeds=(0,), minutes=1e-3), tmp_path, counting)
     assert len(counting.trained) < 6 and tables.missing and tables.missing[0].reason == "not trained yet"
-    tables, _ = run_study(tiny(), Asked("digits", seeds=(0,)), tmp_path, counting)
+    tables, _ = run_study(tiny(), StudyRequest("digits", seeds=(0,)), tmp_path, counting)
     assert not tables.missing and len(counting.trained) == 6
 
 

@@ -46,8 +46,8 @@ from vitrail.durations import Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint

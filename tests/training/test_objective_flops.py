@@ -14,12 +14,12 @@ from vitrail.costs.count import macs, training_flops
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
-from vitrail.objective.beit.objective import BEiTObjective
-from vitrail.objective.beit.tokenizer import ImageTokenizer, TokenizerObjective
-from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.beit import BEiTObjective
+from vitrail.objective.dino import DINOObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective
 from vitrail.training.flops import ForwardMacs, forward_macs
 
 NETWORK = ViTConfig(width=16, depth=2, heads=2, mlp_dim=24, patch=4, image_size=(16, 24), classes=0)

@@ -23,9 +23,9 @@ from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.knn import knn
-from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.dino import DINOObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.reports.page import write_report
 from vitrail.training import loop
 from vitrail.training import step as stepping

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, NullFormatter
 
@@ -46,24 +45,20 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
         memory.plot(curve.sizes, [max(count, 1) for count in curve.largest_batch], label=label, **style)
     sizes = sorted({size for curve in curves for size in curve.sizes})
     for axes, what in ((speed, "images/s, best batch size"), (memory, "largest batch that fits")):
-        _finish(axes, sizes, what)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(_Plain())
+        axes.yaxis.set_minor_formatter(_Plain(minor_thresholds=(2, 0.5)))
+        axes.set_xlabel("side of the image, pixels")
+        axes.set_ylabel(what)
+        axes.grid(alpha=0.2)
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     figure.suptitle(title, fontsize="medium")
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=144, format=path.suffix[1:])
-
-
-def _finish(axes: Axes, sizes: list[int], what: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(_Plain())
-    axes.yaxis.set_minor_formatter(_Plain(minor_thresholds=(2, 0.5)))
-    axes.set_xlabel("side of the image, pixels")
-    axes.set_ylabel(what)
-    axes.grid(alpha=0.2)
 
 
 class _Plain(LogFormatter):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.costs.memory import LiveTensors
+from vitrail.costs.count import LiveTensors
 from vitrail.device import ComputePrecision
 from vitrail.model.build import build
 from vitrail.model.frozen import Packed, freeze

@@ -65,18 +65,14 @@ def parts(splits: dict[str, IndexedSource], path: str | Path | None = None) -> l
     """
     found: list[ResultPart] = []
     for split, source in splits.items():
-        shards = getattr(source, "parts", None)
-        pieces = _pieces(source, split) if shards is None else shards()
+        begins = range(0, len(source), CHUNK)
+        pieces = [(split or "all", np.arange(begin, min(begin + CHUNK, len(source)))) for begin in begins]
+        if (shards := getattr(source, "parts", None)) is not None:
+            pieces = shards()
         shown = source if path is None else Located(source, split if len(splits) > 1 else "", path)
         for name, indices in pieces:
-            part = ResultPart(f"{len(found):05d}-{name}", shown, indices, split if len(splits) > 1 else None)
-            found.append(part)
+            found.append(ResultPart(f"{len(found):05d}-{name}", shown, indices, split if len(splits) > 1 else None))
     return found
-
-
-def _pieces(source: IndexedSource, split: str) -> list[tuple[str, np.ndarray]]:
-    begins = range(0, len(source), CHUNK)
-    return [(split or "all", np.arange(begin, min(begin + CHUNK, len(source)))) for begin in begins]
 
 
 @dataclass(frozen=True)
@@ -204,8 +200,8 @@ class Job:
         file = self._path(part, "parquet")
         with writing(file, DataError):
             with replacing(file) as partial:
-                with closing(_Rows(partial)) as rows:
-                    bad = compute(Subset(part.source, part.indices), lambda columns: _add(rows, part.split, columns))
+                with closing(_Rows(partial, part.split)) as rows:
+                    bad = compute(Subset(part.source, part.indices), rows.add)
                 written = {"bytes": partial.stat().st_size, "sha256": sha256(partial)}
             facts = {"images": len(part.indices), "rows": rows.count, "bad": bad, **written}
             with replacing(self._path(part, "done.json")) as partial:
@@ -215,24 +211,19 @@ class Job:
         return self.folder / f"{part.name}.{suffix}"
 
 
-def _add(rows: _Rows, split: str | None, columns: ResultColumns) -> None:
-    """Add results to a file, with the split of the images behind their ids."""
-    if split is not None:
-        ids = columns["id"]
-        columns = {"id": ids, "split": pa.array([split] * len(ids), pa.string()), **columns}
-    rows.add(columns)
-
-
 class _Rows:
-    """A .parquet file that grows by rows and is written in groups of about `GROUP` bytes."""
+    """A .parquet file that grows by rows, the split behind the ids, and is written in groups of about `GROUP` bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, split: str | None) -> None:
         self.count = 0
-        self._path = path
+        self._path, self._split = path, split
         self._tables: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, columns: ResultColumns) -> None:
+        if self._split is not None:
+            ids = columns["id"]
+            columns = {"id": ids, "split": pa.array([self._split] * len(ids), pa.string()), **columns}
         table = pa.table(dict(columns))
         self.count += len(table)
         self._tables.append(table)

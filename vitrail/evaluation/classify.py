@@ -169,7 +169,7 @@ def classify(
 
     `key` defines which outputs are correct if labels are not the numbers of outputs. Probabilities belong to outputs;
     `loss` and `brier` use the sum over all correct outputs of an image. `best` is the number of best classes to keep.
-    `temperature` divides the logits (`vitrail.evaluation.confidence.temperature`).
+    `temperature` divides the logits (`vitrail.evaluation.confidence`).
     An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Raises DataError if
     labels and classes do not fit, or no labelled image could be read.
     """

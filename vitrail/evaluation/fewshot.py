@@ -3,7 +3,7 @@
 There are two published protocols, named by their source and year (`PROTOCOLS`). Both standardise every feature with
 the mean and the population deviation (+ 1e-5) of the shots. Both append a constant 100 as bias, so large that it is
 hardly regularised, and predict the class of the largest output. They differ in the choice of shots and in the strength
-of the regularisation.
+of the regularisation. Both resize images to 256 x 256 without antialiasing, and take the central 224 x 224.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from vitrail.data.images.geometry import CentralCrop, Op, Size
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.evaluation.features import Features, labelled_pair
 from vitrail.words import listing
@@ -255,16 +256,11 @@ def fewshot(chosen: ShotSelection, train: Features, test: Features) -> FewShot:
     top1 = np.empty((len(chosen.shots), len(chosen.l2), len(chosen.draws)))
     for seed, drawn in enumerate(chosen.draws):
         for number, shots in enumerate(chosen.shots):
-            rows = _rows_of(drawn[shots], train.index)
+            rows = np.minimum(np.searchsorted(train.index, drawn[shots]), len(train) - 1)
+            rows = rows[train.index[rows] == drawn[shots]]  # without the images that have no row
             x, y = train.features[rows], train.labels[rows]
             top1[number, :, seed] = ridge(x, y, tested, truth, classes=len(chosen.class_names), l2=chosen.l2)
     return FewShot(chosen.protocol, chosen.shots, chosen.l2, top1, len(chosen.rows), len(truth), chosen.short)
-
-
-def _rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the positions of `images` in the ascending `index`, without those that `index` does not hold."""
-    rows = np.minimum(np.searchsorted(index, images), len(index) - 1)
-    return rows[index[rows] == images]
 
 
 def best_l2(accuracies: Sequence[Mapping[tuple[int, float], float]]) -> dict[int, float]:
@@ -281,3 +277,43 @@ def best_l2(accuracies: Sequence[Mapping[tuple[int, float], float]]) -> dict[int
         ranks = [np.argsort(np.argsort(value, kind="stable"), kind="stable") for value in values]
         best[shots] = strengths[int(np.argmax(np.mean(ranks, axis=0)))]
     return best
+
+
+@dataclass(frozen=True)
+class FewShotImages(Op):
+    """big_vision's `resize(256)|central_crop(224)`, for training and test images; for other sizes in proportion.
+
+    The resize is TensorFlow's bilinear one between pixel centres. It reads four pixels at any scale and rounds down.
+    The network's own normalisation then maps to the range [-1, 1].
+    """
+
+    size: Size
+    """(height, width) of the network's input."""
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        height, width = (side * 256 // 224 for side in self.size)
+        return CentralCrop(self.size)(bilinear(image, height, width), rng)
+
+
+def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize uint8 [H, W, C] to [height, width, C] between pixel centres, without antialiasing, rounding down."""
+    top, bottom, down = _between(image.shape[0], height)
+    left, right, across = _between(image.shape[1], width)
+    across, down = across[None, :, None], down[:, None, None]
+
+    def row(number: np.ndarray) -> np.ndarray:
+        first = image[number][:, left].astype(np.float32)
+        return first + (image[number][:, right] - first) * across
+
+    above = row(top)
+    return (above + (row(bottom) - above) * down).astype(np.uint8)
+
+
+def _between(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the two pixels around each target pixel, and its distance from the first, float32 [target]."""
+    place = (np.arange(target, dtype=np.float32) + np.float32(0.5)) * np.float32(source / target) - np.float32(0.5)
+    first = np.floor(place)
+    low = np.clip(first, 0, source - 1).astype(np.int64)
+    high = np.clip(first + 1, 0, source - 1).astype(np.int64)
+    return low, high, place - first

@@ -64,7 +64,8 @@ def knn(
         answer = torch.from_numpy(truth[begin : begin + len(row)]).to(device)
         begin += len(row)
         for count in hits:
-            votes = _votes(similarity[:, :count], of[row[:, :count]], temperature, classes)
+            weight = ((similarity[:, :count] - similarity[:, :1]) / temperature).exp()  # the nearest one's is always 1
+            votes = weight.new_zeros(len(row), classes).scatter_add_(1, of[row[:, :count]], weight)
             best = votes.topk(min(5, classes), dim=1)
             right = (best.indices == answer[:, None]) & (best.values > 0)
             hits[count] += int(right[:, 0].sum()), int(right.sum())
@@ -95,9 +96,3 @@ def neighbours(
 
 def _unit(rows: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(unit_rows(rows)).to(device)
-
-
-def _votes(similarity: Tensor, label: Tensor, temperature: float, classes: int) -> Tensor:
-    """Return the sum of the neighbours' votes [b, classes]; the nearest neighbour's vote is always 1."""
-    weight = ((similarity - similarity[:, :1]) / temperature).exp()
-    return weight.new_zeros(len(label), classes).scatter_add_(1, label, weight)

@@ -19,8 +19,7 @@ from vitrail.data.loading.order import stream
 from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features, labelled_pair
-from vitrail.evaluation.principal import parts
-from vitrail.evaluation.softmax import ITERATIONS, Classifier, Solution, solve
+from vitrail.evaluation.softmax import ITERATIONS, Classifier, Solution, parts, solve
 
 STRENGTHS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5)
 """For standardised features. Each one is ten times the next."""

@@ -6,13 +6,14 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
@@ -33,13 +34,13 @@ from vitrail.data.settings import ALL, Selection
 from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
 from vitrail.device import Precision
+from vitrail.disk import writing
 from vitrail.errors import DataError, DecodeError, UsageError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
-from vitrail.evaluation.confidence.rejection import NONE
-from vitrail.evaluation.confidence.temperature import calibrated
+from vitrail.evaluation.confidence import NONE, calibrated
 from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
-from vitrail.files import replacing_text, result_json
+from vitrail.files import lock, replacing_text, result_json
 from vitrail.words import as_text, listing
 
 FileKind = Literal["csv", "jsonl"]
@@ -132,18 +133,14 @@ def find_images(
 def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]], findings: Findings) -> Iterator[Path]:
     for path, matches in found:
         for match in map(Path, matches or [path]):
-            if match != path and in_junk(match.relative_to(_fixed(path)).as_posix()):
+            # the user wrote the folders of a pattern up to its first part with a wildcard
+            fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+            if match != path and in_junk(match.relative_to(fixed).as_posix()):
                 findings.ignore(SYSTEM_FILE, str(match))
             elif match.is_dir():
                 yield from _below(match, set(), findings)
             elif match == path or any(is_image(str(match)) for is_image in KINDS):
                 yield match
-
-
-def _fixed(pattern: Path) -> Path:
-    """Return the folders of a pattern up to its first part with a wildcard: the user wrote these names."""
-    parts = pattern.parts
-    return Path(*parts[: next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))])
 
 
 def _below(folder: Path, visited: set[tuple[int, int]], findings: Findings) -> Iterator[Path]:
@@ -206,28 +203,25 @@ def predict_files(
     if isinstance(paths, IndexedSource):
         read = partial(_prepared_item, eval_transform(card.preprocess), paths)
         prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
-        return _answered(prepared, answer, batch_size, precision, reject)
-    given = list(paths)
-    files, named = find_images(given, findings=findings), {Path(path).expanduser() for path in given}
-    if tiles is None:
-        prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
-        prepared = _each_prepared(islice(files, skip, None), prepare, str, 2 * batch_size, workers)
     else:
-        prepared = _prepared_tiles(files, tiles, tile_transform(card.preprocess), 2 * batch_size, workers, named, skip)
-    return _answered(prepared, answer, batch_size, precision, reject)
-
-
-def _answered(
-    prepared: Generator[PreparedFile], answer: Ranking, batch_size: int, precision: Precision, reject: float | None
-) -> Iterator[Row]:
-    """Return the rows of prepared images."""
+        given = list(paths)
+        files, named = find_images(given, findings=findings), {Path(path).expanduser() for path in given}
+        if tiles is None:
+            prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
+            prepared = _each_prepared(islice(files, skip, None), prepare, str, 2 * batch_size, workers)
+        else:
+            cut, ahead = tile_transform(card.preprocess), 2 * batch_size
+            found = prepared_tiles(files, tiles, cut, ahead=ahead, workers=workers, given=named, skip=skip)
+            prepared = (
+                PreparedFile(path, _unreadable(path, image) if isinstance(image, DecodeError) else image, box)
+                for path, box, image in found
+            )
     rows = _rows(prepared, answer, batch_size, not_finite("output for this image", precision))
-    return rows if reject is None else (_rejecting(row, reject) for row in rows)
-
-
-def _rejecting(row: Row, reject: float) -> Row:
-    """Return a prediction that says whether its best class is less probable than `reject`."""
-    return row if isinstance(row, Unreadable) else row._replace(rejected=row.probabilities[0] < reject)
+    if reject is None:
+        return rows
+    return (
+        row if isinstance(row, Unreadable) else row._replace(rejected=row.probabilities[0] < reject) for row in rows
+    )
 
 
 class PreparedFile(NamedTuple):
@@ -288,20 +282,6 @@ def _prepared_as(path: Path, transform: Op, read: Callable[[], bytes | np.ndarra
             return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
     except DecodeError as error:
         return PreparedFile(path, _unreadable(path, error))
-
-
-def _prepared_tiles(
-    files: Iterator[Path],
-    tiles: Tiling,
-    transform: Op,
-    ahead: int,
-    workers: int,
-    given: Collection[Path],
-    skip: int,
-) -> Generator[PreparedFile]:
-    found = prepared_tiles(files, tiles, transform, ahead=ahead, workers=workers, given=given, skip=skip)
-    for path, box, image in found:
-        yield PreparedFile(path, _unreadable(path, image) if isinstance(image, DecodeError) else image, box)
 
 
 def _unreadable(path: Path, error: DecodeError) -> Unreadable:
@@ -441,3 +421,68 @@ def header(row: Prediction) -> Sequence[str]:
         return [*place, *found]
     more = [name for rank in range(2, len(row.classes) + 1) for name in (f"class_{rank}", f"probability_{rank}")]
     return [*place, *found, *more, *([] if row.rejected is None else ["rejected"])]
+
+
+class PartialPredictions:
+    """The finished rows of earlier calls for `out` with the same `key`, up to the first file that differs.
+
+    An interrupted call continues where it stopped: `.answers.csv.part` beside answers.csv is JSON lines, first the key
+    of the call (its network and settings), then a row for each file, or tile of a file, in order. It is deleted when
+    answers.csv is complete.
+
+    `files` are the files of the rows, in order. `finished` is the number of rows that are already predicted. Raises
+    UsageError if the partial file cannot be written or another process is writing it.
+    """
+
+    def __init__(self, out: Path, key: Any, files: Iterable[Path]) -> None:
+        self.path = out.with_name(f".{out.name}.part")
+        self.finished = 0
+        head = (json.dumps(key, sort_keys=True) + "\n").encode()
+        with writing(self.path, UsageError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = file = open(self.path, "a+b")  # noqa: SIM115 - open, and so locked, until `close`
+            try:
+                lock(file, wait=False)
+            except BlockingIOError as error:
+                raise UsageError(f"another process is writing {out}: wait for it, or choose another file") from error
+            file.seek(0)
+            whole = len(head) if file.readline(len(head)) == head else 0
+            for line, path in zip(file if whole else (), files, strict=False):
+                row = _read(line)
+                if row is None or row.path != str(path):
+                    break
+                whole += len(line)
+                self.finished += 1
+            file.truncate(whole)  # removes an incomplete last row, or the rows of another call
+            if not whole:
+                file.write(head)
+            file.flush()
+
+    def rows(self, predict: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
+        """Yield the finished rows, then those of `predict(finished)`, each after it is written to the partial file."""
+        with open(self.path, "rb") as file:
+            for line in islice(file, 1, None):
+                row = _read(line)
+                assert row is not None
+                yield row
+        with open(self.path, "a", encoding="utf-8", buffering=1) as file:
+            for row in predict(self.finished):
+                file.write(json.dumps(row) + "\n")
+                yield row
+
+    def close(self) -> None:
+        """Delete the partial file, because all rows are in their final file."""
+        self.path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def _read(line: bytes) -> Row | None:
+    """Return a row of the partial file; None if the line is incomplete."""
+    try:
+        path, first, *more = json.loads(line)
+        row = Unreadable(path, first, *more) if isinstance(first, str) else Prediction(path, first, *more)
+        if isinstance(row, Prediction) and row.box is not None:
+            row = row._replace(box=TileBox(*row.box))
+    except (ValueError, TypeError):
+        return None
+    return row if line.endswith(b"\n") else None

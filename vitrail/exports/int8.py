@@ -98,35 +98,27 @@ class Quantisable(Protocol):
 
     def read_network(self, path: Path) -> Any:
         """Return the network of a program."""
-        ...
 
     def write_network(self, network: Any, path: Path, about: dict[str, Any]) -> None:
         """Write a network and its description as a program."""
-        ...
 
     def function(self, network: Any, precision: str = "float32") -> Callable[[np.ndarray], list[np.ndarray]]:
         """Return the function from images to all outputs of a network, as it is computed for a program's precision."""
-        ...
 
     def scheme(self, network: Any) -> Scheme:
         """Return what of a network should be in int8 on this processor."""
-        ...
 
     def products(self, network: Any) -> list[str]:
         """Return the names of the matrix products and convolutions of a network, in its order."""
-        ...
 
     def exposed(self, network: Any, name: str) -> Any:
         """Return a network whose output is that of one of its operations."""
-        ...
 
     def argument(self, images: np.ndarray) -> Any:
         """Return images as the argument with which NNCF calls the runtime."""
-        ...
 
     def layers(self, network: Any) -> tuple[int, int]:
         """Return the number of products with weights, and how many of them are computed in int8."""
-        ...
 
 
 def samples(data: Data | str | Path, card: Card) -> Samples:

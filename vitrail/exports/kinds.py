@@ -69,11 +69,9 @@ class Runtime(Protocol):
 
     def write(self, traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
         """Write a traced network and its description to `path`, further files beside it."""
-        ...
 
     def read(self, path: Path) -> Opened:
         """Open the program at `path`. Raises ExportError if the runtime rejects it."""
-        ...
 
 
 @dataclass(frozen=True)

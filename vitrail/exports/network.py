@@ -49,7 +49,9 @@ def trace(
     example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card))
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if any_size:
-        step, smallest = step_of_size(model), _smallest(model)
+        step = step_of_size(model)
+        # one patch, or what leaves a ResNet two positions to compute on
+        smallest = step if isinstance(model, ViT) else 4 * 2 ** (len(model.config.units) - 1) + 1
         sides = (Dim(name, min=smallest // step, max=LARGEST_SIDE // step) for name in ("rows", "columns"))
         shapes |= {place: step * side for place, side in enumerate(sides, start=2)}
     try:
@@ -66,11 +68,6 @@ def _input_type(card: Card | None) -> torch.dtype:
 def step_of_size(model: ViT | ResNet) -> int:
     """Return the number of pixels that must divide height and width in a program for any size."""
     return model.config.patch if isinstance(model, ViT) else 1
-
-
-def _smallest(model: ViT | ResNet) -> int:
-    """Return the smallest side in pixels: one patch, or what leaves a ResNet two positions to compute on."""
-    return model.config.patch if isinstance(model, ViT) else 4 * 2 ** (len(model.config.units) - 1) + 1
 
 
 def outputs_per_image(traced: ExportedProgram) -> int:

@@ -1,21 +1,28 @@
-"""The parity check: run a program and its network on the same images and measure the largest difference."""
+"""The parity check: run a program and its network on the same images and measure the largest difference.
+
+On another machine, a program's first outputs are compared with those that it had where it was exported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.sources.folder import read_file
-from vitrail.errors import finite
+from vitrail.device import processor
+from vitrail.errors import ExportError, finite
 from vitrail.evaluation.predict import find_images
-from vitrail.exports.kinds import OutputName, RunProgram
+from vitrail.exports.kinds import CARD, KINDS, OutputName, RunProgram
 from vitrail.exports.network import compute
+from vitrail.files import read_json_object
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
@@ -147,3 +154,61 @@ def images_to_compare(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarr
     others = noise((sum(BATCHES) - 1, height, width, card.config.channels), card, random)
     synthetic = [fixed_input(card, height, width), *others][: max(sum(BATCHES) - len(real), 0)]
     return np.stack([*real, *synthetic]).transpose(0, 3, 1, 2), len(real)
+
+
+OUTPUTS = 1_000
+"""Maximum number of outputs that are compared."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a program was exported, and what it computed there for a fixed image."""
+
+    processor: str
+    runtime: str
+    """Name and version of the runtime."""
+    outputs: list[float]
+    """Its first outputs for `vitrail.weights.reference.fixed_pixels`."""
+
+
+def origin_here(run: RunProgram, to: str, card: Card) -> Origin:
+    """Return this machine and what a program computes on it."""
+    return Origin(processor(), runtime_version(to), _outputs(run, card).tolist())
+
+
+def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
+    """Run a program once if it was exported on another processor or for another version of its runtime.
+
+    Raises ExportError if its outputs differ from those that it had there by more than its parity check allows. A
+    program without the card that was written beside it is not checked.
+    """
+    if not (beside := path.parent / CARD).is_file():
+        return
+    about: dict[str, Any] = read_json_object(beside, ExportError)
+    if "origin" not in about:
+        return
+    try:
+        there, allowed = Origin(**about["origin"]), TOLERANCES[about["program"]["precision"]]
+        expected = torch.tensor(there.outputs, dtype=torch.float32)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ExportError(f"{beside} has no usable origin of the program. Export the model again") from error
+    if (there.processor, there.runtime) == (here := (processor(), runtime_version(to))):
+        return
+    difference = relative_error(torch.from_numpy(_outputs(run, card)), expected)
+    if not difference <= allowed:
+        raise ExportError(
+            f"{path} computes something else on this machine: the largest difference, relative to the largest output, "
+            f"is {difference:.1e} (allowed {allowed:g}). It was exported on {there.processor} with {there.runtime}, "
+            f"and this is {here[0]} with {here[1]}. Export the model again here (vitrail export)."
+        )
+
+
+def _outputs(run: RunProgram, card: Card) -> np.ndarray:
+    image = fixed_input(card, *card.preprocess.image_size).transpose(2, 0, 1)
+    return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
+
+
+def runtime_version(to: str) -> str:
+    """Return name and version of the runtime of a kind of program."""
+    name = KINDS[to].packages[-1]
+    return f"{name} {version(name)}"

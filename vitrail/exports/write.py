@@ -6,7 +6,6 @@ import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,11 +15,17 @@ from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
-from vitrail.exports.elsewhere import origin_here
 from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
-from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare
+from vitrail.exports.parity import (
+    Parity,
+    compare,
+    images_of_another_size,
+    images_to_compare,
+    origin_here,
+    runtime_version,
+)
 from vitrail.files import beside, check_writable, json_text, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
@@ -130,9 +135,8 @@ def export_model(
         width, digest = outputs_per_image(traced), checksum(model.state_dict())
         about = describe(card, to, output, stored, width, digest, opset=opset or OPSET, step=step)
         module.write(traced, temporary / kind.file, about)
-        name = kind.packages[-1]
         opened = module.read(temporary / kind.file)
-        parity = compare(opened.run, model, compared, output, stored, runtime=f"{name} {version(name)}", real=real)
+        parity = compare(opened.run, model, compared, output, stored, runtime=runtime_version(to), real=real)
         if any_size and parity.passed:
             other = images_of_another_size(card, step)
             parity = parity.and_(compare(opened.run, model, other, output, stored, runtime=parity.runtime))
@@ -151,24 +155,11 @@ def export_model(
         about["origin"] = asdict(origin_here(final.run, to, card))
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
-    given_to, made = about["input"], about["output"]
-    shapes = (given_to["shape"], made["shape"])
+    taken, program = about["input"], about["program"]
+    signature = (taken["type"], taken["shape"], about["output"]["shape"])
     temperature = card.temperature if output == "logits" else 1.0
-    program = about["program"]
-    return Exported(
-        folder,
-        to,
-        precision,
-        output,
-        given_to["type"],
-        *shapes,
-        files,
-        parity,
-        found,
-        temperature,
-        program.get("opset"),
-        program["needs"],
-    )
+    versions = (program.get("opset"), program["needs"])
+    return Exported(folder, to, precision, output, *signature, files, parity, found, temperature, *versions)
 
 
 def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:

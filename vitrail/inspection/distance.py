@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import require_vit
+from vitrail.inspection.maps import require_vit
 from vitrail.model.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, attentions, tap_attention
@@ -54,7 +54,12 @@ def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Distances:
     each: dict[AttentionPlace, list[np.ndarray]] = {place[:3]: [] for place in attentions(model)}
     uniform: dict[AttentionPlace, list[float]] = {place: [] for place in each}
     for images in batches:
-        lines = _lines(model.grid(images), model.config.patch, model.config.prefix)
+        (rows, columns), patch, prefix = model.grid(images), model.config.patch, model.config.prefix
+        lines: dict[str | None, _Line] = {
+            None: _Line(grid_distances((rows, columns), patch, prefix), rows * columns),
+            "row": _Line(grid_distances((1, columns), patch), columns),
+            "column": _Line(grid_distances((rows, 1), patch), rows),
+        }
 
         def receive(found: AttentionMap, lines: dict[str | None, _Line] = lines, images: int = len(images)) -> None:
             line, place = lines[found.axis], (found.layer, found.branch, found.axis)
@@ -88,16 +93,6 @@ class _Line:
         # the prefix has distance 0, so its rows and columns need not be cut out, which would copy the maps
         total = maps.flatten(2) @ self.distances.to(maps.device).flatten()
         return total.cpu().double().numpy() / self.queries
-
-
-def _lines(grid: Grid, patch: int, prefix: int) -> dict[str | None, _Line]:
-    """Return the tokens that attend to each other, by the axis of an attention."""
-    rows, columns = grid
-    return {
-        None: _Line(grid_distances(grid, patch, prefix), rows * columns),
-        "row": _Line(grid_distances((1, columns), patch), columns),
-        "column": _Line(grid_distances((rows, 1), patch), rows),
-    }
 
 
 def grid_distances(grid: Grid, patch: int, prefix: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from vitrail.errors import UsageError
-from vitrail.inspection.patches import positive_largest
+from vitrail.inspection.components import positive_largest
 from vitrail.version import extras_named
 
 MapMethod = Literal["tsne", "pca"]

@@ -1,7 +1,16 @@
 """Attention maps of one layer: of the classifier's input, or of one patch, over the grid of patches.
 
 The classifier's input is a class token, whose row of every map is shown, or an average over the grid, for which the
-mean row is shown.
+mean row is shown. `pooling_weights` are the share of every token in it. They sum to 1:
+
+| pool | weights |
+|---|---|
+| class token | 1 for the class token; in a distilled model half for it and half for the distillation token |
+| GAP | the same for every token of the grid |
+| class token and GAP | half for the class token, half for the grid |
+| MAP | the attention of the probe to its tokens, averaged over heads: the probe is one more layer with one query |
+
+Registers have weight 0, and so does a class token that the pool does not use.
 """
 
 from __future__ import annotations
@@ -13,12 +22,18 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import require_vit
-from vitrail.inspection.pooling import average_pooling_weights
 from vitrail.model.frozen import eval_mode
+from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
+
+
+def require_vit(model: object, what: str) -> None:
+    """Raise UsageError for any network but a ViT; the message says that `what` needs one."""
+    if not isinstance(model, ViT):
+        raise UsageError(f"{what} needs a Vision Transformer, not a {type(model).__name__}")
 
 
 @dataclass(frozen=True)
@@ -93,3 +108,30 @@ def on_grid(maps: Tensor, axis: str | None, grid: Grid) -> Tensor:
         lines = maps.unflatten(0, (-1, columns))  # [batch, columns, ..., rows, rows]
         full = torch.einsum("bc...rs,cd->b...rcsd", lines, torch.eye(columns, device=maps.device))
     return full.flatten(-2).flatten(-3, -2)
+
+
+def average_pooling_weights(config: ViTConfig, grid: Grid) -> Tensor:
+    """Return pooling weights [tokens] in float32, the same for all images; for MAP, those of an average pool."""
+    row = torch.zeros(config.prefix + grid[0] * grid[1])
+    if config.pool == "cls":
+        row[: 1 + config.distilled] = 1 / (1 + config.distilled)
+        return row
+    row[config.prefix :] = 1 / (grid[0] * grid[1])
+    if config.pool == "cls+gap":
+        row /= 2
+        row[0] = 0.5
+    return row
+
+
+def pooling_weights(model: ViT, encoded: Tensor, grid: Grid) -> Tensor:
+    """Return the pooling weights for each image, [batch, prefix + rows * columns] in float32.
+
+    encoded [batch, tokens, width] is the output of `model.encode`; only the tokens that the pool uses are needed.
+    """
+    row = average_pooling_weights(model.config, grid).to(encoded.device).expand(len(encoded), -1)
+    if isinstance(model.pool, MAPHead):
+        row = row.clone()
+        first = model.pool.first(model.config.prefix)
+        maps, _ = model.pool.weigh(encoded[:, first:])
+        row[:, first:] = maps.float().mean(dim=1)[:, 0]
+    return row

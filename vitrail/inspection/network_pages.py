@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import UsageError
+from vitrail.data.images.geometry import Op
+from vitrail.errors import UsageError, finite
+from vitrail.inspection.components import component_maps, patch_components, principal_filters
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.figures.attention import draw_distances, draw_heads, draw_overlays
 from vitrail.inspection.figures.embedding import draw_components
 from vitrail.inspection.figures.page import Folder, Page
 from vitrail.inspection.figures.weights import draw_filters, draw_positions
-from vitrail.inspection.filters import principal_filters
 from vitrail.inspection.maps import HeadMaps, head_maps
-from vitrail.inspection.network import InspectedNetwork
-from vitrail.inspection.patches import component_maps, patch_components
 from vitrail.inspection.pictures import Picture, Pictures, stack
 from vitrail.inspection.positions import COSINE, position_tiles
 from vitrail.inspection.relevance import relevance
@@ -36,6 +35,34 @@ ON_A_PAGE = 12
 """Maximum number of pictures in a figure of overlays. More pictures need more figures."""
 AS_ROWS = 6
 """Maximum number of pictures in a figure with one picture per row."""
+
+
+@dataclass(frozen=True)
+class InspectedNetwork:
+    """A network with its name in figures, its transform and its classes."""
+
+    label: str
+    model: Any
+    """A ViT or ResNet in eval mode."""
+    transform: Op
+    """The transform that turns images into its input."""
+    class_names: list[str]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its weights."""
+        return next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def require_result(self) -> None:
+        """Raise WeightsError, which names the network, if its features of a grey image are not finite."""
+        shape = (1, self.model.config.channels, *self.model.card.preprocess.image_size)
+        grey = torch.full(shape, 127, dtype=torch.uint8, device=self.device)
+        finite(self.model.features(grey), f"output for a grey image ({self.label})")
+
+    def class_name(self, number: int) -> str:
+        """Return the name of a class, or its number if the classes have no names."""
+        return self.class_names[number] if self.class_names else f"class {number}"
 
 
 def filters_page(networks: Sequence[InspectedNetwork], folder: Folder) -> Page:

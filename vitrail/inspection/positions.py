@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import require_vit
+from vitrail.inspection.maps import require_vit
 from vitrail.model.posemb import Relative, RelativeBias, bias_rows
 from vitrail.model.vit import ViT
 
@@ -54,48 +54,37 @@ def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
     if not -config.depth <= layer < config.depth:
         raise UsageError(f"no layer {layer}: this model has {config.depth}, numbered 0 to {config.depth - 1}")
     layer %= config.depth
+    copy, count = layer % positions.copies, config.grid[0] * config.grid[1]
+    places, quantity = torch.arange(count), COSINE
+    of_layer = f", layer {layer}" if positions.copies > 1 else ""
     if config.positions == "none":
-        places = torch.arange(config.grid[0] * config.grid[1])
         rotation = positions.rotation(layer, places.to(model.like.device), config.grid)
         if rotation is None:
             raise UsageError("this model has no position embeddings: it sees an image as a bag of patches")
         cos, sin = (part[config.prefix :].cpu().double().flatten(1) for part in (rotation.cos, rotation.sin))
-        values = (cos @ cos.T + sin @ sin.T) / cos.shape[1]
-        of_layer = f", layer {layer}" if rotation.cos.shape[1] > 1 else ""
-        return PositionTiles(_tiles(values, config.grid), "mean cosine of angles", f"rotary positions{of_layer}")
-    copy = layer % positions.copies
-    of_layer = f", layer {layer}" if positions.copies > 1 else ""
-    if isinstance(positions, Relative):
-        values, about = _offsets(positions.embedding[copy], config.grid), "each offset against offset 0"
-        return PositionTiles(_tiles(values, config.grid), COSINE, f"relative positions{of_layer}: {about}")
-    if isinstance(positions, RelativeBias):
-        rows = bias_rows(torch.arange(config.grid[0] * config.grid[1]), config.grid, class_token=False)
-        values = positions.bias[copy].cpu().double().mean(dim=1)[rows]
+        values, quantity = (cos @ cos.T + sin @ sin.T) / cos.shape[1], "mean cosine of angles"
+        about = f"rotary positions{f', layer {layer}' if rotation.cos.shape[1] > 1 else ''}"
+    elif isinstance(positions, Relative):  # embedding [2 n - 1, features] of q - k, offset 0 at n - 1
+        embedding = positions.embedding[copy].cpu().double()
+        alike = _cosines(embedding, embedding[count - 1 : count])[:, 0]
+        values = alike[places[:, None] - places + count - 1]
+        about = f"relative positions{of_layer}: each offset against offset 0"
+    elif isinstance(positions, RelativeBias):
+        rows = bias_rows(places, config.grid, class_token=False)
+        values, quantity = positions.bias[copy].cpu().double().mean(dim=1)[rows], "added to the logit"
         about = f"relative positions{of_layer}: bias, mean over heads"
-        return PositionTiles(_tiles(values, config.grid), "added to the logit", about)
-    table = positions.table(copy, config.grid)
-    if table is None:  # of the user's own
-        raise UsageError("these positions are the user's own, and have no table to show")
-    grid = table[0, table.shape[1] - config.grid[0] * config.grid[1] :].cpu().double()
-    kind = {"1d": "learned 1-D", "2d": "learned 2-D", "sincos": "fixed sine and cosine"}.get(
-        str(config.positions), type(positions).__name__
-    )
-    return PositionTiles(_tiles(_cosines(grid, grid), config.grid), COSINE, f"{kind} positions{of_layer}")
+    else:
+        table = positions.table(copy, config.grid)
+        if table is None:  # of the user's own
+            raise UsageError("these positions are the user's own, and have no table to show")
+        grid = table[0, table.shape[1] - count :].cpu().double()
+        values = _cosines(grid, grid)
+        kinds = {"1d": "learned 1-D", "2d": "learned 2-D", "sincos": "fixed sine and cosine"}
+        about = f"{kinds.get(str(config.positions), type(positions).__name__)} positions{of_layer}"
+    tiles = values.reshape(*config.grid, *config.grid).numpy().astype(np.float32)
+    return PositionTiles(tiles, quantity, about)
 
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
     """[n, width], [m, width] -> [n, m], in float64, where no square overflows; 0 if an embedding is 0."""
     return F.normalize(a, dim=1, eps=1e-30) @ F.normalize(b, dim=1, eps=1e-30).T
-
-
-def _offsets(embedding: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Cosines of the embedding of q - k with that of 0, [q, k]; embedding [2 n - 1, features], offset 0 at n - 1."""
-    count = grid[0] * grid[1]
-    embedding = embedding.cpu().double()
-    alike = _cosines(embedding, embedding[count - 1 : count])[:, 0]
-    places = torch.arange(count)
-    return alike[places[:, None] - places + count - 1]
-
-
-def _tiles(values: Tensor, grid: tuple[int, int]) -> np.ndarray:
-    return values.reshape(*grid, *grid).numpy().astype(np.float32)

@@ -29,9 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError, finite
-from vitrail.inspection.maps import on_grid
-from vitrail.inspection.network import require_vit
-from vitrail.inspection.pooling import pooling_weights
+from vitrail.inspection.maps import on_grid, pooling_weights, require_vit
 from vitrail.model.attention import Attention
 from vitrail.model.frozen import eval_mode
 from vitrail.model.head import MAPHead

@@ -21,9 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.inspection.maps import on_grid
-from vitrail.inspection.network import require_vit
-from vitrail.inspection.pooling import pooling_weights
+from vitrail.inspection.maps import on_grid, pooling_weights, require_vit
 from vitrail.model.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention

@@ -2,7 +2,7 @@
 
 The teacher sees the very pixels of the student, after all augmentation and mixing ("Knowledge distillation: A good
 teacher is patient and consistent", Beyer et al. 2022), resized to its own input and normalised with its own statistics.
-Without augmentation its outputs are computed once for each image and kept (`vitrail.objective.answers`). The loss of an
+Without augmentation its outputs are computed once for each image and kept in a file (`Answers`). The loss of an
 image is (1 - weight) x the loss of its label + weight x one of these terms, with the student's logits s and the
 teacher's t:
 
@@ -16,19 +16,24 @@ A network with a distillation token (DeiT's) learns the labels with its head and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import UsageError
+from vitrail.disk import writing
+from vitrail.errors import UsageError, WriteError
 from vitrail.model.layers import dense, new_linear
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
-from vitrail.objective.answers import Answers
 from vitrail.objective.base import Prepared, Task
 from vitrail.objective.settings import Distill, Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -93,8 +98,7 @@ class DistillationObjective(SupervisedObjective):
         def ask(images: Tensor) -> Tensor:
             return torch.cat([self._taught(part) for part in images.tensor_split(min(parts, len(images)))])
 
-        answers = self._teacher[0].answers
-        images = prepared.images
+        answers, images = self._teacher[0].answers, prepared.images
         taught = ask(images) if answers is None else answers(images, prepared.index, ask)
         return replace(prepared, precomputed=taught)
 
@@ -105,11 +109,8 @@ class DistillationObjective(SupervisedObjective):
         from_labels = self.of_labels(logits, prepared)
         term = self._term(pupil, features, taught)
         losses = (1 - self.distill.weight) * from_labels + self.distill.weight * term
-        return (
-            losses.sum(),
-            len(prepared),
-            {"top1": self.right(logits if pupil is logits else logits + pupil, prepared)},
-        )
+        right = self.right(logits if pupil is logits else logits + pupil, prepared)
+        return losses.sum(), len(prepared), {"top1": right}
 
     def _taught(self, images: Tensor) -> Tensor:
         return self._teacher[0](images, features=self.projection is not None)
@@ -140,5 +141,81 @@ class DistillationObjective(SupervisedObjective):
         if self.distill.kind == "hard":
             return F.cross_entropy(pupil, taught.argmax(-1), reduction="none")
         temperature = self.distill.temperature
-        known, found = (taught / temperature).log_softmax(-1), (pupil / temperature).log_softmax(-1)
-        return temperature**2 * (known.exp() * (known - found)).sum(-1)
+        theirs, ours = (taught / temperature).log_softmax(-1), (pupil / temperature).log_softmax(-1)
+        return temperature**2 * (theirs.exp() * (theirs - ours)).sum(-1)
+
+
+log = logging.getLogger("vitrail")
+
+CHECKSUM = 8
+"""Bytes of a checksum."""
+ADVICE = "They are computed in every step. Set VITRAIL_CACHE to a folder that can be written to keep them"
+
+
+@dataclass
+class Answers:
+    """What a teacher says of images that come in every epoch with the same pixels, kept in a file.
+
+    Each image has a row: a checksum of its pixels and of the values, then the values. A row that was written only in
+    part, or for other pixels, is not used but written again. So several processes and later runs may share a file.
+    The file is made with the first row. If it cannot be used, a warning says so, and from then on nothing is kept.
+    """
+
+    path: Path
+    width: int
+    """Number of values of an image."""
+    _lost: bool = field(default=False, init=False)
+
+    def __call__(self, images: Tensor, index: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the values of each image, float32 [batch, width]: its row, or else what `ask(images)` returns.
+
+        images: [batch, ...], as the teacher gets them. index: int64 [batch], the number of each image's row.
+        """
+        if self._lost:
+            return ask(images)
+        pixels = [image.numpy().tobytes() for image in images.cpu()]
+        numbers = index.tolist()
+        rows = self._read(numbers, pixels)
+        if missing := [place for place, row in enumerate(rows) if row is None]:
+            for place, values in zip(missing, ask(images[missing]).cpu().numpy(), strict=True):
+                rows[place] = values
+            if not self._lost:
+                self._write([(numbers[place], pixels[place], rows[place].tobytes()) for place in missing])  # type: ignore[union-attr]
+        return torch.from_numpy(np.stack([row for row in rows if row is not None])).to(images.device)
+
+    def _read(self, numbers: list[int], pixels: list[bytes]) -> list[np.ndarray | None]:
+        size = CHECKSUM + 4 * self.width
+        found: list[np.ndarray | None] = [None] * len(numbers)
+        with self._using():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            with self.path.open("rb", buffering=0) as file:
+                for place, (number, image) in enumerate(zip(numbers, pixels, strict=True)):
+                    file.seek(number * size)
+                    row = file.read(size)
+                    if row[:CHECKSUM] == _checksum(image, row[CHECKSUM:]):
+                        found[place] = np.frombuffer(row[CHECKSUM:], np.float32)
+        return found
+
+    def _write(self, rows: list[tuple[int, bytes, bytes]]) -> None:
+        with self._using(), self.path.open("r+b", buffering=0) as file:
+            for number, image, values in rows:
+                row = _checksum(image, values) + values
+                file.seek(number * len(row))
+                file.write(row)
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Context of work on the file; an error of the system ends the keeping instead of the run."""
+        try:
+            with writing(self.path, task=f"keep the teacher's outputs in {self.path}", advice=ADVICE):
+                yield
+        except WriteError as error:
+            log.warning("%s", error)
+            self._lost = True
+
+
+def _checksum(pixels: bytes, values: bytes) -> bytes:
+    digest = hashlib.blake2b(pixels, digest_size=CHECKSUM)
+    digest.update(values)
+    return digest.digest()

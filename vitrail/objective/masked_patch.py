@@ -4,6 +4,11 @@ Half of the patch embeddings are corrupted, after the stem and before the positi
 [mask] embedding, 10 % the embedding of another patch, 10 % stay. At every corrupted position the network predicts
 its patch: the mean colour (1), a 4x4 version of it (2), or all pixels (3). Only (3) is defined for other bands than
 RGB with 8 bits: their normalised values.
+
+Colours have 3 bits per channel. The paper does not define the quantisation. Here the mean m of a channel over the
+pixels, 0 to 255, becomes the level floor(m / 32), 0 to 7, and the colour is 64 red + 8 green + blue, 0 to 511. It is
+computed in integers from uint8 pixels before normalisation, so it is the same on every device. A level represents the
+middle of its 32 values: 16, 48, ..., 240.
 """
 
 from __future__ import annotations
@@ -17,11 +22,9 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, zero_linear
 from vitrail.objective.base import Prepared
-from vitrail.objective.colours import COLOURS, mean_colours, need_pixels, painted
-from vitrail.objective.masks import corruption
-from vitrail.objective.self_supervised import MaskedObjective, classification_losses, hatched, to_pixels
+from vitrail.objective.masks import at, corruption, cut_patches, flags, join_patches
+from vitrail.objective.self_supervised import MaskedObjective, classification_losses, hatched, need_pixels, to_pixels
 from vitrail.objective.settings import MaskedPatch
-from vitrail.objective.stems import at, cut_patches, flags, join_patches
 
 ACROSS = {"colour": 1, "small": 4}
 """Target -> number of cells along a side of the patch. The colour of each cell is predicted."""
@@ -65,7 +68,9 @@ class MaskedPatchObjective(MaskedObjective):
         places, patch = prepared.targets[:, 0], self.model.config.patch
         outputs = self.outputs(prepared)
         if self.across is None:
-            wanted = at(cut_patches(_regressed(prepared.images), patch), places)
+            images = prepared.images  # float32 bands are predicted as they are
+            wanted = cut_patches(images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images, patch)
+            wanted = at(wanted, places)
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
         wanted = at(mean_colours(prepared.images, patch, self.across), places)
         logits = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS)
@@ -102,12 +107,44 @@ class MaskedPatchObjective(MaskedObjective):
         return self.pictures(shown, flags(places, count), prediction, target, hatched(moved, sources == count, patch))
 
 
-def _regressed(images: Tensor) -> Tensor:
-    """Return what target pixels predicts: uint8 pixels as -1..1, or float32 bands as they are."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
-
-
 def _sources(prepared: Prepared, count: int) -> Tensor:
     """Return which patch's embedding is at each place, int64 [batch, count]; `count` for the [mask] embedding."""
     places, shown = prepared.targets.unbind(1)
     return torch.arange(count, device=places.device).expand(len(places), -1).scatter(1, places, shown)
+
+
+LEVELS = 8
+COLOURS = LEVELS**3
+STEP = 256 // LEVELS
+
+
+def mean_colours(images: Tensor, patch: int, across: int = 1) -> Tensor:
+    """Return the colours, int64 [batch, patches, across^2], of each patch cut into across x across cells.
+
+    images: uint8 [batch, 3, height, width]; patches and cells are in raster order. `across` 4 is the paper's "4x4
+    downsized version". Raises UsageError if the cells are not whole pixels.
+    """
+    need_pixels(images, "a mean colour")
+    if patch % across:
+        raise UsageError(
+            f"a patch of {patch} pixels cannot be cut into {across} x {across} cells: use a patch divisible by "
+            f"{across}, or objective.target colour"
+        )
+    side = patch // across
+    cells = rearrange(images, "b c (h y p) (w x q) -> b (h w) (y x) c (p q)", y=across, x=across, p=side, q=side)
+    red, green, blue = (cells.sum(-1, dtype=torch.int64) // (STEP * side * side)).unbind(-1)
+    return (red * LEVELS + green) * LEVELS + blue
+
+
+def colour_values(colours: Tensor) -> Tensor:
+    """Return red, green and blue, uint8 [..., 3], of colours [...]: the middle of each level."""
+    levels = torch.stack([colours // LEVELS**2, colours // LEVELS % LEVELS, colours % LEVELS], dim=-1)
+    return (levels * STEP + STEP // 2).to(torch.uint8)
+
+
+def painted(colours: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
+    """Return uint8 images [batch, 3, height, width] with the colours [batch, patches, cells]."""
+    across = round(colours.shape[-1] ** 0.5)
+    values = colour_values(colours)
+    small = rearrange(values, "b (h w) (y x) c -> b c (h y) (w x)", h=grid[0], y=across)
+    return small.repeat_interleave(patch // across, -2).repeat_interleave(patch // across, -1)

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
+from vitrail.errors import UsageError
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared, Task
+from vitrail.objective.masks import at, encoded, need_maskable, pixel_mask
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch
-from vitrail.objective.stems import at, encoded, need_maskable, pixel_mask
 
 
 class SelfSupervised(Objective):
@@ -90,6 +91,15 @@ def hatched(images: Tensor, hidden: Tensor, patch: int) -> Tensor:
     rows, columns = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     hatch = torch.where((rows[:, None] + columns) % 4 == 0, 216, 104).to(torch.uint8)
     return torch.where(pixel_mask(hidden, images, patch), hatch, images)
+
+
+def need_pixels(images: Tensor, what: str) -> None:
+    """Raise UsageError unless `images` are uint8 [batch, 3, height, width], from which colours can be read."""
+    if images.dtype != torch.uint8 or images.shape[1] != 3:
+        raise UsageError(
+            f"{what} is computed from the pixels before normalisation: images must be uint8 of 3 channels, "
+            f"not {str(images.dtype).removeprefix('torch.')} of {images.shape[1]}"
+        )
 
 
 def to_pixels(values: Tensor) -> Tensor:

@@ -96,10 +96,10 @@ class Supervised(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class Regression(ObjectiveSettings):
-    """Prediction of one or several numbers for each image (`vitrail.objective.regression`)."""
+    """Prediction of one or several numbers for each image (`vitrail.objective.supervised`)."""
 
     numbers: ClassVar[bool] = True
-    made_by: ClassVar[str] = "vitrail.objective.regression:RegressionObjective"
+    made_by: ClassVar[str] = "vitrail.objective.supervised:RegressionObjective"
     kind: Literal["regression"] = "regression"
     """The objective: prediction of numbers."""
     loss: Literal["mse", "huber"] = "mse"
@@ -169,10 +169,10 @@ class MAE(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class BEiT(ObjectiveSettings):
-    """Prediction of the visual tokens of masked patches (`objective.beit.objective`; Bao et al. 2022)."""
+    """Prediction of the visual tokens of masked patches (`objective.beit`; Bao et al. 2022)."""
 
     labels: ClassVar[bool] = False
-    made_by: ClassVar[str] = "vitrail.objective.beit.objective:BEiTObjective"
+    made_by: ClassVar[str] = "vitrail.objective.beit:BEiTObjective"
     kind: Literal["beit"] = "beit"
     """The objective: prediction of visual tokens (BEiT)."""
     tokenizer: str = ""
@@ -189,10 +189,10 @@ class BEiT(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class Tokenizer(ObjectiveSettings):
-    """A discrete autoencoder that gives each patch one of `codes` visual tokens (`objective.beit.tokenizer`)."""
+    """A discrete autoencoder that gives each patch one of `codes` visual tokens (`objective.tokenizer`)."""
 
     labels: ClassVar[bool] = False
-    made_by: ClassVar[str] = "vitrail.objective.beit.tokenizer:TokenizerObjective"
+    made_by: ClassVar[str] = "vitrail.objective.tokenizer:TokenizerObjective"
     kind: Literal["tokenizer"] = "tokenizer"
     """The objective: a tokenizer for BEiT."""
     codes: Annotated[int, Range(2, 2**20)] = 8192
@@ -211,10 +211,10 @@ class Tokenizer(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class DINO(ObjectiveSettings):
-    """Self-distillation without labels (`vitrail.objective.dino.objective`; Caron et al. 2021)."""
+    """Self-distillation without labels (`vitrail.objective.dino`; Caron et al. 2021)."""
 
     labels: ClassVar[bool] = False
-    made_by: ClassVar[str] = "vitrail.objective.dino.objective:DINOObjective"
+    made_by: ClassVar[str] = "vitrail.objective.dino:DINOObjective"
     kind: Literal["dino"] = "dino"
     """The objective: self-distillation (DINO)."""
     outputs: Annotated[int, Range(2, 2**20)] = 65_536

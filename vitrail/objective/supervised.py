@@ -1,4 +1,11 @@
-"""Learning from one label or several: cross-entropy with softmax or sigmoid, asymmetric loss, soft targets."""
+"""Learning from labels: cross-entropy with softmax or sigmoid, asymmetric loss, soft targets, rare classes; numbers.
+
+For rare classes there are weights in the loss and logit adjustment. `class_weights` are factors on the loss of an
+image, by its class. "effective" is from "Class-Balanced Loss Based on Effective Number of Samples" (Cui et al. 2019):
+n images of a class count as (1 - beta^n) / (1 - beta). `log_prior` is for "Long-Tail Learning via Logit Adjustment"
+(Menon et al. 2021, equation 10): it is added to the logits in training only, so that the logits without it rank the
+classes as if all were equally frequent. Numbers are predicted by squared error or Huber loss of standardised targets.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.images.mix import Mix
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
-from vitrail.objective.base import Objective, Prepared, Task
-from vitrail.objective.rare import Balance
-from vitrail.objective.settings import Supervised
+from vitrail.objective.base import ImageBatch, Objective, Prepared, Task
+from vitrail.objective.settings import Regression, Supervised
 from vitrail.words import shown
 
 
@@ -147,3 +155,114 @@ def _set_head_bias(model: nn.Module, value: float) -> None:
     with torch.no_grad():
         for head in heads:
             head.bias.fill_(value)
+
+
+def class_weights(counts: Sequence[float], settings: Supervised) -> np.ndarray:
+    """Return the weight of each class, float64 [classes]; their mean over the training images is 1.
+
+    counts: Number of training images of each class. A class without images gets the weight of a class with one. (Cui et
+    al. scale the weights to a sum of `classes`; this differs by one factor on the whole loss.)
+    """
+    number = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    if settings.class_weights == "effective":
+        beta = settings.class_weights_beta
+        raw = (1 - beta) / -np.expm1(number * np.log(beta)) if beta else np.ones_like(number)
+    else:
+        raw = 1 / number
+    images = np.asarray(counts, dtype=np.float64)
+    return raw * images.sum() / (raw * images).sum()  # type: ignore[no-any-return]
+
+
+def log_prior(counts: Sequence[float]) -> np.ndarray:
+    """Return the logarithm of each class's share of the images, float64 [classes]; a class without images has one."""
+    number = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    return np.log(number / number.sum())  # type: ignore[no-any-return]
+
+
+class Balance(nn.Module):
+    """The changes that `settings` make to logits, targets and losses for rare classes; none by default.
+
+    Raises UsageError if `counts`, the number of training images of each class, are needed and not known, and for logit
+    adjustment of a loss that is not softmax.
+    """
+
+    weights: Tensor | None
+    """float32 [classes]."""
+    shift: Tensor | None
+    """float32 [classes], added to the logits in training."""
+
+    def __init__(self, settings: Supervised, counts: Sequence[float]) -> None:
+        super().__init__()
+        weighted, adjusted = settings.class_weights != "none", settings.logit_adjustment > 0
+        if adjusted and settings.loss != "softmax":
+            raise UsageError(
+                f"objective.logit_adjustment needs objective.loss softmax, not {settings.loss}. With {settings.loss}, "
+                "use objective.class_weights"
+            )
+        if (weighted or adjusted) and not len(counts):
+            raise UsageError("class weights and logit adjustment need the number of training images of each class")
+        weights = torch.from_numpy(class_weights(counts, settings)).float() if weighted else None
+        shift = torch.from_numpy(settings.logit_adjustment * log_prior(counts)).float() if adjusted else None
+        self.register_buffer("weights", weights, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Return the logits [batch, classes] that the loss sees."""
+        return logits if self.shift is None else logits + self.shift
+
+    def targets(self, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the targets that the loss sees, and the factor on the loss of each image [batch] (None: 1).
+
+        targets: int64 [batch], or float [batch, classes] whose rows sum to 1. A mixed image with the shares t counts as
+        its parts do: the loss of class k with the factor t_k w_k. A loss is linear in the targets, so that is one loss
+        of targets in proportion to t_k w_k, times the sum of t_k w_k.
+        """
+        if self.weights is None:
+            return targets, None
+        if targets.ndim == 1:
+            return targets, self.weights[targets]
+        parts = targets * self.weights
+        whole = parts.sum(-1)
+        return parts / whole[:, None], whole
+
+
+class RegressionObjective(Objective):
+    """Predict the targets of an image as multiples of their deviation from their mean, which `scale` holds.
+
+    The loss of an image is the mean over targets, so that none dominates by its unit. Mixup and CutMix blend targets as
+    they blend images. Metrics: "error", the mean absolute error in deviations.
+    """
+
+    pure = True
+
+    def __init__(self, model: nn.Module, config: Regression, augment: Augment, scale: TargetScale, seed: int) -> None:
+        super().__init__(model)
+        self.config, self.scale = config, scale
+        self.mix = Mix(augment, len(scale.mean), seed)
+
+    @classmethod
+    def of(cls, model: nn.Module, settings: Regression, task: Task) -> Self:
+        """See `Objective`."""
+        assert task.scale is not None
+        return cls(model, settings, task.augment, task.scale, task.seed)
+
+    def prepare(self, batch: ImageBatch, *, step: int) -> Prepared:
+        """See `Objective`. Targets are standardised in float64, because their mean may be far larger than they vary."""
+        labels = self.scale.standardised(batch.labels.double()).float()
+        return super().prepare(Prepared(batch.images, labels, batch.index, labels), step=step)
+
+    def draw(self, prepared: Prepared, step: int) -> Prepared:
+        """Mix images and targets (mixup, CutMix)."""
+        images, targets = self.mix(prepared.images, prepared.labels, step)
+        return replace(prepared, images=images, targets=targets)
+
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """See `Objective`."""
+        outputs = self.model(prepared.images)
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        error = (outputs.detach() - prepared.targets).abs().mean(dim=1).sum()
+        if self.config.loss == "huber":
+            losses = F.huber_loss(outputs, prepared.targets, reduction="none", delta=self.config.huber_delta)
+        else:
+            losses = F.mse_loss(outputs, prepared.targets, reduction="none")
+        return losses.mean(dim=1).sum(), len(prepared), {"error": error}

@@ -17,7 +17,7 @@ all gradients together, not of each tensor.
 
 Other differences that cannot be expressed: MAE's fine-tuning averages the patches (vitrail: the class token, which
 pre-training keeps; MAE's authors find that both perform alike). BEiT's tokenizer sees the image at half the side
-(vitrail: at the full side) and is trained differently (`vitrail.objective.beit.tokenizer`). BEiT's fine-tuning gives
+(vitrail: at the full side) and is trained differently (`vitrail.objective.tokenizer`). BEiT's fine-tuning gives
 every layer its own copy of the relative positions with that layer's learning rate (vitrail: one shared table with the
 full rate).
 """

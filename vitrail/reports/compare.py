@@ -1,24 +1,36 @@
-"""`compare(folders)`: how runs differ in their settings, accuracy and cost. The first run is the baseline."""
+"""`write_comparison(run_folders, out)`: how runs differ in settings, accuracy and cost. The first run is the baseline.
+
+The page shows where two runs disagree: the classes that gain and lose, and the images that only one run gets right.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitrail.config import dotted, plain
+from vitrail.data.images.pixels import picture
 from vitrail.data.roles import SUBSET
 from vitrail.errors import DataError, UsageError, VitrailError
+from vitrail.evaluation.calibration import calibration
 from vitrail.files import read_json_object
 from vitrail.model.variants import Config
 from vitrail.reports.cost import RunCost, cost_of
+from vitrail.reports.curves import comparison_curves
+from vitrail.reports.figures import SERIES
 from vitrail.reports.folds import Folds, join_folds
+from vitrail.reports.gallery import Exhibit, decoded_image, guesses, true_class
+from vitrail.reports.page import render, write_page
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair
+from vitrail.reports.tables import MOST_CLASSES
 from vitrail.weights.load import read_card
-from vitrail.words import distinct_labels
+from vitrail.words import distinct_labels, without_folders
 
 NOT_COMPARED = ("name", "out")
 """Settings that only say where a run is stored."""
@@ -152,3 +164,113 @@ def _config(run: RunRecord, label: str, notes: list[str]) -> Config | None:
     what = f"{label}: the FLOPs are unknown because its model cannot be read"
     card = attempt(notes, what, lambda: read_card(run.folder))
     return None if card is None else card.config
+
+
+MOST_EACH, MOST_TOTAL = 12, 96
+"""Maximum number of images in one gallery, and on the page."""
+
+
+@dataclass(frozen=True)
+class ClassShift:
+    """The accuracy of one class in several runs."""
+
+    name: str
+    images: int
+    accuracy: list[float]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Images that run `better` gets right and run `worse` gets wrong."""
+
+    better: int
+    worse: int
+    images: int
+    runs: tuple[int, int]
+    """The numbers of the runs whose guesses the exhibits hold."""
+    shown: list[Exhibit]
+
+
+def class_shifts(found: Comparison) -> list[ClassShift]:
+    """Return every class that all compared runs know, the largest difference first."""
+    numbers = [0, *(one.number for one in found.against)]
+    evaluations = [one for one in (found.runs[number].evaluation for number in numbers) if one is not None]
+    if len(numbers) < 2:
+        return []
+    accuracy = np.stack([one.class_accuracy for one in evaluations], axis=1)
+    known = np.flatnonzero(~np.isnan(accuracy).any(axis=1))
+    gap = np.ptp(accuracy[known], axis=1)
+    first = evaluations[0]
+    return [
+        ClassShift(first.class_names[k], int(first.class_count[k]), accuracy[k].tolist())
+        for k in known[np.argsort(-gap, kind="stable")].tolist()
+    ]
+
+
+def disagreements(found: Comparison, source: Any) -> list[Disagreement]:
+    """Return the images that only one of two runs gets right. `source` holds the validation images."""
+    most = min(MOST_EACH, max(1, MOST_TOTAL // (2 * max(len(found.against), 1))))
+    both = []
+    for one in found.against:
+        first, second = one.pair.first_right, one.pair.second_right
+        both.append(_disagreement(found, one, (one.number, 0), second & ~first, source, most))
+        both.append(_disagreement(found, one, (0, one.number), first & ~second, source, most))
+    return [gallery for gallery in both if gallery.shown]
+
+
+def _disagreement(
+    found: Comparison, one: Against, order: tuple[int, int], differ: np.ndarray, source: Any, most: int
+) -> Disagreement:
+    """Collect the images where bool [n] `differ` is true, those with the largest difference in loss first."""
+    first, second = found.runs[0].evaluation, found.runs[one.number].evaluation
+    assert first is not None and second is not None
+    rows = np.stack([one.pair.first_rows, one.pair.second_rows], axis=1)[differ]
+    gap = np.abs(first.loss[rows[:, 0]] - second.loss[rows[:, 1]])
+    gap = np.nan_to_num(gap, nan=np.inf, posinf=np.inf)
+    shown: list[Exhibit] = []
+    for a, b in rows[np.argsort(-gap, kind="stable")].tolist():
+        if len(shown) == most:
+            break
+        if (decoded := decoded_image(source, int(first.index[a]), picture)) is not None:
+            guessed = [guesses(first, a, 1), guesses(second, b, 1)]
+            shown.append(Exhibit(*decoded, true_class(first, a), guessed))
+    return Disagreement(*order, len(rows), (0, one.number), shown)
+
+
+def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comparison:
+    """Write a page that compares runs to the file `out`; return the comparison. The first run is the baseline.
+
+    If the runs are the folds of a cross-validation, the predictions for all images are written to `predictions_file`.
+
+    Notes on the page list what is missing. Raises DataError if a folder is not a run folder, UsageError if a folder is
+    given twice or `out` cannot be written.
+    """
+    found = compare([Path(folder) for folder in run_folders])
+    notes, galleries = list(found.notes), None
+    if found.against:
+        galleries = attempt(notes, "pictures", lambda: disagreements(found, validation_images(found.runs[0])))
+    settings = {
+        name: [run.local(v) for run, v in zip(found.runs, values, strict=True)]
+        for name, values in found.settings.items()
+    }
+    page = render(
+        "comparison.html",
+        title=f"{', '.join(found.labels[:-1])} and {found.labels[-1]}",
+        found=replace(found, runs=[run.published() for run in found.runs], settings=settings),
+        curves=comparison_curves(found.runs, found.labels),
+        colours=len(SERIES),
+        calibration=calibration,
+        shifts=class_shifts(found),
+        most_classes=MOST_CLASSES,
+        galleries=galleries or [],
+        notes=without_folders(notes),
+    )
+    write_page(Path(out), page)
+    if found.folds:
+        found.folds.write(predictions_file(Path(out)))
+    return found
+
+
+def predictions_file(page: Path) -> Path:
+    """Return the CSV beside a page, for the predictions of the folds of a cross-validation."""
+    return page.with_name(f"{page.stem}-predictions.csv")

@@ -11,8 +11,8 @@ import numpy as np
 
 from vitrail.errors import VitrailError
 from vitrail.model.variants import Config
-from vitrail.objective.beit.tokenizer import load_tokenizer
 from vitrail.objective.settings import BEiT, Tokenizer
+from vitrail.objective.tokenizer import load_tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.training.flops import forward_macs
 from vitrail.training.optim.progressive import Sizes

@@ -20,14 +20,14 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
-from vitrail.evaluation.calibration import Calibration
+from vitrail.evaluation.calibration import Calibration, plot
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.confidence.rejection import SHOWN, counts_at, curve
+from vitrail.evaluation.confidence import SHOWN, counts_at, curve
 from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.reliability import plot
 
 INK = "#010203"
 """Placeholder for the page's text colour while matplotlib draws."""
@@ -120,19 +120,16 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> Markup:
     side = min(3.2 + 0.34 * classes, 9.0) if named else 6.5
     figure = Figure(figsize=(side + 0.9, side), layout="constrained")
     axes = figure.add_subplot()
-    scale = PowerNorm(0.5, 0, 1)  # makes a few percent of mistakes visible
-    image = axes.imshow(share, cmap="cividis", norm=scale, interpolation="nearest")
+    image = _share_matrix(axes, share, class_names)
     axes.set_title("Predictions for each class")
     axes.set_xlabel("predicted class" if named else "predicted class (number)")
     axes.set_ylabel("true class" if named else "true class (number)")
     if named:
-        short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
-        axes.set_xticks(range(classes), short, rotation=90)
-        axes.set_yticks(range(classes), short)
-        _write_counts(axes, counts, scale(share))
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, format=PercentFormatter(1, decimals=0))
-    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
-    bar.set_label("share of the true class's images")
+        brightness = _share_scale()(share)
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            color = "#000000" if brightness[row, column] > 0.5 else "#ffffff"
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
+    _share_bar(figure, image, [axes], "share of the true class's images")
     best, total = int(np.trace(counts)), int(counts.sum())
     return svg(
         figure,
@@ -151,21 +148,14 @@ def cooccurrence(there: np.ndarray, predicted: np.ndarray, class_names: Sequence
     side = min(2.8 + 0.24 * classes, 7.0) if named else 5.0
     figure = Figure(figsize=(2 * side + 1.2, side), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    scale = PowerNorm(0.5, 0, 1)
     for axes, counts, title in (
         (left, there, "labels that are there"),
         (right, predicted, "labels that are predicted"),
     ):
-        image = axes.imshow(counts / images, cmap="cividis", norm=scale, interpolation="nearest")
+        image = _share_matrix(axes, counts / images, class_names)
         axes.set_title(title)
-        if named:
-            short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
-            axes.set_xticks(range(classes), short, rotation=90)
-            axes.set_yticks(range(classes), short)
     left.set_ylabel("images with the label" if named else "images with the label (number)")
-    bar = figure.colorbar(image, ax=(left, right), shrink=0.7, format=PercentFormatter(1, decimals=0))
-    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
-    bar.set_label("share of the images with the row's label")
+    _share_bar(figure, image, [left, right], "share of the images with the row's label")
     return svg(
         figure,
         f"Two matrices of {classes} labels: for the images with each label, the share that has each other label, and "
@@ -234,10 +224,24 @@ def scatter(found: NumberScores, number: int) -> Markup:
     )
 
 
-def _write_counts(axes: Axes, counts: np.ndarray, brightness: np.ndarray) -> None:
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        color = "#000000" if brightness[row, column] > 0.5 else "#ffffff"
-        axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
+def _share_matrix(axes: Axes, share: np.ndarray, class_names: Sequence[str]) -> AxesImage:
+    """Draw shares [K, K], with the names of the classes if they are few."""
+    if len(share) <= NAMED_CLASSES:
+        short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
+        axes.set_xticks(range(len(share)), short, rotation=90)
+        axes.set_yticks(range(len(share)), short)
+    return axes.imshow(share, cmap="cividis", norm=_share_scale(), interpolation="nearest")
+
+
+def _share_scale() -> PowerNorm:
+    """Return a scale of shares on which a few percent are visible."""
+    return PowerNorm(0.5, 0, 1)
+
+
+def _share_bar(figure: Figure, image: AxesImage, panels: list[Axes], label: str) -> None:
+    bar = figure.colorbar(image, ax=panels, shrink=0.7, format=PercentFormatter(1, decimals=0))
+    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+    bar.set_label(label)
 
 
 def svg(figure: Figure, describe: str, enlarged: float = 1.0) -> Markup:

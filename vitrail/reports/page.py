@@ -1,30 +1,43 @@
-"""`write_report(run_folder)`: the result of a run on one page that needs nothing but itself."""
+"""`write_report(run_folder)`: the result of a run on one page that needs nothing but itself.
+
+Every page is one file that loads nothing and runs no scripts. Everything that a template prints is escaped, and
+characters that cannot be printed are replaced: names of classes and files are never trusted. Only `Markup` is printed
+as HTML.
+"""
 
 from __future__ import annotations
 
+import math
+import shlex
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from vitrail.config import to_yaml
+from vitrail.costs.estimate import amount
+from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
-from vitrail.files import read_bytes
+from vitrail.evaluation.metric import wilson
+from vitrail.files import read_bytes, replacing_text
 from vitrail.reports import run_record, tables
 from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
-from vitrail.reports.figures import confusion, cooccurrence, reliability, risk_coverage, scatter
+from vitrail.reports.figures import confusion, cooccurrence, data_uri, picture, reliability, risk_coverage, scatter
 from vitrail.reports.gallery import Evaluated, exhibits, most_uncertain, worst_mistakes
-from vitrail.reports.render import render, short, write_page
 from vitrail.reports.run_record import read_run, validation_images
 from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load
+from vitrail.words import as_text, time_span
 
 MOST_SCATTERS = 6
 """Maximum number of targets whose predictions are drawn."""
@@ -136,3 +149,57 @@ def _galleries(evaluation: Evaluated, model: Any, source: Any) -> dict[str, Any]
     if isinstance(evaluation, Classification):
         found["uncertain"] = exhibits(most_uncertain(evaluation), evaluation, source, model)
     return found
+
+
+def without_controls(value: Any) -> Any:
+    """Replace characters that cannot be printed, such as those that reverse the direction of text; see `as_text`."""
+    if isinstance(value, Markup):
+        return value
+    return "".join(char if char.isprintable() else "�" for char in as_text(value))
+
+
+def short(value: Any, longest: int = 120) -> str:
+    """Return a value as printable text of at most `longest` characters; HTML stays as it is."""
+    text: str = without_controls(value)
+    return text if isinstance(text, Markup) or len(text) <= longest else text[: longest - 1] + "…"
+
+
+def percent(share: float, digits: int = 1) -> Markup:
+    """Write a share as a percentage that stays on one line: 0.1234 -> "12.3 %"; NaN -> "–"."""
+    return Markup("–" if math.isnan(share) else f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%")
+
+
+def points(share: float) -> str:
+    """Write a difference of two shares in percentage points: 0.012 -> "+1.2"."""
+    rounded = round(100 * share, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates of this package with the filters that they use."""
+    found = Environment(
+        loader=PackageLoader("vitrail.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=without_controls,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (amount, data_uri, percent, picture, points, short, time_span)
+    found.filters.update({function.__name__: function for function in filters})
+    found.filters["shell_quote"] = shlex.quote
+    found.globals["wilson"] = wilson
+    return found
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this package and return it as HTML."""
+    return environment().get_template(template).render(values)
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Replace the file `path` atomically and return it. Raises UsageError if it cannot be written."""
+    with replacing_text(path, UsageError) as file:
+        file.write(page)
+    return path

@@ -122,9 +122,8 @@ class _Seen:
 def _unfinished(seen: _Seen) -> Suggestion | None:
     if seen.record.result:
         return None
-    return Suggestion(
-        "The run has not ended. It continues at the step where it stopped.", f"vitrail train --resume {seen.folder}"
-    )
+    reason = "The run has not ended. It continues at the step where it stopped."
+    return Suggestion(reason, f"vitrail train --resume {seen.folder}")
 
 
 def _pretrained(seen: _Seen) -> Suggestion | None:
@@ -238,23 +237,12 @@ def _use(seen: _Seen) -> Suggestion | None:
 
 
 def _look(seen: _Seen) -> Suggestion | None:
-    return Suggestion(
-        "Look inside: what the filters, positions and attention have learned.",
-        f"vitrail inspect {seen.folder}",
-        improves=False,
-    )
+    reason = "Look inside: what the filters, positions and attention have learned."
+    return Suggestion(reason, f"vitrail inspect {seen.folder}", improves=False)
 
 
-RULES: tuple[Callable[[_Seen], Suggestion | None], ...] = (
-    _unfinished,
-    _pretrained,
-    _overfitting,
-    _longer,
-    _rare_classes,
-    _labels,
-    _one_pair,
-    _use,
-    _look,
-)
-PERFECT: tuple[Callable[[_Seen], Suggestion | None], ...] = (_unfinished, _use, _look)
+Rule = Callable[[_Seen], Suggestion | None]
+IMPROVING: tuple[Rule, ...] = (_unfinished, _pretrained, _overfitting, _longer, _rare_classes, _labels, _one_pair)
+RULES: tuple[Rule, ...] = (*IMPROVING, _use, _look)
+PERFECT: tuple[Rule, ...] = (_unfinished, _use, _look)
 """The rules for a network that makes no mistake: nothing can be improved."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.confidence.rejection import SHOWN, counts_at
+from vitrail.evaluation.confidence import SHOWN, counts_at
 from vitrail.evaluation.labels.calibration import LabelCalibration
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores

@@ -71,12 +71,7 @@ def create_app(service: Service, clients: Clients | None = None) -> Guard:
 
     about = "Classes of images, their features, and where a Vision Transformer looks."
     app = FastAPI(
-        title="vitrail",
-        version=__version__,
-        description=about,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
+        title="vitrail", version=__version__, description=about, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     _add_posts(app, service)
     _add_gets(app, service)
@@ -92,22 +87,14 @@ def _add_posts(app: FastAPI, service: Service) -> None:
         began, served = time.perf_counter(), service.model(model)
         outcomes = await service.process(request, served, served.rank)
         crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
-        images = [
-            ImagePrediction(one.name, [], _problem(one), image)
-            if one.refused
-            else ImagePrediction(
-                one.name,
-                served.top(one.value, top),
-                None,
-                image,
-                served.labels(one.value),
-                served.rejected(one.value),
-            )
-            for one, image in zip(outcomes, crops, strict=True)
-        ]
-        for one in outcomes:
-            if one.refused is None:
-                _count(service, served, one.value)
+        images = []
+        for one, image in zip(outcomes, crops, strict=True):
+            if one.refused:
+                images.append(ImagePrediction(one.name, [], _problem(one), image))
+                continue
+            _count(service, served, one.value)
+            labels, rejected = served.labels(one.value), served.rejected(one.value)
+            images.append(ImagePrediction(one.name, served.top(one.value, top), None, image, labels, rejected))
         return _if_all_refused(outcomes) or Prediction(*_who(served), images, seconds_since(began))
 
     @app.post("/v1/embed", response_model=Embedding, **POST)
@@ -151,9 +138,8 @@ def _count(service: Service, served: ServedModel, found: RankedClasses) -> None:
     (best,) = served.top(found, 1)
     labels = served.labels(found)
     classes = [best["class"]] if labels is None else [one["class"] for one in labels]
-    service.metrics.predicted(
-        served.name, best["class"], best["probability"], [] if served.rejected(found) else classes
-    )
+    counted = [] if served.rejected(found) else classes
+    service.metrics.predicted(served.name, best["class"], best["probability"], counted)
 
 
 def _crops(outcomes: list[FileResult]) -> list[str | None]:

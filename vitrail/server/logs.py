@@ -72,29 +72,13 @@ class Exchange:
         if not log.isEnabledFor(level):
             return
         took = round(1000 * (time.perf_counter() - self.began), 1)
-        fields = {
-            "client": self.client,
-            "method": self.method,
-            "path": self.path,
-            "status": self.status,
-            "bytes": self.bytes,
-            "ms": took,
-            "request_id": self.id,
-            "model": self.model,
-        }
+        asked = {"client": self.client, "method": self.method, "path": self.path}
+        answered = {"status": self.status, "bytes": self.bytes, "ms": took, "request_id": self.id, "model": self.model}
         log.log(
             level,
             "%s %s %s %s %d %d B %s ms %s %s",
-            _now(time.time()),
-            self.client,
-            self.method,
-            self.path,
-            self.status,
-            self.bytes,
-            took,
-            self.id,
-            self.model or "-",
-            extra={"fields": {"message": "request", **fields}},
+            *(_now(time.time()), *asked.values(), self.status, self.bytes, took, self.id, self.model or "-"),
+            extra={"fields": {"message": "request", **asked, **answered}},
         )
 
 

@@ -46,13 +46,8 @@ class Metrics:
         self.classes = Counter(
             "vitrail_predicted_total", "Images by predicted class.", ("model", "class"), registry=registry
         )
-        self.confidence = Histogram(
-            "vitrail_confidence",
-            "Probability of the best class.",
-            ("model", "class"),
-            buckets=SHARES,
-            registry=registry,
-        )
+        best = "Probability of the best class."
+        self.confidence = Histogram("vitrail_confidence", best, ("model", "class"), buckets=SHARES, registry=registry)
         self.reloads = Counter("vitrail_reloads_total", "Reloads of the models.", ("result",), registry=registry)
         self._named: dict[tuple[str, int], set[str]] = {}
         Gauge("vitrail_images_inside", "Images in the queue or computed.", registry=registry).set_function(inside)

@@ -37,15 +37,21 @@ class ImagePrediction:
 
 
 @dataclass
-class Prediction:
+class _Answer:
+    """The beginning of every response: the name and the tensors of the network, and the version of vitrail."""
+
+    model: str
+    weights_sha256: str
+    version: str
+
+
+@dataclass
+class Prediction(_Answer):
     """The best classes of each image with probabilities, best first. Images are in the order of the request.
 
     `weights_sha256` and `version` name the network's tensors and the version of vitrail that answered.
     """
 
-    model: str
-    weights_sha256: str
-    version: str
     images: list[ImagePrediction]
     seconds: float
 
@@ -60,19 +66,16 @@ class ImageFeatures:
 
 
 @dataclass
-class Embedding:
+class Embedding(_Answer):
     """The features of each image: the input of the classifier. Images are in the order of the request."""
 
-    model: str
-    weights_sha256: str
-    version: str
     width: int
     images: list[ImageFeatures]
     seconds: float
 
 
 @dataclass
-class Attention:
+class Attention(_Answer):
     """Where the network looks in one image. Maps are lists of rows over the grid of patches.
 
     `rollout` is the share of each patch in the classifier's input, through all layers. `attention` is that of one
@@ -82,9 +85,6 @@ class Attention:
     height and width.
     """
 
-    model: str
-    weights_sha256: str
-    version: str
     grid: list[int]
     rollout: list[list[float]]
     layer: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,12 +25,12 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
-from vitrail.evaluation.confidence.temperature import calibrated
+from vitrail.evaluation.confidence import calibrated
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import engine_predictor
 from vitrail.exports.kinds import EngineName
-from vitrail.inspection.maps import HeadMaps, head_maps, patch_attention
+from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.overlay import Box, visible_box
 from vitrail.inspection.positions import PositionTiles, position_tiles
 from vitrail.inspection.rollout import rollout
@@ -112,7 +112,8 @@ class ServedModel:
             self._checksum: Future[str] | None = None
         else:  # a second for a gigabyte or two, while the engine is made and tried
             behind = ThreadPoolExecutor(1, "vitrail-checksum")
-            self._checksum = behind.submit(checksum, _on_cpu(network.state_dict()))
+            tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+            self._checksum = behind.submit(checksum, tensors)
             behind.shutdown(wait=False)
         report = getattr(network, "load_report", None)
         self.file: Path | None = network.path if isinstance(network, Engine) else report.path if report else None
@@ -157,9 +158,7 @@ class ServedModel:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
         logits = self.predict(_stack(images)).float().cpu()
         found = ranked(logits, TOP, self.card.thresholds)
-        predicted: Sequence[np.ndarray | None] = (
-            found.predicted if found.predicted is not None else [None] * len(images)
-        )
+        predicted: Any = [None] * len(images) if found.predicted is None else found.predicted
         return _if_finite(map(RankedClasses, found.classes, found.probabilities, predicted), logits)
 
     def features(self, images: list[PreparedImage]) -> list[np.ndarray | Exception]:
@@ -208,7 +207,8 @@ class ServedModel:
             "layer": what.layer % self.card.config.depth,
             "head": what.head,
             "patch": None if what.patch is None else list(what.patch),
-            "attention": _rounded(_mean(maps)),
+            # the mean over heads, as one map
+            "attention": _rounded(torch.stack([one.shares[0].mean(dim=0) for one in maps]).mean(dim=0)),
             **self._position_similarity(what.patch),
             "crop": image.crop(),
             "picture": list(image.size),
@@ -217,10 +217,8 @@ class ServedModel:
 
     def _position_similarity(self, patch: tuple[int, int] | None) -> dict[str, Any]:
         """Return the similarity of all positions to that of a patch, as JSON values."""
-        if patch is None:
-            return {"positions": None, "positions_about": None}
-        if isinstance(self.positions, str):
-            return {"positions": None, "positions_about": self.positions}
+        if patch is None or isinstance(self.positions, str):
+            return {"positions": None, "positions_about": None if patch is None else self.positions}
         tiles = self.positions
         return {"positions": _rounded(tiles.values[patch]), "positions_about": f"{tiles.quantity} ({tiles.about})"}
 
@@ -276,10 +274,6 @@ class ServedModel:
         _ = self.weights_sha256, self.description  # every response names the weights
 
 
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-
-
 def _stack(images: list[PreparedImage]) -> Tensor:
     return torch.from_numpy(np.stack([image.pixels for image in images])).permute(0, 3, 1, 2)
 
@@ -289,11 +283,6 @@ def _if_finite(values: Iterable[T], rows: Tensor) -> list[T | Exception]:
     refused = Refused(500, NOT_FINITE, "the network's output for this image contains NaN or infinity")
     finite = finite_rows(rows).tolist()
     return [value if fine else refused for value, fine in zip(values, finite, strict=True)]
-
-
-def _mean(maps: list[HeadMaps]) -> Tensor:
-    """Return the mean attention over heads as one map [rows, columns]."""
-    return torch.stack([one.shares[0].mean(dim=0) for one in maps]).mean(dim=0)
 
 
 def _rounded(values: Tensor | np.ndarray) -> list[list[float]]:

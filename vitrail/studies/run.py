@@ -21,7 +21,7 @@ from vitrail.transfer.sweep import Executor
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """Which part of a study to run, on which data, and for how long."""
 
     data: str | None
@@ -43,7 +43,7 @@ class Asked:
     """To try a grid quickly: maximum number of steps."""
 
 
-def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tuple[Tables, dict[str, Any]]:
+def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor) -> tuple[Tables, dict[str, Any]]:
     """Return the tables of a study, and a description of what they were made from.
 
     Raises DataError and UsageError before anything is trained; Interrupted after a signal: the same call continues.
@@ -65,7 +65,7 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
     return Tables(study, results, asked.scale, not asked.rows), about
 
 
-def planned(study: Study, asked: Asked) -> Planned:
+def planned(study: Study, asked: StudyRequest) -> Planned:
     """Return the cost of a study. Raises the errors of opening the data, which may be None."""
     given = LaptopData()
     if asked.data is not None and asked.scale == "laptop":
@@ -75,7 +75,7 @@ def planned(study: Study, asked: Asked) -> Planned:
     return plan(study, asked.scale, grid(study, asked, given), given, seeds)
 
 
-def place(asked: Asked, folder: Path) -> Sets:
+def place(asked: StudyRequest, folder: Path) -> Sets:
     """Return the data sets by name."""
     data = str(asked.data)
     if asked.scale == "paper":
@@ -83,7 +83,7 @@ def place(asked: Asked, folder: Path) -> Sets:
     return divide(data, folder / f"data-{asked.seeds[0]}", asked.seeds[0], asked.transfer)
 
 
-def grid(study: Study, asked: Asked, given: LaptopData) -> list[Cell]:
+def grid(study: Study, asked: StudyRequest, given: LaptopData) -> list[Cell]:
     """Return the cells to run. Raises UsageError for rows that the study does not have."""
     cells = study.cells(asked.scale, given)
     known = dict.fromkeys(cell.row for cell in cells)
@@ -96,7 +96,7 @@ def grid(study: Study, asked: Asked, given: LaptopData) -> list[Cell]:
     ]
 
 
-def limited(stage: Stage, asked: Asked) -> Stage:
+def limited(stage: Stage, asked: StudyRequest) -> Stage:
     """Return a stage, and those before it, made longer or shorter as asked."""
     run, images, steps = stage.run, asked.limit_images, asked.limit_steps
     if images is not None:

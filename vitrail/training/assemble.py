@@ -14,8 +14,8 @@ from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_values
 from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity

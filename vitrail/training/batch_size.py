@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail import world
-from vitrail.costs.memory import LiveTensors, kept_bytes
+from vitrail.costs.count import LiveTensors, kept_bytes
 from vitrail.data.loading.loader import Batch
 from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError, UsageError

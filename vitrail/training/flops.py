@@ -17,13 +17,13 @@ from vitrail.costs.count import ACCELERATOR, ImageSize, counted_macs, fake, macs
 from vitrail.model.build import build
 from vitrail.model.variants import Config, ResNetConfig, ViTConfig
 from vitrail.objective.base import Prepared
-from vitrail.objective.beit.objective import BEiTObjective
-from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.dino.crops import GLOBAL, crop_sizes
-from vitrail.objective.dino.projection import Projection
+from vitrail.objective.beit import BEiTObjective
+from vitrail.objective.crops import GLOBAL, crop_sizes
+from vitrail.objective.dino import Projection
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 
 
 @dataclass(frozen=True)

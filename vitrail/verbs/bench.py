@@ -150,8 +150,7 @@ def _measure_engines(
     import torch
 
     from vitrail.device import fast_float32, processor
-    from vitrail.exports.engines import Engines
-    from vitrail.exports.timed_engines import draw, measure
+    from vitrail.exports.engines import Engines, draw, measure
     from vitrail.verbs.network.classifier import load_classifier
 
     if compute.place().type != "cpu":

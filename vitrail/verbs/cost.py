@@ -13,9 +13,8 @@ from vitrail.verbs.terminal import page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
-    from vitrail.costs.bill import Bill, Power
-    from vitrail.costs.estimate import Cost
-    from vitrail.costs.table6 import Table6Row
+    from vitrail.costs.devices import Bill, Power
+    from vitrail.costs.estimate import Cost, Table6Row
     from vitrail.device import ComputePrecision
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
@@ -79,8 +78,8 @@ def cost(
         intensity: Kilograms of CO2 per kWh (default: 0.429, the average of the United States in 2020).
         count: Also show the activation memory in float32 on an accelerator.
     """
-    from vitrail.costs.bill import Bill
     from vitrail.costs.count import activation_bytes
+    from vitrail.costs.devices import Bill
     from vitrail.costs.estimate import estimate
 
     if str(model) == TABLE:
@@ -119,7 +118,7 @@ def _power(
     target: Device, energy: bool, watts: float | None, overhead: float | None, intensity: float | None
 ) -> Power | None:
     """Return the power to estimate energy with; None if it is not asked for. Raises UsageError."""
-    from vitrail.costs.bill import power_of
+    from vitrail.costs.devices import power_of
 
     if energy or watts is not None or overhead is not None or intensity is not None:
         return power_of(target, watts, overhead, intensity)
@@ -127,7 +126,7 @@ def _power(
 
 
 def _table(*given: object) -> tuple[Table6Row, ...]:
-    from vitrail.costs.table6 import ROWS
+    from vitrail.costs.estimate import ROWS
 
     if any(value is not None for value in given):
         raise UsageError(f"{TABLE} shows the paper's own runs. Remove --images, --epochs, --image-size and --classes")

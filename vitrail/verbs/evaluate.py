@@ -192,7 +192,7 @@ def _classify(
 ) -> Classification | LabelScores | NumberScores:
     from vitrail.data.images.ops import VIEWS, views
     from vitrail.evaluation.classify import classify, refusing
-    from vitrail.evaluation.confidence.views import averaged
+    from vitrail.evaluation.confidence import averaged
     from vitrail.evaluation.imagenet import choosing
     from vitrail.evaluation.labels.numbers import score_numbers
     from vitrail.evaluation.labels.scores import score_labels

@@ -263,8 +263,7 @@ def _write(
 
     files: The file of each row. `maps` sees all rows.
     """
-    from vitrail.evaluation.partial_predictions import PartialPredictions
-    from vitrail.evaluation.predict import write_predictions
+    from vitrail.evaluation.predict import PartialPredictions, write_predictions
 
     earlier = PartialPredictions(out, key, files)
     if earlier.finished:

@@ -54,7 +54,7 @@ def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) ->
         from vitrail.reports.page import write_report
 
         return WrittenReport(write_report(folders[0], target))
-    from vitrail.reports.comparison_page import write_comparison
+    from vitrail.reports.compare import write_comparison
 
     target = target or Path(COMPARED)
     return WrittenReport(target, write_comparison(folders, target))
@@ -86,7 +86,7 @@ def show(result: WrittenReport) -> str:
 
 
 def _predictions(result: WrittenReport) -> str:
-    from vitrail.reports.comparison_page import predictions_file
+    from vitrail.reports.compare import predictions_file
 
     return str(predictions_file(result.path))
 

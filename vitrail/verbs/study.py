@@ -103,9 +103,9 @@ def study(
         redraw(folder)
         return write_gallery(folder)
     chosen = study_named(name)
-    from vitrail.studies.run import Asked, planned, run_study
+    from vitrail.studies.run import StudyRequest, planned, run_study
 
-    asked = Asked(
+    asked = StudyRequest(
         None if data is None else str(data), scale, [str(path) for path in transfer], range(seed, seed + seeds),
         None if minutes is None else parse_minutes(minutes), longer, rows, limit_images, limit_steps,
     )  # fmt: skip

@@ -60,7 +60,7 @@ def load(source: Path | str, *, kind: None = None, **changes: Unpack[Changes]) -
 def load(source: Path | str, *, kind: type[Any] | None = None, **changes: Unpack[Changes]) -> ViT | ResNet:
     """Return the model at `source`, in eval mode, with `model.card` and `model.load_report`.
 
-    This is `vitrail.load` (`vitrail.exports.load`) without exported programs; see there. A run that tuned only a part
+    This is `vitrail.load` (`vitrail.exports.engine`) without exported programs; see there. A run that tuned only a part
     of a network (`Run.tune`) holds that part. The rest is read from the weights it started from, which must be
     unchanged and in the same place.
 

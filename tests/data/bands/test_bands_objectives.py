@@ -18,9 +18,8 @@ from vitrail.data.sources.open import open_data
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.objective.base import Task
-from vitrail.objective.dino.crops import BLUR, BRIGHTNESS, CONTRAST, GREY, HUE, SATURATION, SOLARISE
-from vitrail.objective.dino.objective import DINOObjective
-from vitrail.objective.dino.recolour import blur
+from vitrail.objective.crops import BLUR, BRIGHTNESS, CONTRAST, GREY, HUE, SATURATION, SOLARISE, blur
+from vitrail.objective.dino import DINOObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.self_supervised import SelfSupervised

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.settings import Augment
-from vitrail.objective.answers import CHECKSUM, Answers
+from vitrail.objective.distillation import CHECKSUM, Answers
 
 WIDTH = 3
 

@@ -21,11 +21,11 @@ from vitrail.config import from_yaml
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.objective.beit.objective import BEiTObjective
-from vitrail.objective.beit.tokenizer import ImageTokenizer, TokenizerObjective
-from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.beit import BEiTObjective
+from vitrail.objective.dino import DINOObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective
 from vitrail.training import loop
 from vitrail.training.checkpoints.state import differing
 from vitrail.training.optim.lamb import LAMB

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitrail.costs.memory import kept_bytes
+from vitrail.costs.count import kept_bytes
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
 from vitrail.model.attention import attention_path

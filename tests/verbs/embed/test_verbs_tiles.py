@@ -22,7 +22,7 @@ from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation import predict as predicting
-from vitrail.inspection.figures import tile_map
+from vitrail.inspection.figures import class_maps
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.verbs.predict import Predictions
@@ -120,8 +120,8 @@ def test_a_folder_gets_a_table_and_maps(network: Path, scan: Path, tmp_path: Pat
     scan.with_name("text.jpg").write_text("no image")
     scan.with_name("notes.txt").write_text("no image either")
     drawn = []
-    draw = tile_map.draw_classes
-    monkeypatch.setattr(tile_map, "draw_classes", lambda *values: drawn.append(values) or draw(*values))
+    draw = class_maps.draw_classes
+    monkeypatch.setattr(class_maps, "draw_classes", lambda *values: drawn.append(values) or draw(*values))
     out = tmp_path / "out"
     found = vitrail.predict(network, scan.parent, tiles=TILE, out=out, top=2, reject=0.5, **EXACT)
     assert isinstance(found, Predictions)
@@ -151,7 +151,7 @@ def test_a_folder_gets_a_table_and_maps(network: Path, scan: Path, tmp_path: Pat
 def test_colours_fill_the_cells_of_their_tiles() -> None:
     from vitrail.data.images.tiles import Tiling
 
-    cells = tile_map._cells(Tiling(4, 4, 2), (6, 9), (12, 18))
+    cells = class_maps._cells(Tiling(4, 4, 2), (6, 9), (12, 18))
     filled = np.zeros((12, 18), int)
     for cell in cells.values():
         filled[cell] += 1

@@ -18,7 +18,7 @@ import vitrail
 from vitrail import cli
 from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.growing_arrays import growing_npz
+from vitrail.evaluation.feature_files import growing_npz
 from vitrail.verbs.network.bulk import BulkProgress
 
 

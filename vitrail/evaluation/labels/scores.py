@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
-from vitrail.evaluation.confidence.temperature import at_temperature
+from vitrail.evaluation.confidence import at_temperature
 from vitrail.evaluation.labels.thresholds import best_thresholds
 
 PAIRED = 1000

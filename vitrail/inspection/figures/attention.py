@@ -102,15 +102,11 @@ def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps
         for at, (one, place, head) in enumerate(maps):
             axes = panels[number * lines + at // across, 1 + at % across]
             tinted = under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box)
-            show(axes, tinted, _head_name(one, head, len(found)))
+            where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if len(found) > 1 else ""
+            show(axes, tinted, f"head {head}{where}")
     _scale(figure, panels, "attention", pictures)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
-
-
-def _head_name(one: HeadMaps, head: int, attentions: int) -> str:
-    where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if attentions > 1 else ""
-    return f"head {head}{where}"
 
 
 def _scale(figure: Figure, panels: np.ndarray, quantity: str, pictures: Sequence[Picture]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
+from vitrail.inspection.components import PatchComponents
 from vitrail.inspection.embedding_map import EmbeddingMap
 from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
 from vitrail.inspection.overlay import interpolated
-from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.pictures import Picture
 
 NAMED = 25
@@ -110,7 +109,9 @@ def draw_map(
     classes = f"{len(present)} classes" if named else f"{len(present)} classes, too many to name"
     left.set_title(f"{len(labels)} images of {classes}")
     for number, thumbnail in thumbnails.items():
-        _pin(right, thumbnail, found.points[number], colours[int(labels[number])])
+        frame = {"edgecolor": colours[int(labels[number])], "linewidth": 1.2, "boxstyle": "square,pad=0"}
+        box = OffsetImage(thumbnail, zoom=20 / max(thumbnail.shape[:2]))
+        right.add_artist(AnnotationBbox(box, tuple(found.points[number]), pad=0, bboxprops=frame))
     right.set_title(f"the same places as pictures ({len(thumbnails)} of them)")
     right.plot(*found.points.T, linestyle="none", marker=",", color=GREY)
     axis = "t-SNE" if found.method == "tsne" else "principal component"
@@ -126,13 +127,6 @@ def draw_map(
         figure.legend(loc="outside lower center", ncols=across, frameon=False, fontsize=7, markerscale=1.6)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
-
-
-def _pin(axes: Axes, thumbnail: np.ndarray, point: np.ndarray, colour: str) -> None:
-    zoom = 20 / max(thumbnail.shape[:2])
-    frame = {"edgecolor": colour, "linewidth": 1.2, "boxstyle": "square,pad=0"}
-    box = AnnotationBbox(OffsetImage(thumbnail, zoom=zoom), tuple(point), pad=0, bboxprops=frame)
-    axes.add_artist(box)
 
 
 def scattered(points: np.ndarray, cells: int = CELLS) -> list[int]:

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitrail.data.item import evenly_spaced
+from vitrail.inspection.components import Filters
 from vitrail.inspection.figures.page import mosaic, styled, wrapped
-from vitrail.inspection.filters import Filters
 from vitrail.inspection.positions import COSINE, PositionTiles
 
 FILTERS_PER_ROW = 7
@@ -73,8 +73,9 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
         gap = max(1, tiles.shape[2] // 7)
         whole = mosaic(tiles, gap)
         image = axes.imshow(whole, vmin=low, vmax=high, interpolation="nearest")
-        axes.set_yticks(_centres(len(down), tiles.shape[2] + gap, tiles.shape[2]), _numbers(down))
-        axes.set_xticks(_centres(len(across), tiles.shape[3] + gap, tiles.shape[3]), _numbers(across))
+        for axis, places, side in zip((axes.yaxis, axes.xaxis), (down, across), tiles.shape[2:], strict=True):
+            centres = np.arange(len(places)) * (side + gap) + (side - 1) / 2
+            axis.set_ticks(centres, [str(place + 1) for place in places])
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_xlabel("column of the patch")
@@ -101,11 +102,3 @@ def _limits(panels: list[PositionTiles]) -> tuple[float, float]:
         values = [one[~np.eye(len(one), dtype=bool)] for one in values if len(one) > 1]
     high = max((float(one.max()) for one in values), default=1.0)
     return (low, high) if high - low > 1e-3 else (low - 0.5, high + 0.5)
-
-
-def _centres(count: int, step: int, side: int) -> np.ndarray:
-    return np.arange(count) * step + (side - 1) / 2
-
-
-def _numbers(places: np.ndarray) -> list[str]:
-    return [str(place + 1) for place in places]

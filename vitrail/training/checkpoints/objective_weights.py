@@ -14,7 +14,7 @@ import torch
 
 from vitrail.config import CLASS, plain
 from vitrail.objective.base import Objective
-from vitrail.objective.beit.objective import BEiTObjective
+from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.run import Run

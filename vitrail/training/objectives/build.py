@@ -17,9 +17,8 @@ from vitrail.data.settings import Bands
 from vitrail.errors import UsageError
 from vitrail.import_path import import_path, is_own
 from vitrail.model.own_part import check_arguments
-from vitrail.objective.answers import Answers
 from vitrail.objective.base import Objective, Task
-from vitrail.objective.distillation import DistillationObjective, Teacher
+from vitrail.objective.distillation import Answers, DistillationObjective, Teacher
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.settings import ObjectiveSettings, Supervised
 from vitrail.objective.supervised import SupervisedObjective

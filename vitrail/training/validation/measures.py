@@ -23,9 +23,9 @@ from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
-from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.self_supervised import SelfSupervised
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run

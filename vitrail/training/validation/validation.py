@@ -29,8 +29,7 @@ from vitrail.evaluation.classify import (
     has_top5,
     predictor,
 )
-from vitrail.evaluation.confidence.rejection import counts_at
-from vitrail.evaluation.confidence.temperature import KeptLogits
+from vitrail.evaluation.confidence import KeptLogits, counts_at
 from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.numbers import NumberScores, score_numbers

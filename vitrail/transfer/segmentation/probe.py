@@ -14,7 +14,7 @@ import torch
 
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.masks import MaskedData, MaskedImages
-from vitrail.evaluation.growing_arrays import growing_npy
+from vitrail.evaluation.feature_files import growing_npy
 from vitrail.transfer.segmentation.linear import fit, predict
 from vitrail.transfer.segmentation.scores import PixelScores, confusions
 

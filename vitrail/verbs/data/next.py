@@ -253,7 +253,7 @@ class _Predicted:
 def _predicted(embedder: Embedder, compute: Compute, source: IndexedSource) -> _Predicted:
     """Return what the network says about the readable images of a source."""
     from vitrail.evaluation.classify import refusing
-    from vitrail.evaluation.confidence.temperature import calibrated
+    from vitrail.evaluation.confidence import calibrated
     from vitrail.transfer.next_images import uncertainty
 
     card = embedder.network.card

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from vitrail.data.images.tiles import Tiling
     from vitrail.data.item import IndexedSource
     from vitrail.data.settings import Data
+    from vitrail.evaluation.feature_files import GrowingArrays
     from vitrail.evaluation.features import Features
-    from vitrail.evaluation.growing_arrays import GrowingArrays
     from vitrail.verbs.network.features import Tokens
 
 ArrayFormat = Literal["parquet", "npy"]
@@ -250,7 +250,7 @@ def _write_shards(
 
 def _write_features(embedder: Embedder, sources: dict[str, IndexedSource], out: Path) -> WrittenFeatures:
     """Compute all features, then write them."""
-    from vitrail.evaluation.feature_file import save_features
+    from vitrail.evaluation.feature_files import save_features
 
     arrays: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
@@ -313,14 +313,14 @@ def _network(embedder: Embedder) -> dict[str, np.ndarray]:
     """Return the arrays that say which network the features are from."""
     import numpy as np
 
-    from vitrail.evaluation.feature_file import BLANK, NETWORK
+    from vitrail.evaluation.feature_files import BLANK, NETWORK
 
     return {BLANK: embedder.blank_features, NETWORK: np.array(embedder.identity, np.str_)}
 
 
 def _growing(out: Path, format: ArrayFormat) -> AbstractContextManager[GrowingArrays]:
     """Return the context of arrays that become a folder of .npy files, or an .npz file."""
-    from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
+    from vitrail.evaluation.feature_files import growing_npy, growing_npz
 
     return growing_npy(out) if format == "npy" else growing_npz(out)
 

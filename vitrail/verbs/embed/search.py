@@ -154,7 +154,7 @@ def _embed(
 
 def _read(file: str | Path, embedder: Embedder) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return what `_embed` returns, from a file of features. Raises DataError if they are another network's."""
-    from vitrail.evaluation.feature_file import load_named_features, load_shard_features
+    from vitrail.evaluation.feature_files import load_named_features, load_shard_features
 
     if Path(file).is_dir():
         return *load_shard_features(Path(file), embedder.width, embedder.identity[0]), []

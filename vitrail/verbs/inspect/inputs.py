@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import IndexedSource
     from vitrail.inspection.data_pages import DataFeatures
-    from vitrail.inspection.network import InspectedNetwork
+    from vitrail.inspection.network_pages import InspectedNetwork
     from vitrail.inspection.pictures import Pictures
 
 
@@ -62,7 +62,7 @@ def network_labels(networks: Sequence[str | Path]) -> list[str]:
 def inspected_network(source: str | Path, label: str, compute: Compute) -> InspectedNetwork:
     """Load a network, with or without a classifier. Assumptions about a foreign file are logged."""
     from vitrail.data.images.ops import eval_transform
-    from vitrail.inspection.network import InspectedNetwork
+    from vitrail.inspection.network_pages import InspectedNetwork
 
     model = load_network(source, compute.image_size)
     transform = eval_transform(model.card.preprocess)

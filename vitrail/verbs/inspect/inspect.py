@@ -16,7 +16,7 @@ from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.inspection.figures.page import Folder, Page
-    from vitrail.inspection.network import InspectedNetwork
+    from vitrail.inspection.network_pages import InspectedNetwork
     from vitrail.verbs.inspect.inputs import InspectionInputs
 
 log = logging.getLogger("vitrail")

@@ -117,7 +117,7 @@ def class_columns(
 
     from vitrail.data.images.ops import eval_transform
     from vitrail.evaluation.classify import refusing
-    from vitrail.evaluation.confidence.temperature import calibrated
+    from vitrail.evaluation.confidence import calibrated
     from vitrail.evaluation.labels.numbers import predicted_numbers
     from vitrail.evaluation.labels.ranked import ranked
 

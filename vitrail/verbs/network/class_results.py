@@ -51,7 +51,7 @@ def show(
 
 def _rejections(found: Classification) -> list[tuple[float, float, float]]:
     """Return (confidence, coverage, risk) for some smallest confidences at which a class is still named."""
-    from vitrail.evaluation.confidence.rejection import SHOWN, counts_at
+    from vitrail.evaluation.confidence import SHOWN, counts_at
 
     rows = zip(SHOWN, *counts_at(found, SHOWN), strict=True)
     return [(confidence, named / found.count, wrong / named) for confidence, named, wrong in rows if named]

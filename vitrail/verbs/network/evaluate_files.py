@@ -30,7 +30,7 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
 
     `raw` is SafeWriter's. Raises UsageError if `out` cannot be written.
     """
-    from vitrail.evaluation.calibration import calibration, write_bins
+    from vitrail.evaluation.calibration import calibration, draw, write_bins
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.store import save_results
@@ -49,8 +49,6 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
         if not isinstance(found, Classification):
             label_results.write(found, out, raw=raw)
             return
-        from vitrail.evaluation.reliability import draw
-
         calibrated = calibration(found)
         write_bins(out / "calibration.csv", calibrated)
         draw(calibrated, out / "reliability.png")

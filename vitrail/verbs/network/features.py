@@ -188,7 +188,7 @@ class Embedder:
         if prepare not in ("model", "protocol"):
             raise UsageError(f"prepare is {prepare!r}. Valid: model, protocol")
         from vitrail.data.images.ops import CROPPED, eval_transform
-        from vitrail.evaluation.fewshot_images import FewShotImages
+        from vitrail.evaluation.fewshot import FewShotImages
 
         self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess

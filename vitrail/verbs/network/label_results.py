@@ -95,9 +95,8 @@ def as_json(found: LabelScores) -> dict[str, Any]:
 
 def write(found: LabelScores, out: Path, *, raw: bool = False) -> None:
     """Write reliability.png, calibration.csv, classes.csv and cooccurrence.csv into a folder; `raw` is SafeWriter's."""
-    from vitrail.evaluation.calibration import write_bins
+    from vitrail.evaluation.calibration import draw, write_bins
     from vitrail.evaluation.labels.calibration import label_calibration
-    from vitrail.evaluation.reliability import draw
 
     together = label_calibration(found).together
     write_bins(out / "calibration.csv", together)

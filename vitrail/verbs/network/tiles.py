@@ -102,7 +102,7 @@ class TileMaps:
     def _figures(
         self, name: str, picture: Any, size: tuple[int, int], found: dict[TileBox, Any]
     ) -> Iterator[tuple[str, Figure]]:
-        from vitrail.inspection.figures.tile_map import draw_classes, draw_numbers
+        from vitrail.inspection.figures.class_maps import draw_classes, draw_numbers
 
         tiling = self._tiling
         title = f"{name}: tiles of {tiling.width} x {tiling.height} pixels, overlap {tiling.overlap}"

@@ -69,7 +69,7 @@ def fewshot(
     _check("fewshot", model, features, split, image_size, *reading.values())
     from vitrail.data.item import Subset
     from vitrail.data.labels.sets import one_label
-    from vitrail.evaluation.feature_file import load_features
+    from vitrail.evaluation.feature_files import load_features
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.evaluation.fewshot import fewshot as measure
 
@@ -200,7 +200,7 @@ def _train_and_test(
 ) -> tuple[str, Features, Features]:
     """Return (subject, training features, test features)."""
     if features is not None:
-        from vitrail.evaluation.feature_file import load_features
+        from vitrail.evaluation.feature_files import load_features
 
         return str(features), *load_features(features)
     images = open_train_and_test(str(model), data, split, reading=reading)

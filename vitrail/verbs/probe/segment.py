@@ -136,8 +136,8 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
     """Write the scores and the picture."""
     from vitrail.data.images.pixels import picture
     from vitrail.data.sources.folder import read_file
+    from vitrail.inspection.figures.class_maps import draw_segmentation
     from vitrail.inspection.figures.page import Folder
-    from vitrail.inspection.figures.segmentation import draw_segmentation
 
     scores = result.found.scores
     with replacing_text(folder / "result.json", DataError) as stream:

@@ -109,7 +109,7 @@ def _cost(run: Run, decision: Decision, plan: Timetable, rate: float, objective:
     """Return the cost of the whole run on this machine. `rate` is the images/s of this process."""
     from vitrail import world
     from vitrail.costs.estimate import estimate
-    from vitrail.objective.beit.objective import BEiTObjective
+    from vitrail.objective.beit import BEiTObjective
     from vitrail.training.flops import forward_macs
 
     assert run.batch_size is not None

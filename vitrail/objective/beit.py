@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, zero_linear
 from vitrail.objective.base import Prepared, Task
-from vitrail.objective.beit.tokenizer import ImageTokenizer, load_tokenizer
-from vitrail.objective.masks import blocks
+from vitrail.objective.masks import blocks, flags, into_stem
 from vitrail.objective.self_supervised import MaskedObjective, classification_losses
 from vitrail.objective.settings import BEiT
-from vitrail.objective.stems import flags, into_stem
+from vitrail.objective.tokenizer import ImageTokenizer, load_tokenizer
 
 MASK_NAMES = ("mask_token", "beit.embeddings.mask_token", "embeddings.mask_token")
 """Names of the [mask] embedding in BEiT's own files and in those of transformers."""
@@ -39,14 +38,14 @@ class BEiTObjective(MaskedObjective):
     def __init__(self, model: nn.Module, config: BEiT, seed: int, tokenizer: ImageTokenizer) -> None:
         super().__init__(model, config, seed)
         self.config = config
-        patch, width = self.model.config.patch, self.model.config.width
+        patch = self.model.config.patch
         if tokenizer.patch != patch:
             raise UsageError(
                 f"the tokenizer gives a token to each patch of {tokenizer.patch} pixels, and the network's patch is "
                 f"{patch}: train a tokenizer for it (--recipe tokenizer --vit.patch {patch})"
             )
         self._tokenizer = (tokenizer,)  # in a tuple: it is neither trained nor saved
-        self.mask = nn.Parameter(torch.empty(width))
+        self.mask = nn.Parameter(torch.empty(self.model.config.width))
         nn.init.trunc_normal_(self.mask, std=0.02)
         self.predict = zero_linear(self.model.config.width, tokenizer.config.codes)
 

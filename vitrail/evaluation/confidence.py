@@ -1,14 +1,19 @@
-"""Temperature scaling: one number by which logits are divided, so that probabilities agree with accuracy.
+"""How sure a network is: temperature of its probabilities, rejection of unsure images, and the mean of several views.
 
-"On Calibration of Modern Neural Networks" (Guo et al., 2017, section 4.2). The temperature minimises the cross-entropy
-of validation images, which is convex in 1 / temperature: Newton's method on its derivative, kept within an interval
-that contains the optimum. The order of the classes does not change. With several labels, the one temperature scales the
-logits of all labels, and the loss is the binary cross-entropy.
+Temperature scaling divides logits by one number, so that probabilities agree with accuracy: "On Calibration of Modern
+Neural Networks" (Guo et al., 2017, section 4.2). The temperature minimises the cross-entropy of validation images,
+which is convex in 1 / temperature: Newton's method on its derivative, kept within an interval that contains the
+optimum. The order of the classes does not change. With several labels, the one temperature scales the logits of all
+labels, and the loss is the binary cross-entropy.
+
+Rejection: images whose best class has a low probability get no class, which costs coverage and saves mistakes. Coverage
+is the share of images that still get a class, and risk the share of wrong ones among these ("Selective Classification
+for Deep Neural Networks", Geifman and El-Yaniv 2017).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from vitrail import world
 from vitrail.data.loading.loader import Batch
 from vitrail.evaluation.calibration import binned
-from vitrail.evaluation.classify import Batches, Predict
+from vitrail.evaluation.classify import Batches, Classification, Predict
 
 LOGITS = 1 << 24
 """Maximum number of logits that a temperature is fitted to. Of more, evenly spaced images are used."""
@@ -204,3 +209,47 @@ def _derivatives(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float,
             slope += float((mean - z.gather(1, y[:, None])[:, 0]).sum())
             curvature += float(((p * z.square()).sum(dim=1) - mean.square()).sum())
     return slope / len(logits), curvature / len(logits)
+
+
+NONE = "none of these"
+"""What an image that is rejected is called in place of a class."""
+SHOWN = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""Thresholds in tables."""
+
+
+def counts_at(found: Classification, thresholds: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return how many images have at least the confidence of each threshold, and how many of these are wrong."""
+    sure, wrong = found.probability[found.known, 0], ~found.correct[found.known]
+    enough = [sure >= threshold for threshold in np.array(thresholds, sure.dtype)]
+    return tuple(int(one.sum()) for one in enough), tuple(int((one & wrong).sum()) for one in enough)
+
+
+def curve(found: Classification) -> tuple[np.ndarray, np.ndarray]:
+    """Return coverage and risk after each image, the surest first: float64 [n], one value for equal confidences."""
+    sure, wrong = found.probability[found.known, 0], ~found.correct[found.known]
+    order = np.argsort(-sure, kind="stable")
+    named = np.arange(1, len(order) + 1)
+    last = np.append(np.diff(sure[order]) != 0, True)
+    return (named / len(order))[last], (np.cumsum(wrong[order]) / named)[last]
+
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Smallest probability: its logarithm is finite."""
+
+
+def averaged(predict: Predict, count: int, temperature: float, *, several: bool = False) -> Predict:
+    """Return images [batch, channels, count * height, width] -> logits of the mean probabilities of `count` views.
+
+    This is test-time augmentation. The views of an image lie one below the other. predict: Images of one view ->
+    logits, which are divided by `temperature` before they become probabilities; it gets the views of a batch one after
+    another, so that it computes batches of the usual size. several: Probabilities are the sigmoid of each logit.
+    """
+
+    def mean(images: Tensor) -> Tensor:
+        views = [predict(view).float() / temperature for view in images.chunk(count, dim=2)]
+        if several:
+            shares = torch.stack([view.sigmoid() for view in views]).mean(dim=0)
+            return shares.clamp(SMALLEST, 1 - torch.finfo(torch.float32).eps).logit()
+        return torch.stack([view.softmax(dim=1) for view in views]).mean(dim=0).clamp_min(SMALLEST).log()
+
+    return mean

@@ -4,8 +4,8 @@ The teacher is the moving average of the student. Its outputs for the two global
 dominates, and sharpened by a low temperature, so that the outputs do not become uniform. The loss is the cross-entropy
 between them and the student's outputs for all other crops. The teacher is evaluated and saved.
 
-The centre is a running mean of the outputs or, with Sinkhorn-Knopp, computed for each step (`objective.dino.sinkhorn`).
-It does not depend on how a batch is cut into micro-batches: `after_step` updates the mean with the outputs of all
+The centre is a running mean of the outputs or, with Sinkhorn-Knopp, computed for each step (`balancing_centre`). It
+does not depend on how a batch is cut into micro-batches: `after_step` updates the mean with the outputs of all
 processes and micro-batches together, then the teacher. Sinkhorn-Knopp needs all outputs before the first loss, so
 `before_step` runs the teacher on the whole batch, and the micro-batches carry its targets.
 """
@@ -13,23 +13,23 @@ processes and micro-batches together, then the teacher. Sinkhorn-Knopp needs all
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
 from vitrail.data.images.pixels import pixels_of
+from vitrail.model.layers import dense, dense_after_gelu, linear, new_linear
+from vitrail.model.record import attention_maps
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared, Task
-from vitrail.objective.dino.crops import BLUR, GLOBAL, crop_sizes, cut, draw_crops
-from vitrail.objective.dino.pictures import attended, outlined, side_by_side, strongest
-from vitrail.objective.dino.projection import Projection
-from vitrail.objective.dino.recolour import blur, recolour
-from vitrail.objective.dino.sinkhorn import balancing_centre
+from vitrail.objective.crops import BLUR, GLOBAL, HEIGHT, LEFT, TOP, WIDTH, blur, crop_sizes, cut, draw_crops, recolour
 from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import DINO
 
@@ -142,8 +142,10 @@ class DINOObjective(SelfSupervised):
         with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
             crossed = -(target @ logs.transpose(1, 2))
         pairs = ~torch.eye(GLOBAL, logs.shape[1], dtype=torch.bool, device=logs.device)
-        losses = crossed[:, pairs].mean(1)
-        return losses.sum(), len(prepared), _metrics(target, logs.detach(), pairs)
+        same = target.argmax(-1)[:, :, None] == logs.detach().argmax(-1)[:, None]
+        entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
+        metrics = {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
+        return crossed[:, pairs].mean(1).sum(), len(prepared), metrics
 
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -183,10 +185,8 @@ class DINOObjective(SelfSupervised):
         total, number = world.sum_(torch.cat([self._total, count])).tensor_split([len(self._total)])
         self.centre.lerp_((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
         self._total, self._counted = None, 0
-        theirs, ours = (
-            [
-                world.local(parameter) for part in parts for parameter in part.parameters()
-            ]  # with sharding, this process's part
+        theirs, ours = (  # with sharding, this process's part
+            [world.local(parameter) for part in parts for parameter in part.parameters()]
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
         )
         torch_private.foreach_lerp_(theirs, ours, 1 - self.momentum)
@@ -240,8 +240,174 @@ class DINOObjective(SelfSupervised):
         return torch.cat([part.unflatten(0, of.shape[:2]) for part, of in zip(answers, sizes, strict=True)], dim=1)
 
 
-def _metrics(target: Tensor, logs: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-    """Return sums over examples for probabilities target [batch, 2, outputs] and logs [batch, crops, outputs]."""
-    same = target.argmax(-1)[:, :, None] == logs.argmax(-1)[:, None]
-    entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
-    return {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
+EPSILON = 1e-12
+"""Minimum length by which a vector is divided."""
+
+
+class WeightNormed(nn.Module):
+    """A dense layer without bias. Its rows are `gain` times the direction of `weight` (Salimans & Kingma 2016).
+
+    weight [outputs, inputs]; gain [outputs] starts at 1 and is trained only with `learns_gain`.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, learns_gain: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.gain = nn.Parameter(torch.ones(outputs), requires_grad=learns_gain)
+        self.frozen = False
+        """If True, the weight gets no gradient and the optimiser does not change it."""
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]"""
+        # cosines are divided by a temperature of 0.04, so their third digit matters, which bfloat16 does not have
+        with torch.autocast(features.device.type, enabled=False):
+            weight = F.normalize(self.weight, dim=1, eps=EPSILON) * self.gain[:, None]
+            return linear(features, weight.detach() if self.frozen else weight)
+
+
+class Projection(nn.Module):
+    """Features -> outputs: three dense layers with GELU between them, L2 normalisation, then a weight-normed layer.
+
+    It is DINO's projection head (Caron et al. 2021, section 3.1 and appendix C).
+    """
+
+    def __init__(self, inputs: int, config: DINO) -> None:
+        super().__init__()
+        self.first = new_linear(inputs, config.hidden)
+        self.second = new_linear(config.hidden, config.hidden)
+        self.third = new_linear(config.hidden, config.bottleneck)
+        self.last = WeightNormed(config.bottleneck, config.outputs, learns_gain=not config.norm_last_layer)
+        for layer in (self.first, self.second, self.third):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[n, inputs] -> [n, outputs], in float32."""
+        hidden = dense_after_gelu(self.third, dense_after_gelu(self.second, dense(self.first, features)))
+        return self.last(F.normalize(hidden.float(), dim=-1, eps=EPSILON)).float()
+
+
+ROUNDS = 3
+"""Number of rounds of Sinkhorn-Knopp."""
+
+
+def balancing_centre(outputs: Sequence[Tensor], temperature: float, rounds: int = ROUNDS) -> Tensor:
+    """Return the centre [outputs] that gives all outputs equal shares, over the rows of all processes together.
+
+    This is Sinkhorn-Knopp (Caron et al. 2020, SwAV, section 3 and appendix). Q = exp(outputs / temperature) has a row
+    for each crop of the whole step. Its columns and rows are scaled alternately: each column is divided by its sum,
+    then each row by its sum. DINOv2 (Oquab et al. 2023, section 4) uses the rows after three rounds as DINO's targets.
+    Scaling a column is the same as subtracting a number from its outputs,
+
+        Q[i, j] / column[j] = exp((outputs[i, j] - temperature * log column[j]) / temperature),
+
+    and scaling the rows is a softmax. So the result is given by one vector, the centre: the targets are
+    softmax((outputs - centre) / temperature). Common factors of Q, such as SwAV's 1 / number of outputs, cancel in a
+    row.
+
+    outputs: this process's rows in parts [rows, outputs], at least one row. Temporary memory is that of one part. All
+    processes must call the function. Nothing overflows or vanishes: the largest value of each column is subtracted
+    first, so each column has an element of 1. Scaling the column leaves at least 1 / rows of it, and scaling the row at
+    least 1 / (rows * outputs), so every later sum is at least that.
+    """
+    centre = world.max_(torch.stack([part.amax(0) for part in outputs]).amax(0))
+    for number in range(rounds):
+        shares = torch.zeros_like(centre)
+        for part in outputs:
+            logits = (part - centre) / temperature
+            shares += (logits.softmax(1) if number else logits.exp()).sum(0)
+        centre = centre + temperature * world.sum_(shares).log()
+    return centre
+
+
+SMALLEST = 112
+"""Minimum length of a picture's shorter side in pixels. Smaller images are enlarged, so that outlines stay visible."""
+LARGE = ((255, 140, 0), (255, 220, 0))
+"""Outlines of the global crops."""
+SMALL = (0, 210, 255)
+"""Outlines of the local crops."""
+TEACHER, STUDENT = (30, 90, 160), (200, 90, 30)
+"""Colours of the bars."""
+BARS = 12
+"""Number of outputs to draw: the teacher's largest."""
+DIM = 0.2
+"""Brightness of a picture, as a share of its own, where the attention is 0."""
+
+
+def outlined(images: Tensor, drawn: Tensor) -> Tensor:
+    """Return uint8 `images`, enlarged, with an outline for each crop in `drawn` [batch, crops, columns]."""
+    times = math.ceil(SMALLEST / min(images.shape[-2:]))
+    large = images.repeat_interleave(times, -2).repeat_interleave(times, -1)
+    height, width = large.shape[-2:]
+    thick = max(round(min(height, width) / 100), 1)
+    for picture, boxes in zip(large, drawn.tolist(), strict=True):
+        for number, box in reversed(list(enumerate(boxes))):
+            colour = picture.new_tensor(LARGE[number] if number < GLOBAL else SMALL)[:, None, None]
+            top, left = round(box[TOP] * height), round(box[LEFT] * width)
+            bottom, right = round((box[TOP] + box[HEIGHT]) * height), round((box[LEFT] + box[WIDTH]) * width)
+            picture[:, top : top + thick, left:right] = colour
+            picture[:, max(bottom - thick, 0) : bottom, left:right] = colour
+            picture[:, top:bottom, left : left + thick] = colour
+            picture[:, top:bottom, max(right - thick, 0) : right] = colour
+    return large
+
+
+def side_by_side(crops: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 [batch, crops, 3, h, w] -> [batch, 3, *size]: all crops of an image on a square grid."""
+    across = math.ceil(math.sqrt(crops.shape[1]))
+    sheet = torch.full((len(crops), 3, *size), 255, dtype=torch.uint8, device=crops.device)
+    height, width = size[0] // across, size[1] // across
+    gap = 2 if across > 1 else 0
+    for number, crop in enumerate(crops.unbind(1)):
+        row, column = divmod(number, across)
+        fitted = resized(crop, (height - gap, width - gap))
+        top, left = row * height, column * width
+        sheet[..., top : top + height - gap, left : left + width - gap] = fitted
+    return sheet
+
+
+def attended(teacher: ViT, shown: Tensor, pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return uint8 `pictures` of `size`, bright where the last layer attends to. `shown` are the normalised pictures.
+
+    The attention is the class token's to the patches, or without a class token the mean over all patches. It is
+    averaged over the heads.
+    """
+    maps = attention_maps(teacher, shown, layers=[-1])[0].maps.mean(1)
+    front = teacher.config.prefix
+    asking = maps[:, :1] if teacher.config.has_class_token else maps[:, front:]
+    heat = asking[:, :, front:].mean(1)
+    heat = (heat / heat.amax(1, keepdim=True)).unflatten(1, teacher.grid(shown))[:, None]
+    heat = F.interpolate(heat, size=size, mode="nearest")
+    return to_pixels(resized(pictures, size).float() * (DIM + (1 - DIM) * heat))
+
+
+def strongest(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return (prediction, target) as bar charts, uint8 [batch, 3, *size].
+
+    target, guess: probabilities [batch, outputs] of the teacher and the student. The bars are the teacher's largest
+    outputs in descending order. All bars of an image have the same scale.
+    """
+    theirs, places = target.topk(min(BARS, target.shape[1]), dim=1)
+    ours = guess.gather(1, places)
+    scale = torch.maximum(theirs.amax(1), ours.amax(1))[:, None]
+    return _bars(ours / scale, STUDENT, size), _bars(theirs / scale, TEACHER, size)
+
+
+def resized(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 [batch, 3, h, w] -> [batch, 3, *size]: nearest pixels to enlarge, antialiased to shrink."""
+    grows = size[0] >= pictures.shape[-2]
+    how = {"mode": "nearest"} if grows else {"mode": "bilinear", "antialias": True}
+    return to_pixels(F.interpolate(pictures.float(), size=size, **how))  # type: ignore[arg-type]
+
+
+def _bars(shares: Tensor, colour: tuple[int, int, int], size: tuple[int, int]) -> Tensor:
+    """[batch, bars] in 0..1 -> bars that rise from the bottom, uint8 [batch, 3, *size]."""
+    height, width = size
+    places = torch.arange(width, device=shares.device) * shares.shape[1]
+    bar = (places // width).clamp(max=shares.shape[1] - 1)
+    gap = places % width >= width * 0.8
+    level = (height - torch.arange(height, device=shares.device))[:, None] / height
+    filled = (shares[:, None, bar] >= level) & ~gap
+    ink = torch.tensor(colour, dtype=torch.uint8, device=shares.device)[:, None, None]
+    return torch.where(filled[:, None], ink, torch.tensor(246, dtype=torch.uint8, device=shares.device))
