@@ -27,7 +27,7 @@ from rich.cells import cell_len
 
 import vitrail
 from vitrail.server import health
-from vitrail.verbs.terminal import columns_wide
+from vitrail.terminal import columns_wide
 from vitrail.version import extra_of
 
 ROOT = Path(__file__).resolve().parents[1]

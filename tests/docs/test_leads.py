@@ -9,7 +9,7 @@ import torch
 
 import vitrail
 from benchmarks.leads import AlternatingFlips, GrowingBatch, PatchDropout
-from vitrail.objective.base import Moment, Task
+from vitrail.objective.base import Moment, RunFacts
 
 IMAGES, LABELS = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2])
 BATCH = SimpleNamespace(images=IMAGES, labels=LABELS, index=torch.arange(10, 16))
@@ -22,21 +22,21 @@ def network() -> Any:
 
 def test_patch_dropout_computes_other_patches_in_each_step_and_all_patches_without_it() -> None:
     model = network()
-    objective = PatchDropout(kept=0.5, smoothing=0.1).build(model, Task(seed=3, classes=3))
+    objective = PatchDropout(kept=0.5, smoothing=0.1).build(model, RunFacts(seed=3, classes=3))
     first, second = (objective.prepare(BATCH, step=step).precomputed for step in (1, 2))
     assert first is not None and second is not None and first.shape == (6, 8) and not torch.equal(first, second)
     assert all(len(set(row.tolist())) == 8 for row in first)
     seen: list[int] = []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     loss, count, _ = objective(BATCH, step=1)
-    every = PatchDropout(kept=1.0).build(model, Task(seed=3, classes=3))
-    plain = vitrail.Supervised().build(model, Task(seed=3, classes=3))
+    every = PatchDropout(kept=1.0).build(model, RunFacts(seed=3, classes=3))
+    plain = vitrail.Supervised().build(model, RunFacts(seed=3, classes=3))
     torch.testing.assert_close(every(BATCH, step=1)[0], plain(BATCH, step=1)[0])
     assert (seen, count) == ([8, 16, 16], 6) and bool(loss.isfinite())
 
 
 def test_alternating_flips_mirror_each_image_in_every_second_epoch() -> None:
-    objective = AlternatingFlips().build(network(), Task(classes=3))
+    objective = AlternatingFlips().build(network(), RunFacts(classes=3))
     objective.at(Moment(per_epoch=10))
     mirrored = torch.stack(
         [(objective.prepare(BATCH, step=step).images == IMAGES.flip(3)).flatten(1).all(1) for step in (5, 9, 10, 25)]
@@ -47,8 +47,8 @@ def test_alternating_flips_mirror_each_image_in_every_second_epoch() -> None:
 
 def test_a_growing_batch_learns_from_more_of_its_images_as_the_run_goes_on() -> None:
     model, images, labels, index = network(), IMAGES.repeat(4, 1, 1, 1), LABELS.repeat(4), torch.arange(24)
-    objective = GrowingBatch(start=0.5, smoothing=0.1).build(model, Task(classes=3))
-    plain = vitrail.Supervised(smoothing=0.1).build(model, Task(classes=3))
+    objective = GrowingBatch(start=0.5, smoothing=0.1).build(model, RunFacts(classes=3))
+    plain = vitrail.Supervised(smoothing=0.1).build(model, RunFacts(classes=3))
     for done, count in ((0.0, 12), (0.1, 12), (0.5, 18), (0.7, 21), (1.0, 24)):
         objective.at(Moment(done))
         loss, learned, metrics = objective(SimpleNamespace(images=images, labels=labels, index=index), step=1)

@@ -20,8 +20,8 @@ from vitrail.evaluation import confidence
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import classify, load_classification, save_classification
 from vitrail.evaluation.confidence import KeptLogits, at_temperature, counts_at, curve, fit, fit_if_better
-from vitrail.evaluation.labels.scores import score_labels
-from vitrail.evaluation.labels.store import load_results, save_results
+from vitrail.evaluation.label_scores import score_labels
+from vitrail.evaluation.tasks.store import load_results, save_results
 from vitrail.weights.confidence import Confidence
 
 

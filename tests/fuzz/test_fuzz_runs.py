@@ -18,8 +18,8 @@ from random_inputs import QUIETLY
 from run_folders import answers, run_folder
 
 from vitrail.data.settings import Data
-from vitrail.evaluation.labels.scores import LabelScores
-from vitrail.evaluation.labels.store import save_results
+from vitrail.evaluation.label_scores import LabelScores
+from vitrail.evaluation.tasks.store import save_results
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import training_curves
 from vitrail.reports.gallery import worst_mistakes

@@ -18,10 +18,10 @@ from vitrail.data.labels.numbers import Numbers, TargetScale
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import DataError, UsageError, WeightsError
-from vitrail.evaluation.labels.numbers import predicted_numbers
+from vitrail.evaluation.number_scores import predicted_numbers
 from vitrail.evaluation.metric import Metric
 from vitrail.model.variants import ViTConfig
-from vitrail.objective.base import Task
+from vitrail.objective.base import RunFacts
 from vitrail.objective.settings import Regression
 from vitrail.reports.page import write_report
 from vitrail.training.objectives.for_labels import for_labels
@@ -49,7 +49,7 @@ def batch(labels: list[list[float]]) -> Batch:
 @pytest.mark.parametrize("loss", ["mse", "huber"])
 def test_the_loss_is_that_of_targets_in_deviations_from_their_mean(loss: str) -> None:
     scale = TargetScale((10.0, 2000.0), (2.0, 500.0))
-    objective = Regression(loss=loss, huber_delta=0.5).build(Fixed([0.0, 1.0]), Task(scale=scale))
+    objective = Regression(loss=loss, huber_delta=0.5).build(Fixed([0.0, 1.0]), RunFacts(scale=scale))
     total, count, metrics = objective(batch([[10, 2500], [14, 2000]]), step=0)
     # by hand: errors are (0, 0) and (-2, 1); Huber with delta d is d (|e| - d / 2) above d
     each = {"mse": [(4 + 1) / 2], "huber": [(0.5 * (2 - 0.25) + 0.5 * (1 - 0.25)) / 2]}[loss]
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_targets_in_deviations_from_their_mean(loss: str) ->
 
 def test_mixup_blends_targets_as_images() -> None:
     scale = TargetScale((1.0,), (4.0,))
-    objective = Regression().build(Fixed([0.0]), Task(seed=3, scale=scale, augment=Augment(mixup=0.8)))
+    objective = Regression().build(Fixed([0.0]), RunFacts(seed=3, scale=scale, augment=Augment(mixup=0.8)))
     whole = batch([[0.0], [1.0], [2.0], [30.0]])
     images = whole.images.float() * 80
     mixed = objective.prepare(Batch(images, whole.labels, whole.index), step=5)
@@ -74,7 +74,7 @@ def test_a_mean_far_larger_than_the_deviation_loses_no_digits() -> None:
     """Seconds since 1970 differ in the eighth digit, which float32 has not."""
     seconds = np.array([[1.7e9], [1.7e9 + 30], [1.7e9 + 60]])
     scale = TargetScale.of(Numbers(seconds), ["time"])
-    labels = Regression().build(Fixed([0.0]), Task(scale=scale)).prepare(batch(seconds.tolist()), step=0).labels
+    labels = Regression().build(Fixed([0.0]), RunFacts(scale=scale)).prepare(batch(seconds.tolist()), step=0).labels
     assert predicted_numbers(labels, scale)[:, 0] == pytest.approx(seconds[:, 0], abs=0.01)
 
 

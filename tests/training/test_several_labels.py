@@ -19,7 +19,7 @@ from vitrail.config import from_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.label_scores import LabelScores
 from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import Supervised
 from vitrail.reports.page import write_report

@@ -9,7 +9,7 @@ import pytest
 
 from vitrail import cli
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.terminal import Unwrapped, page, table
+from vitrail.terminal import Unwrapped, page, table
 
 PATH = "photographs/of/a/long/expedition/IMG_20240613_123456.jpg"
 ROWS = [

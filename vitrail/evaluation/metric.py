@@ -11,8 +11,8 @@ from vitrail.import_path import Open, is_own
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.labels.numbers import NumberScores
-    from vitrail.evaluation.labels.scores import LabelScores
+    from vitrail.evaluation.number_scores import NumberScores
+    from vitrail.evaluation.label_scores import LabelScores
 
 ONE_LABEL = ("top1", "top5", "balanced_accuracy")
 """Metrics of images with one label each."""

@@ -38,8 +38,8 @@ from vitrail.disk import writing
 from vitrail.errors import DataError, DecodeError, UsageError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
 from vitrail.evaluation.confidence import NONE, calibrated
-from vitrail.evaluation.labels.numbers import predicted_numbers
-from vitrail.evaluation.labels.ranked import ranked
+from vitrail.evaluation.number_scores import predicted_numbers
+from vitrail.evaluation.ranked import ranked
 from vitrail.files import lock, replacing_text, result_json
 from vitrail.words import as_text, listing
 

@@ -93,7 +93,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Task:
+class RunFacts:
     """The facts about a run that the settings of an objective need to build it."""
 
     seed: int = 0
@@ -125,7 +125,7 @@ class Objective(nn.Module, ABC):
         self.model = model
 
     @classmethod
-    def of(cls, model: nn.Module, settings: Any, task: Task) -> Self:
+    def of(cls, model: nn.Module, settings: Any, task: RunFacts) -> Self:
         """Return the objective with `settings` that trains `model`."""
         return cls(model)
 

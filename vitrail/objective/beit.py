@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, zero_linear
-from vitrail.objective.base import Prepared, Task
+from vitrail.objective.base import Prepared, RunFacts
 from vitrail.objective.masks import blocks, flags, into_stem
 from vitrail.objective.self_supervised import MaskedObjective, classification_losses
 from vitrail.objective.settings import BEiT
@@ -50,7 +50,7 @@ class BEiTObjective(MaskedObjective):
         self.predict = zero_linear(self.model.config.width, tokenizer.config.codes)
 
     @classmethod
-    def of(cls, model: nn.Module, settings: BEiT, task: Task) -> Self:
+    def of(cls, model: nn.Module, settings: BEiT, task: RunFacts) -> Self:
         """See `Objective`."""
         return cls(model, settings, task.seed, load_tokenizer(settings.tokenizer))
 

@@ -28,7 +28,7 @@ from vitrail.model.layers import dense, dense_after_gelu, linear, new_linear
 from vitrail.model.record import attention_maps
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
-from vitrail.objective.base import Moment, Prepared, Task
+from vitrail.objective.base import Moment, Prepared, RunFacts
 from vitrail.objective.crops import BLUR, GLOBAL, HEIGHT, LEFT, TOP, WIDTH, blur, crop_sizes, cut, draw_crops, recolour
 from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import DINO
@@ -71,7 +71,7 @@ class DINOObjective(SelfSupervised):
         self._counted = 0
 
     @classmethod
-    def of(cls, model: nn.Module, settings: DINO, task: Task) -> Self:
+    def of(cls, model: nn.Module, settings: DINO, task: RunFacts) -> Self:
         """See `Objective`."""
         cubic = task.preprocess.interpolation == "bicubic"
         made = cls(model, settings, task.seed, flip=task.augment.flip, cubic=cubic)

@@ -34,7 +34,7 @@ from vitrail.errors import UsageError, WriteError
 from vitrail.model.layers import dense, new_linear
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
-from vitrail.objective.base import Prepared, Task
+from vitrail.objective.base import Prepared, RunFacts
 from vitrail.objective.settings import Distill, Supervised
 from vitrail.objective.supervised import SupervisedObjective
 
@@ -72,7 +72,7 @@ class DistillationObjective(SupervisedObjective):
 
     pure = False
 
-    def __init__(self, model: nn.Module, config: Supervised, task: Task, distill: Distill, teacher: Teacher) -> None:
+    def __init__(self, model: nn.Module, config: Supervised, task: RunFacts, distill: Distill, teacher: Teacher) -> None:
         super().__init__(model, config, task.augment, task.classes, task.seed, task.class_counts)
         self.distill = distill
         self._teacher = (teacher,)  # in a tuple, so that it is neither trained nor saved

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.errors import UsageError
 from vitrail.model.vit import ViT
-from vitrail.objective.base import Objective, Prepared, Task
+from vitrail.objective.base import Objective, Prepared, RunFacts
 from vitrail.objective.masks import at, encoded, need_maskable, pixel_mask
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch
 
@@ -57,7 +57,7 @@ class MaskedObjective(SelfSupervised):
         self.seed = seed
 
     @classmethod
-    def of(cls, model: nn.Module, settings: Any, task: Task) -> Self:
+    def of(cls, model: nn.Module, settings: Any, task: RunFacts) -> Self:
         """See `Objective`."""
         made = cls(model, settings, task.seed)
         made.pixels = pixels_of(task.preprocess.bands)

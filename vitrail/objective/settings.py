@@ -31,7 +31,7 @@ from vitrail.ranges import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from vitrail.objective.base import Objective, Task
+    from vitrail.objective.base import Objective, RunFacts
 
 
 class ObjectiveSettings(Open, section="objective"):
@@ -45,7 +45,7 @@ class ObjectiveSettings(Open, section="objective"):
     made_by: ClassVar[str] = ""
     """Import path of the `Objective` that `build` makes."""
 
-    def build(self, model: nn.Module, task: Task) -> Objective:
+    def build(self, model: nn.Module, task: RunFacts) -> Objective:
         """Return the objective that owns and trains `model`."""
         objective: Objective = find(self.made_by).of(model, self, task)
         return objective

@@ -22,7 +22,7 @@ from vitrail.data.images.mix import Mix
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
-from vitrail.objective.base import ImageBatch, Objective, Prepared, Task
+from vitrail.objective.base import ImageBatch, Objective, Prepared, RunFacts
 from vitrail.objective.settings import Regression, Supervised
 from vitrail.words import shown
 
@@ -108,7 +108,7 @@ class SupervisedObjective(Objective):
             _set_head_bias(model, config.head_bias)
 
     @classmethod
-    def of(cls, model: nn.Module, settings: Supervised, task: Task) -> Self:
+    def of(cls, model: nn.Module, settings: Supervised, task: RunFacts) -> Self:
         """See `Objective`."""
         return cls(model, settings, task.augment, task.classes, task.seed, task.class_counts)
 
@@ -241,7 +241,7 @@ class RegressionObjective(Objective):
         self.mix = Mix(augment, len(scale.mean), seed)
 
     @classmethod
-    def of(cls, model: nn.Module, settings: Regression, task: Task) -> Self:
+    def of(cls, model: nn.Module, settings: Regression, task: RunFacts) -> Self:
         """See `Objective`."""
         assert task.scale is not None
         return cls(model, settings, task.augment, task.scale, task.seed)

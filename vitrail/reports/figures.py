@@ -27,7 +27,7 @@ from PIL import Image
 from vitrail.evaluation.calibration import Calibration, plot
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.confidence import SHOWN, counts_at, curve
-from vitrail.evaluation.labels.numbers import NumberScores
+from vitrail.evaluation.number_scores import NumberScores
 
 INK = "#010203"
 """Placeholder for the page's text colour while matplotlib draws."""

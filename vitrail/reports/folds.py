@@ -13,8 +13,8 @@ from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import has_top5
-from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.label_scores import LabelScores
 from vitrail.evaluation.metric import NUMBERS, TITLES
 from vitrail.files import read_json_object, replacing_text
 from vitrail.reports.gallery import Evaluated

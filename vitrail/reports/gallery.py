@@ -13,8 +13,8 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.images.pixels import Pixels
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.label_scores import LabelScores
 from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT

@@ -22,10 +22,10 @@ from vitrail.costs.estimate import amount
 from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
-from vitrail.evaluation.labels.calibration import label_calibration
-from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.label_calibration import before_scaling as labels_before_scaling
+from vitrail.evaluation.label_calibration import label_calibration
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.label_scores import LabelScores
 from vitrail.evaluation.metric import wilson
 from vitrail.files import read_bytes, replacing_text
 from vitrail.reports import run_record, tables

@@ -20,9 +20,9 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.labels.scores import LabelScores
-from vitrail.evaluation.labels.store import load_results
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.label_scores import LabelScores
+from vitrail.evaluation.tasks.store import load_results
 from vitrail.files import names_near, open_regular, read_bytes, read_json, read_json_object
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines

@@ -9,9 +9,9 @@ import numpy as np
 
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.confidence import SHOWN, counts_at
-from vitrail.evaluation.labels.calibration import LabelCalibration
-from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.label_calibration import LabelCalibration
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.label_scores import LabelScores
 from vitrail.reports.run_record import RunRecord
 
 MOST_CLASSES = 200

@@ -26,7 +26,7 @@ from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
 from vitrail.evaluation.confidence import calibrated
-from vitrail.evaluation.labels.ranked import ranked
+from vitrail.evaluation.ranked import ranked
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import engine_predictor
 from vitrail.exports.kinds import EngineName

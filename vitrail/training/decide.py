@@ -23,7 +23,7 @@ from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.labels.thresholds import UNCHOSEN
+from vitrail.evaluation.thresholds import UNCHOSEN
 from vitrail.evaluation.metric import Metric
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
 from vitrail.ranges import Amount, Count, InputSize, Part, Range, Whole, checked, height_width
-from vitrail.verbs.terminal import page, table
+from vitrail.terminal import page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
 from vitrail.verbs.network.features import NO_IMAGES
-from vitrail.verbs.terminal import ProgressLine
+from vitrail.terminal import ProgressLine
 from vitrail.words import brief
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
-    from vitrail.evaluation.labels.numbers import NumberScores
-    from vitrail.evaluation.labels.scores import LabelScores
+    from vitrail.evaluation.number_scores import NumberScores
+    from vitrail.evaluation.label_scores import LabelScores
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
@@ -194,8 +194,8 @@ def _classify(
     from vitrail.evaluation.classify import classify, refusing
     from vitrail.evaluation.confidence import averaged
     from vitrail.evaluation.imagenet import choosing
-    from vitrail.evaluation.labels.numbers import score_numbers
-    from vitrail.evaluation.labels.scores import score_labels
+    from vitrail.evaluation.number_scores import score_numbers
+    from vitrail.evaluation.label_scores import score_labels
 
     card, predict = network.card, refusing(compute.predictor(network), compute.precision)
     if task.outputs is not None:
@@ -380,7 +380,7 @@ def _with_targets(data: Data, card: Card) -> Data:
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
     from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.labels.numbers import NumberScores
+    from vitrail.evaluation.number_scores import NumberScores
 
     subject = f"{result.model} on {result.data}"
     if isinstance(result.found, NumberScores):
@@ -393,7 +393,7 @@ def show(result: Evaluation) -> Any:
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
     from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.labels.numbers import NumberScores
+    from vitrail.evaluation.number_scores import NumberScores
 
     if isinstance(result.found, NumberScores):
         found = number_results.as_json(result.found)

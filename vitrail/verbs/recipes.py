@@ -14,7 +14,7 @@ from vitrail.ranges import checked
 from vitrail.recipes.published import Recipe
 from vitrail.recipes.registry import RECIPES, find
 from vitrail.training.run import Run
-from vitrail.verbs.terminal import page, table
+from vitrail.terminal import page, table
 
 
 @checked

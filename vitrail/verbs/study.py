@@ -12,7 +12,7 @@ from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Positive, Range, Seed, checked
 from vitrail.studies.catalog import NAMES, REPORT, StudyName, StudySummary, study_named
-from vitrail.verbs.terminal import TerminalPage, page, table
+from vitrail.terminal import TerminalPage, page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

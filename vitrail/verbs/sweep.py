@@ -23,7 +23,7 @@ from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, FINETUNE, GRID, G
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
 from vitrail.verbs.flags.keywords import TrialKeywords
-from vitrail.verbs.terminal import page, table
+from vitrail.terminal import page, table
 from vitrail.words import duration, one_line
 
 if TYPE_CHECKING:

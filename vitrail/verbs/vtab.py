@@ -17,7 +17,7 @@ from vitrail.recipes.asked import Asked
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
-from vitrail.verbs.terminal import page, table
+from vitrail.terminal import page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

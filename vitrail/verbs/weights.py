@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError, WeightsError
 from vitrail.ranges import Count, checked
-from vitrail.verbs.terminal import page, table
+from vitrail.terminal import page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

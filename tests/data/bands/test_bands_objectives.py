@@ -17,7 +17,7 @@ from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
-from vitrail.objective.base import Task
+from vitrail.objective.base import RunFacts
 from vitrail.objective.crops import BLUR, BRIGHTNESS, CONTRAST, GREY, HUE, SATURATION, SOLARISE, blur
 from vitrail.objective.dino import DINOObjective
 from vitrail.objective.mae import MAEObjective
@@ -30,7 +30,7 @@ from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.load import read_card
 
 BANDS = Bands("16", (100.0,) * 5, (10.0,) * 5, (0.0,) * 5, (200.0,) * 5, (3, 2, 1))
-TASK = Task(seed=0, preprocess=Preprocess((32, 32), bands=BANDS))
+TASK = RunFacts(seed=0, preprocess=Preprocess((32, 32), bands=BANDS))
 PIXELS = MaskedPatch(target="pixels")
 
 

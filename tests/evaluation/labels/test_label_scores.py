@@ -15,11 +15,11 @@ from sklearn import metrics
 
 from vitrail.errors import DataError
 from vitrail.evaluation.labels import scores
-from vitrail.evaluation.labels.calibration import label_calibration
-from vitrail.evaluation.labels.ranked import ranked
-from vitrail.evaluation.labels.scores import LabelScores, score_labels
-from vitrail.evaluation.labels.store import load_results, save_results
-from vitrail.evaluation.labels.thresholds import best_threshold, best_thresholds
+from vitrail.evaluation.label_calibration import label_calibration
+from vitrail.evaluation.ranked import ranked
+from vitrail.evaluation.label_scores import LabelScores, score_labels
+from vitrail.evaluation.tasks.store import load_results, save_results
+from vitrail.evaluation.thresholds import best_threshold, best_thresholds
 from vitrail.reports.tables import wrong_beside
 
 NAMES = ["a", "b", "c", "d", "e"]

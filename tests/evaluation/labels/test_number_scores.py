@@ -14,8 +14,8 @@ from sklearn import metrics
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.loading.loader import Batch
 from vitrail.errors import DataError
-from vitrail.evaluation.labels.numbers import NumberScores, score_numbers
-from vitrail.evaluation.labels.store import load_results, save_results
+from vitrail.evaluation.number_scores import NumberScores, score_numbers
+from vitrail.evaluation.tasks.store import load_results, save_results
 from vitrail.evaluation.metric import Metric
 from vitrail.reports.gallery import worst_mistakes
 

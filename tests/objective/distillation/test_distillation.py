@@ -20,7 +20,7 @@ from vitrail.durations import Epochs, Percent
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
-from vitrail.objective.base import Task
+from vitrail.objective.base import RunFacts
 from vitrail.objective.distillation import DistillationObjective, Teacher
 from vitrail.objective.settings import MAE, Distill, Supervised
 from vitrail.training import loop
@@ -62,7 +62,7 @@ def batch(count: int = 6) -> Images:
 
 def objective(student: Any, teacher: Any, distill: Distill, columns: Any = None, **task: Any) -> DistillationObjective:
     task = {"augment": Augment(), "classes": CLASSES, **task}
-    return DistillationObjective(student, Supervised(), Task(**task), distill, Teacher(teacher, "abc", columns)).train()
+    return DistillationObjective(student, Supervised(), RunFacts(**task), distill, Teacher(teacher, "abc", columns)).train()
 
 
 # losses, against torch's own

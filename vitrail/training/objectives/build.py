@@ -17,7 +17,7 @@ from vitrail.data.settings import Bands
 from vitrail.errors import UsageError
 from vitrail.import_path import import_path, is_own
 from vitrail.model.own_part import check_arguments
-from vitrail.objective.base import Objective, Task
+from vitrail.objective.base import Objective, RunFacts
 from vitrail.objective.distillation import Answers, DistillationObjective, Teacher
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.settings import ObjectiveSettings, Supervised
@@ -49,7 +49,7 @@ def build_objective(
         counts = class_counts(labels, classes)
     else:
         counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
-    task = Task(run.seed, classes, run.augment, decision.preprocess, tuple(counts.tolist()), decision.scale)
+    task = RunFacts(run.seed, classes, run.augment, decision.preprocess, tuple(counts.tolist()), decision.scale)
     if teacher is None:
         objective = _built(run.objective, model, task)
     elif isinstance(run.objective, Supervised):
@@ -69,7 +69,7 @@ def build_objective(
     return objective, load_objective_weights(run, objective)
 
 
-def _built(settings: ObjectiveSettings, model: nn.Module, task: Task) -> Objective:
+def _built(settings: ObjectiveSettings, model: nn.Module, task: RunFacts) -> Objective:
     """Return what settings build. Raises UsageError for an objective of the user's own that lacks a method."""
     if not is_own(type(settings)):
         return settings.build(model, task)

@@ -30,11 +30,11 @@ from vitrail.evaluation.classify import (
     predictor,
 )
 from vitrail.evaluation.confidence import KeptLogits, counts_at
-from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
-from vitrail.evaluation.labels.calibration import label_calibration
-from vitrail.evaluation.labels.numbers import NumberScores, score_numbers
-from vitrail.evaluation.labels.scores import LabelScores, score_labels
-from vitrail.evaluation.labels.store import save_results
+from vitrail.evaluation.label_calibration import before_scaling as labels_before_scaling
+from vitrail.evaluation.label_calibration import label_calibration
+from vitrail.evaluation.number_scores import NumberScores, score_numbers
+from vitrail.evaluation.label_scores import LabelScores, score_labels
+from vitrail.evaluation.tasks.store import save_results
 from vitrail.evaluation.metric import NUMBERS, TITLES, Metric, in_words
 from vitrail.import_path import import_path
 from vitrail.model.build import build

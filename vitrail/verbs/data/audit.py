@@ -17,7 +17,7 @@ from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network.features import Embedder
-from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from vitrail.ranges import Range, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
+from vitrail.terminal import ProgressLine, first_lines, page, table
 from vitrail.version import need
 
 if TYPE_CHECKING:

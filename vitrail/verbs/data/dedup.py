@@ -15,7 +15,7 @@ from vitrail.ranges import Count, Part, Range, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
+from vitrail.terminal import ProgressLine, first_lines, page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

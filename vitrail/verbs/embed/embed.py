@@ -20,7 +20,7 @@ from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
 from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.network.tiles import check_tiles
-from vitrail.verbs.terminal import unreadable_json, unreadable_lines
+from vitrail.terminal import unreadable_json, unreadable_lines
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

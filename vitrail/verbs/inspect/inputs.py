@@ -15,7 +15,7 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network.classifier import load_network
-from vitrail.verbs.terminal import ProgressLine
+from vitrail.terminal import ProgressLine
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
-from vitrail.verbs.terminal import ProgressLine, unreadable_json
+from vitrail.terminal import ProgressLine, unreadable_json
 from vitrail.words import as_text, counted, one_line
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def class_columns(
     from vitrail.data.images.ops import eval_transform
     from vitrail.evaluation.classify import refusing
     from vitrail.evaluation.confidence import calibrated
-    from vitrail.evaluation.labels.numbers import predicted_numbers
-    from vitrail.evaluation.labels.ranked import ranked
+    from vitrail.evaluation.number_scores import predicted_numbers
+    from vitrail.evaluation.ranked import ranked
 
     names = np.array([*map(as_text, card.class_names)] or [str(number) for number in range(card.config.classes)])
     best, predict = min(top, len(names)), refusing(calibrated(predict, card.temperature), compute.precision)

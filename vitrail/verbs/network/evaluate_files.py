@@ -14,8 +14,8 @@ from vitrail.version import need
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.labels.numbers import NumberScores
-    from vitrail.evaluation.labels.scores import LabelScores
+    from vitrail.evaluation.number_scores import NumberScores
+    from vitrail.evaluation.label_scores import LabelScores
 
 
 def check(out: Path) -> None:
@@ -32,8 +32,8 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
     """
     from vitrail.evaluation.calibration import calibration, draw, write_bins
     from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.labels.numbers import NumberScores
-    from vitrail.evaluation.labels.store import save_results
+    from vitrail.evaluation.number_scores import NumberScores
+    from vitrail.evaluation.tasks.store import save_results
 
     with writing(out, UsageError):
         if _is_file(out):

@@ -15,7 +15,7 @@ from vitrail.ranges import InputSize, Seconds, checked, height_width
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
-from vitrail.verbs.terminal import TerminalPage, Unwrapped, page, table
+from vitrail.terminal import TerminalPage, Unwrapped, page, table
 
 if TYPE_CHECKING:
     from vitrail.transfer.recommend import Recommendation

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from vitrail.verbs.terminal import TextTable, page, table, unreadable_json
+from vitrail.terminal import TextTable, page, table, unreadable_json
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

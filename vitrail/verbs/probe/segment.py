@@ -12,7 +12,7 @@ from vitrail.files import check_writable, refuse_other_files, replacing_text, re
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
-from vitrail.verbs.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
+from vitrail.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
 from vitrail.version import need
 from vitrail.words import one_line
 

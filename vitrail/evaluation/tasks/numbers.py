@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.files import replacing_text
-from vitrail.verbs.terminal import page, table, unreadable_lines
+from vitrail.terminal import page, table, unreadable_lines
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.labels.numbers import NumberScores
+    from vitrail.evaluation.number_scores import NumberScores
 
 COLUMNS = ("target", "R2", "MAE", "RMSE", "MAE of the mean", "RMSE of the mean")
 

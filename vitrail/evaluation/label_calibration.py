@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.evaluation.calibration import BINS, Calibration, binned
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.label_scores import LabelScores
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import Classification, check_rows, load_classification, save_classification
-from vitrail.evaluation.labels.numbers import NumberScores
-from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.label_scores import LabelScores
 from vitrail.files import replacing
 
 STORED = {

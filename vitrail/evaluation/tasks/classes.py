@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vitrail.verbs.network.label_results import before
-from vitrail.verbs.terminal import page, table, unreadable_lines
+from vitrail.terminal import page, table, unreadable_lines
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.files import replacing_text
-from vitrail.verbs.terminal import page, table, unreadable_lines
+from vitrail.terminal import page, table, unreadable_lines
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.labels.scores import LabelScores
+    from vitrail.evaluation.label_scores import LabelScores
 
 WORST = 15
 """Maximum number of labels shown on a terminal; --json shows all."""
@@ -31,7 +31,7 @@ COLUMNS = (
 
 def show(subject: str, found: LabelScores, notes: list[str]) -> Any:
     """Return the results as tables for a terminal; `subject` says of what on which images."""
-    from vitrail.evaluation.labels.calibration import before_scaling, label_calibration
+    from vitrail.evaluation.label_calibration import before_scaling, label_calibration
 
     calibrated = label_calibration(found)
     ranked = sorted(_rows(found), key=lambda row: (row[2][0], row[0]))
@@ -49,7 +49,7 @@ def show(subject: str, found: LabelScores, notes: list[str]) -> Any:
 
 def _rows(found: LabelScores) -> list[tuple[str, tuple[int, int, int], tuple[float, ...]]]:
     """Return (name, counts, shares) of each label, in the order of `COLUMNS`."""
-    from vitrail.evaluation.labels.calibration import label_calibration
+    from vitrail.evaluation.label_calibration import label_calibration
 
     counts = zip(found.class_count.tolist(), found.class_predicted.tolist(), found.class_correct.tolist(), strict=True)
     columns = (found.average_precision, found.precision, found.recall, found.class_f1, found.thresholds)
@@ -71,7 +71,7 @@ def as_json(found: LabelScores) -> dict[str, Any]:
 
     Of very many labels, pairs are those of the labels that most images have ("paired").
     """
-    from vitrail.evaluation.labels.calibration import before_scaling, label_calibration
+    from vitrail.evaluation.label_calibration import before_scaling, label_calibration
 
     calibrated = label_calibration(found)
     names = [name.replace(" ", "_").lower() for name in COLUMNS[1:]]
@@ -96,7 +96,7 @@ def as_json(found: LabelScores) -> dict[str, Any]:
 def write(found: LabelScores, out: Path, *, raw: bool = False) -> None:
     """Write reliability.png, calibration.csv, classes.csv and cooccurrence.csv into a folder; `raw` is SafeWriter's."""
     from vitrail.evaluation.calibration import draw, write_bins
-    from vitrail.evaluation.labels.calibration import label_calibration
+    from vitrail.evaluation.label_calibration import label_calibration
 
     together = label_calibration(found).together
     write_bins(out / "calibration.csv", together)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.confidence import at_temperature
-from vitrail.evaluation.labels.thresholds import best_thresholds
+from vitrail.evaluation.thresholds import best_thresholds
 
 PAIRED = 1000
 """Maximum number of labels whose pairs are counted, because the number of pairs is the square."""
