@@ -32,11 +32,12 @@ from vitrail.config import to_yaml
 from vitrail.data.roles import Splits
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.open import open_data
-from vitrail.evaluation.classify import Classification, save_classification
+from vitrail.evaluation.classify import Classification
 from vitrail.model.build import build
 from vitrail.model.variants import variant
 from vitrail.reports.compare import write_comparison
 from vitrail.reports.page import write_report
+from vitrail.tasks.catalog import save_results
 from vitrail.training.run import Optim, Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
@@ -95,7 +96,7 @@ def run_folder(folder: Path, data: Data, splits: Splits, seed: int) -> Path:
         for step in range(100, STEPS + 1, 100)
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    save_classification(folder / "evaluation.npz", answers(splits, seed))
+    save_results(folder / "evaluation.npz", answers(splits, seed))
     batch = rng.integers(0, 256, (4 * 116, 8 * 116, 3), dtype=np.uint8)
     Image.fromarray(batch // 2 + 64).save(folder / "batch.png")
     torch.manual_seed(seed)

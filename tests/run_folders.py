@@ -14,9 +14,10 @@ from PIL import Image
 
 from vitrail.config import to_yaml
 from vitrail.data.settings import Data, Preprocess
-from vitrail.evaluation.classify import Classification, save_classification
+from vitrail.evaluation.classify import Classification
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.tasks.catalog import save_results
 from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
@@ -97,7 +98,7 @@ def run_folder(
     lines += [{"kind": "validation", "step": step, "top1": step / 100, "nll": 3 / step} for step in (20, 40, 60)]
     text = "\n".join(json.dumps(line) for line in lines)
     (folder / "metrics.jsonl").write_text(text + '\n{"kind": "tr', encoding="utf-8")  # torn by a kill
-    save_classification(folder / "evaluation.npz", found)
+    save_results(folder / "evaluation.npz", found)
     Image.new("RGB", (32, 16), "red").save(folder / "batch.png")
     torch.manual_seed(0)
     config = config or ViTConfig(

@@ -21,13 +21,12 @@ from vitrail.errors import DataError
 from vitrail.evaluation.classify import (
     Classification,
     classify,
-    load_classification,
     predictor,
-    save_classification,
 )
 from vitrail.model.build import create
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.tasks.catalog import load_results, save_results
 
 
 @dataclass
@@ -182,8 +181,8 @@ def test_the_metrics_have_names_and_follow_the_weights() -> None:
 def test_answers_survive_the_disk(tmp_path: Path) -> None:
     logits, labels = draw(30, 6, 2)
     found = classify(identity, Fake(logits, labels, bad=[("a,b.jpg", "truncated")]), names(6))
-    save_classification(tmp_path / "evaluation.npz", found)
-    again = load_classification(tmp_path / "evaluation.npz", names(6))
+    save_results(tmp_path / "evaluation.npz", found)
+    again = load_results(tmp_path / "evaluation.npz", names(6))
     for name in ("index", "label", "top", "probability", "loss", "brier"):
         same(getattr(again, name), getattr(found, name))
     assert (again.bad, again.metrics()) == (found.bad, found.metrics())
@@ -192,22 +191,22 @@ def test_answers_survive_the_disk(tmp_path: Path) -> None:
 def test_answers_of_before_the_brier_score_are_read_without_it(tmp_path: Path) -> None:
     logits, labels = draw(30, 6, 2)
     found = classify(identity, Fake(logits, labels), names(6))
-    save_classification(tmp_path / "evaluation.npz", found)
+    save_results(tmp_path / "evaluation.npz", found)
     with np.load(tmp_path / "evaluation.npz") as file:
         np.savez(tmp_path / "old.npz", **{name: file[name] for name in file.files if name != "brier"})
-    again = load_classification(tmp_path / "old.npz", names(6))
+    again = load_results(tmp_path / "old.npz", names(6))
     assert np.isnan(again.brier).all() and again.brier.shape == (30,)
     assert again.metrics() == found.metrics()
 
 
 def test_torn_answers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.npz"
-    save_classification(path, classify(identity, Fake(*draw(30, 6, 2)), names(6)))
+    save_results(path, classify(identity, Fake(*draw(30, 6, 2)), names(6)))
     whole = path.read_bytes()
     for keep in (0, 10, len(whole) // 2, len(whole) - 3):
         path.write_bytes(whole[:keep])
         with pytest.raises(DataError, match=r"evaluation.npz cannot be read"):
-            load_classification(path, names(6))
+            load_results(path, names(6))
 
 
 def tiny() -> ViT:
@@ -243,7 +242,7 @@ def _rank(rank: int, port: int, out: str) -> None:
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     logits, labels = draw(41, 8, 3)
     loader = Fake(logits, labels, 4, torch.arange(41)[rank::2], [(f"bad{rank}", "empty")])
-    save_classification(Path(out) / f"{rank}.npz", classify(identity, loader, names(8)))
+    save_results(Path(out) / f"{rank}.npz", classify(identity, loader, names(8)))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -261,7 +260,7 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0]
     alone = classify(identity, Fake(*draw(41, 8, 3)), names(8))
     for rank in range(2):
-        found: Classification = load_classification(tmp_path / f"{rank}.npz", names(8))
+        found: Classification = load_results(tmp_path / f"{rank}.npz", names(8))
         assert found.metrics() == alone.metrics()
         assert found.bad == [("bad0", "empty"), ("bad1", "empty")]
         same(found.confusion, alone.confusion)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from vitrail.evaluation import confidence
 from vitrail.evaluation.calibration import before_scaling, calibration
-from vitrail.evaluation.classify import classify, load_classification, save_classification
+from vitrail.evaluation.classify import classify
 from vitrail.evaluation.confidence import KeptLogits, at_temperature, counts_at, curve, fit, fit_if_better
 from vitrail.evaluation.label_scores import score_labels
-from vitrail.evaluation.tasks.store import load_results, save_results
+from vitrail.tasks.catalog import load_results, save_results
 from vitrail.weights.confidence import Confidence
 
 
@@ -210,8 +210,8 @@ def test_an_evaluation_knows_its_calibration_before_and_after(tmp_path: Path) ->
     assert found.nll == pytest.approx(-log_softmax(logits / 4.0, axis=1)[range(300), labels].mean(), rel=1e-5)
     assert before_scaling(found).ece == pytest.approx(calibration(raw).ece, rel=1e-6)
     assert calibration(found).ece < before_scaling(found).ece
-    save_classification(tmp_path / "a.npz", found)
-    again = load_classification(tmp_path / "a.npz", list("abcdef"))
+    save_results(tmp_path / "a.npz", found)
+    again = load_results(tmp_path / "a.npz", list("abcdef"))
     assert before_scaling(again).ece == before_scaling(found).ece
 
 

@@ -19,13 +19,12 @@ from run_folders import answers, run_folder
 
 from vitrail.data.settings import Data
 from vitrail.evaluation.label_scores import LabelScores
-from vitrail.evaluation.tasks.store import save_results
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import training_curves
-from vitrail.reports.gallery import worst_mistakes
 from vitrail.reports.run_record import read_run
 from vitrail.reports.tables import data_problems, particulars
 from vitrail.run_log import fitting
+from vitrail.tasks.catalog import save_results
 from vitrail.training.folder import RunFolder
 from vitrail.training.record import recorded_result
 
@@ -129,7 +128,7 @@ def test_65_arrays_of_results_that_do_not_fit(whole: Path, tmp_path: Path, kind:
         if change not in ("floats", "infinite", "bool", "absent"):
             assert noted, (name, change)
         for found in filter(None, (record.evaluation, record.scores)):
-            worst_mistakes(found)
+            found.worst(12)
             found.metrics()
 
 

@@ -18,8 +18,8 @@ from vitrail.data.labels.numbers import Numbers, TargetScale
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import DataError, UsageError, WeightsError
-from vitrail.evaluation.number_scores import predicted_numbers
 from vitrail.evaluation.metric import Metric
+from vitrail.evaluation.number_scores import predicted_numbers
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import RunFacts
 from vitrail.objective.settings import Regression

@@ -22,7 +22,7 @@ from vitrail.errors import DataError
 from vitrail.evaluation.metric import on_images, wilson
 from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, curves, thinned
-from vitrail.reports.gallery import SHOWN, most_uncertain, worst_mistakes
+from vitrail.reports.gallery import SHOWN, most_uncertain
 from vitrail.reports.page import environment, percent, write_report
 from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.run import Run
@@ -266,7 +266,7 @@ def test_numbers_for_people() -> None:
 def test_galleries_hold_the_largest_losses_and_the_smallest_gaps() -> None:
     found = answers([str(i) for i in range(10)], 500)
     wrong = found.label != found.top[:, 0]
-    mistakes = worst_mistakes(found)
+    mistakes = found.worst(12)
     assert wrong[mistakes].all() and len(mistakes) == SHOWN
     assert (np.sort(found.loss[wrong])[::-1][:SHOWN] == found.loss[mistakes]).all()
     gaps = found.probability[:, 0] - found.probability[:, 1]

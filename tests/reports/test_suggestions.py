@@ -38,7 +38,7 @@ def record(
         {"step": 10 * n, "top1": top1, "nll": nll} for n, (top1, nll) in enumerate(zip(accuracy, losses, strict=True))
     ]
     found = evaluation or answers(["a", "b", "c", "d"], 300)
-    return RunRecord(Path("runs/train 1"), run, facts, found.class_names, lines, found, None, None)
+    return RunRecord(Path("runs/train 1"), run, facts, found.class_names, lines, found, None)
 
 
 def said(found: RunRecord, image_size: int | None = 32) -> str:
@@ -212,7 +212,7 @@ def test_one_pair_of_classes() -> None:
 
 
 def test_what_has_no_suggestions() -> None:
-    nothing = replace(record(), evaluation=None)
+    nothing = replace(record(), results=None)
     assert suggestions(nothing, 32) == [] and suggestions(replace(record(), run=None), 32) == []
     assert suggestions(replace(record(), run=Run(objective=Tokenizer())), 32) == []
     assert suggestions(record(run=Run(objective=MAE()), result={}), 32) == []

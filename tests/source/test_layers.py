@@ -19,18 +19,21 @@ from trees import tree
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYER = {
-    **dict.fromkeys(("errors", "version", "device", "disk", "files", "words", "world", "config", "durations"), 0),
-    **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "torch_private"), 0),
+    **dict.fromkeys(
+        ("errors", "version", "device", "disk", "files", "words", "terminal", "world", "config", "durations"), 0
+    ),
+    **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "terminal", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),
     **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
-    **dict.fromkeys(("exports", "training"), 3),
-    "transfer": 4,
-    "recipes": 5,
-    **dict.fromkeys(("studies", "server", "reports"), 6),
-    "verbs": 7,
-    **dict.fromkeys(("cli", "sklearn", "results"), 8),
+    "tasks": 3,
+    **dict.fromkeys(("exports", "training"), 4),
+    "transfer": 5,
+    "recipes": 6,
+    **dict.fromkeys(("studies", "server", "reports"), 7),
+    "verbs": 8,
+    **dict.fromkeys(("cli", "sklearn", "results"), 9),
     # the public face and `python -m vitrail`: they may reach everything, nothing reaches them
-    **dict.fromkeys(("__init__", "__main__"), 9),
+    **dict.fromkeys(("__init__", "__main__"), 10),
 }
 
 # what the command line reads for its flags: `--help` must not wait for torch

@@ -20,9 +20,9 @@ from vitrail.data.benchmarks.imagenet_labels import part, wnids
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.calibration import calibration
-from vitrail.evaluation.classify import load_classification
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.tasks.catalog import load_results
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -122,7 +122,7 @@ def test_everything_on_the_command_line(
         ("even", 3, 9),
         ("odd", 2, 6),
     ]
-    found = load_classification(out / "answers.npz", [row["name"] for row in printed["classes"]])
+    found = load_results(out / "answers.npz", [row["name"] for row in printed["classes"]])
     assert calibration(found).ece == printed["ece"]
     assert found.brier.mean() == printed["brier"]
     with open(out / "calibration.csv", newline="", encoding="utf-8") as file:

@@ -8,8 +8,8 @@ import io
 import pytest
 
 from vitrail import cli
-from vitrail.verbs import doctor as doctor_module
 from vitrail.terminal import Unwrapped, page, table
+from vitrail.verbs import doctor as doctor_module
 
 PATH = "photographs/of/a/long/expedition/IMG_20240613_123456.jpg"
 ROWS = [

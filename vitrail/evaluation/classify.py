@@ -8,11 +8,9 @@ depend on batch size, number of processes or order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -22,10 +20,9 @@ from torch import Tensor, nn
 from vitrail import world
 from vitrail.data.benchmarks.imagenet_labels import AnswerKey
 from vitrail.data.image_names import bad_kinds
-from vitrail.data.npz import Npz
 from vitrail.device import Precision, compute_precision, fast_float32
 from vitrail.errors import DataError, finite, finite_rows
-from vitrail.files import replacing
+from vitrail.evaluation.results import Guess, Results
 from vitrail.model.frozen import eval_mode, freeze
 
 T = TypeVar("T")
@@ -48,12 +45,13 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Results):
     """The outputs of a network, one row per image, sorted by `index`, and the numbers computed from them."""
 
+    task = "classes"
+    headline = "top1"
     class_names: list[str]
     index: np.ndarray
-    """int64 [N]: number of the image in its source."""
     label: np.ndarray
     """int64 [N]; -1 for an unknown class. Such images have outputs but are not counted."""
     top: np.ndarray
@@ -67,7 +65,6 @@ class Classification:
     """float64 [N]: squared distance of all probabilities from 1 for the label and 0 for the others; NaN if the
     label is unknown."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """(id, reason) of unreadable images; no number includes them."""
     uncalibrated: np.ndarray | None = None
     """float32 [N]: probability of the best class with temperature 1; None if that is the network's temperature."""
 
@@ -75,11 +72,6 @@ class Classification:
     def known(self) -> np.ndarray:
         """bool [N]: whether the label is known."""
         return self.label >= 0
-
-    @property
-    def count(self) -> int:
-        """Number of labelled images."""
-        return int(self.known.sum())
 
     @property
     def correct(self) -> np.ndarray:
@@ -150,6 +142,38 @@ class Classification:
         """Return the numbers to log: top1, top5, balanced_accuracy, macro_f1, nll, count."""
         names = ("top1", "top5", "balanced_accuracy", "macro_f1", "nll", "count")
         return {name: getattr(self, name) for name in names}
+
+    def worst(self, most: int) -> np.ndarray:
+        """See `Results`: those with the largest loss."""
+        wrong = np.flatnonzero(self.known & ~self.correct & (self.top[:, 0] >= 0))
+        return wrong[np.argsort(-self.loss[wrong], kind="stable")][:most]
+
+    def true_names(self, row: int) -> list[str] | None:
+        """See `Results`."""
+        return [self.class_names[self.label[row]]] if self.known[row] else None
+
+    def guesses(self, row: int, most: int) -> list[Guess]:
+        """See `Results`."""
+        best = zip(self.top[row, :most].tolist(), self.probability[row, :most].tolist(), strict=True)
+        return [Guess(self.class_names[k], p, bool(k == self.label[row])) for k, p in best if k >= 0]
+
+    def cells(self, row: int) -> tuple[list[str], list[str], list[str]]:
+        """See `Results`."""
+        best = [self.class_names[k] for k in self.top[row, :1].tolist() if k >= 0]
+        return self.true_names(row) or [], best, [f"{self.probability[row, 0]:.6f}"]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `Results`: index, labels, classes and probabilities (the best k), loss, brier.
+
+        With a temperature there is `uncalibrated`, too.
+        """
+        found: dict[str, np.ndarray] = {name: getattr(self, field) for name, field in STORED.items()}
+        found["classes"] = self.top.astype(np.int32)
+        return found if self.uncalibrated is None else {**found, "uncalibrated": self.uncalibrated}
+
+    def stored(self) -> Classification:
+        """See `Results`: with at most five classes of an image."""
+        return replace(self, top=self.top[:, :BEST_CLASSES], probability=self.probability[:, :BEST_CLASSES])
 
 
 def has_top5(classes: int) -> bool:
@@ -335,20 +359,6 @@ STORED = {
 """Array in the file -> field of `Classification`."""
 
 
-def save_classification(path: Path, found: Classification) -> None:
-    """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, brier, bad.
-
-    With a temperature there is `uncalibrated`, too.
-    """
-    arrays = {name: getattr(found, field) for name, field in STORED.items()}
-    arrays["classes"] = found.top.astype(np.int32)
-    if found.uncalibrated is not None:
-        arrays["uncalibrated"] = found.uncalibrated
-    arrays["bad"] = np.array(found.bad, dtype=np.str_).reshape(-1, 2)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, **arrays)
-
-
 NUMBERS: dict[str, tuple[str, int]] = {
     "index": ("i", 1),
     "label": ("i", 1),
@@ -368,27 +378,3 @@ def check_rows(arrays: Mapping[str, np.ndarray], numbers: Mapping[str, tuple[str
             raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
     if (np.diff(arrays["index"], prepend=-1) < 1).any():
         raise ValueError("the numbers of the images are not ascending")
-
-
-def load_classification(path: Path, class_names: Sequence[str]) -> Classification:
-    """Read a file that `save_classification` wrote. Raises DataError for a damaged or different file."""
-    try:
-        with closing(Npz(path, DataError, only=(*STORED, "bad", "uncalibrated"))) as file:
-            arrays = {
-                field: file.read(name) for name, field in STORED.items() if name != "brier" or name in file.headers
-            }
-            before = file.read("uncalibrated") if "uncalibrated" in file.headers else None
-            bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
-        arrays.setdefault("brier", np.full(len(arrays["index"]), np.nan))  # absent in earlier versions
-        check_rows(arrays, NUMBERS)
-        if before is not None:
-            check_rows({"index": arrays["index"], "uncalibrated": before}, {"uncalibrated": ("f", 1)})
-        if arrays["top"].shape != arrays["probability"].shape or not arrays["top"].shape[1]:
-            raise ValueError(f"classes are {arrays['top'].shape} and probabilities {arrays['probability'].shape}")
-        arrays["top"] = arrays["top"].astype(np.int64)
-        for name in ("label", "top"):
-            if arrays[name].size and not -1 <= arrays[name].min() <= arrays[name].max() < len(class_names):
-                raise ValueError(f"{name} names class {arrays[name].max()}, and there are {len(class_names)} classes")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
-    return Classification(list(class_names), **arrays, bad=bad, uncalibrated=before)

@@ -16,8 +16,17 @@ import torch.nn.functional as F
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.confidence import at_temperature
+from vitrail.evaluation.results import Guess, Results
 from vitrail.evaluation.thresholds import best_thresholds
 
+STORED = {
+    "index": "index",
+    "targets": "target",
+    "probabilities": "probability",
+    "loss": "loss",
+    "thresholds": "thresholds",
+}
+"""Array in a file -> field of `LabelScores`."""
 PAIRED = 1000
 """Maximum number of labels whose pairs are counted, because the number of pairs is the square."""
 VALUES = 1 << 21
@@ -25,15 +34,16 @@ VALUES = 1 << 21
 
 
 @dataclass(frozen=True)
-class LabelScores:
+class LabelScores(Results):
     """The probabilities of a network, one row per image, sorted by `index`, and the numbers computed from them.
 
     Numbers of a class are NaN if no image has the label, and means over classes leave such classes out.
     """
 
+    task = "labels"
+    headline = "map"
     class_names: list[str]
     index: np.ndarray
-    """int64 [N]: number of the image in its source."""
     target: np.ndarray
     """int8 [N, classes]: 1 for a label, 0 for none; -1 in the row of an image without known labels, which does not
     count."""
@@ -44,7 +54,6 @@ class LabelScores:
     thresholds: np.ndarray
     """float64 [classes]: the probability from which a class is predicted."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """(id, reason) of unreadable images; no number includes them."""
     temperature: float = 1.0
     """The logits were divided by it."""
 
@@ -54,9 +63,9 @@ class LabelScores:
         return self.target[:, 0] >= 0
 
     @property
-    def count(self) -> int:
-        """Number of images with known labels."""
-        return int(self.known.sum())
+    def measurable(self) -> bool:
+        """See `Results`: an image that has a label."""
+        return bool((self.target == 1).any())
 
     @property
     def uncalibrated(self) -> np.ndarray:
@@ -171,6 +180,33 @@ class LabelScores:
         """Return the numbers to log: map, micro_f1, macro_f1, exact, nll, count."""
         names = ("map", "micro_f1", "macro_f1", "exact", "nll", "count")
         return {name: getattr(self, name) for name in names}
+
+    def worst(self, most: int) -> np.ndarray:
+        """See `Results`: those with the largest loss."""
+        wrong = np.flatnonzero(self.known & ~self.correct & np.isfinite(self.probability).all(axis=1))
+        return wrong[np.argsort(-self.loss[wrong], kind="stable")][:most]
+
+    def true_names(self, row: int) -> list[str] | None:
+        """See `Results`."""
+        return [self.class_names[k] for k in np.flatnonzero(self.target[row] == 1)] if self.known[row] else None
+
+    def guesses(self, row: int, most: int) -> list[Guess]:
+        """See `Results`: all predicted labels, the most probable first."""
+        chosen = np.flatnonzero(self.predicted[row])
+        chosen = chosen[np.argsort(-self.probability[row, chosen], kind="stable")]
+        there = self.target[row] == 1
+        return [Guess(self.class_names[k], float(self.probability[row, k]), bool(there[k])) for k in chosen]
+
+    def cells(self, row: int) -> tuple[list[str], list[str], list[str]]:
+        """See `Results`."""
+        there, best = np.flatnonzero(self.target[row] == 1), np.flatnonzero(self.predicted[row])
+        names = [[self.class_names[k] for k in part] for part in (there, best)]
+        return names[0], names[1], [f"{chance:.6f}" for chance in self.probability[row, best].tolist()]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `Results`."""
+        found: dict[str, np.ndarray] = {name: getattr(self, field) for name, field in STORED.items()}
+        return {**found, "temperature": np.array([self.temperature])}
 
 
 def _average_precision(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from vitrail.import_path import Open, is_own
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.number_scores import NumberScores
-    from vitrail.evaluation.label_scores import LabelScores
+    from vitrail.evaluation.results import Results
 
 ONE_LABEL = ("top1", "top5", "balanced_accuracy")
 """Metrics of images with one label each."""
@@ -98,7 +96,7 @@ class Metric(Open, section="metric"):
     all_classes: ClassVar[bool] = False
     """Whether `value` needs the probabilities of all classes, not only of the five best."""
 
-    def value(self, found: Classification | LabelScores | NumberScores) -> float:
+    def value(self, found: Results) -> float:
         """Return the number from the outputs for all images, whose labels are `found.label`."""
         return float(getattr(found, self.name))
 

@@ -12,16 +12,21 @@ from torch import Tensor
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
+from vitrail.evaluation.results import Guess, Results
+
+STORED = {"index": "index", "numbers": "target", "predictions": "prediction"}
+"""Array in a file -> field of `NumberScores`."""
 
 
 @dataclass(frozen=True)
-class NumberScores:
+class NumberScores(Results):
     """True and predicted targets in the units of the data, one row per image, sorted by `index`."""
 
+    task = "numbers"
+    headline = "r2"
     class_names: list[str]
     """Names of the targets."""
     index: np.ndarray
-    """int64 [N]: number of the image in its source."""
     target: np.ndarray
     """float64 [N, targets]; NaN in the row of an image whose numbers are unknown, which does not count."""
     prediction: np.ndarray
@@ -29,18 +34,12 @@ class NumberScores:
     scale: TargetScale
     """Mean and deviation of the training images, by which targets were standardised."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """(id, reason) of unreadable images; no number includes them."""
 
     @property
     def known(self) -> np.ndarray:
         """bool [N]: whether the numbers are known."""
         found: np.ndarray = np.isfinite(self.target).all(axis=1)
         return found
-
-    @property
-    def count(self) -> int:
-        """Number of images with known numbers."""
-        return int(self.known.sum())
 
     @property
     def errors(self) -> np.ndarray:
@@ -102,6 +101,30 @@ class NumberScores:
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log: r2, mae, rmse, loss, count."""
         return {name: getattr(self, name) for name in ("r2", "mae", "rmse", "loss", "count")}
+
+    def worst(self, most: int) -> np.ndarray:
+        """See `Results`: those with the largest errors, in deviations."""
+        error = ((self.prediction - self.target) / np.array(self.scale.deviation)) ** 2
+        rows = np.flatnonzero(self.known & np.isfinite(error).all(axis=1))
+        return rows[np.argsort(-error[rows].sum(axis=1), kind="stable")][:most]
+
+    def true_names(self, row: int) -> list[str] | None:
+        """See `Results`."""
+        return [f"{value:.4g}" for value in self.target[row].tolist()] if self.known[row] else None
+
+    def guesses(self, row: int, most: int) -> list[Guess]:
+        """See `Results`: the numbers of a row are one guess."""
+        return [Guess(", ".join(f"{value:.4g}" for value in self.prediction[row].tolist()), None, False)]
+
+    def cells(self, row: int) -> tuple[list[str], list[str], list[str]]:
+        """See `Results`."""
+        target, prediction = ([f"{one:.7g}" for one in rows[row].tolist()] for rows in (self.target, self.prediction))
+        return target, prediction, []
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `Results`."""
+        found: dict[str, np.ndarray] = {name: getattr(self, field) for name, field in STORED.items()}
+        return {**found, "scale": np.array([self.scale.mean, self.scale.deviation])}
 
 
 def _mae(errors: np.ndarray) -> np.ndarray:

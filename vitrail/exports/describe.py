@@ -14,6 +14,7 @@ from vitrail.data.images.pillow import BACKGROUND
 from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX_IR, OutputName
+from vitrail.tasks.catalog import task_of
 from vitrail.version import __version__
 from vitrail.weights.card import Card
 from vitrail.words import shown, without_folders
@@ -90,15 +91,7 @@ def meaning_of(output: str, card: Card) -> dict[str, Any]:
     """Return what the outputs mean, and by which temperature logits are divided before they become probabilities."""
     if output == "features":
         return {"meaning": "the input of the classifier"}
-    if card.scale is not None:
-        inside = "" if output == "probabilities" else ": outputs * deviation + mean, with the scale in card,"
-        return {"meaning": f"predicted numbers{inside} in the units of the data"}
-    function = "sigmoid" if card.several else "softmax"
-    named = "; a class is predicted from its value of thresholds in card" if card.several else ""
-    if output == "probabilities":
-        return {"meaning": f"probabilities of class_names, {function} and temperature included{named}"}
-    meaning = f"{function}(logits / temperature) are the probabilities of class_names{named}"
-    return {"meaning": meaning, "function": function, "temperature": card.temperature}
+    return task_of(card).meaning(card, inside=output == "probabilities")
 
 
 def steps(preprocess: Preprocess) -> dict[str, Any]:

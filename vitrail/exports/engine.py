@@ -23,6 +23,7 @@ from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.ranges import checked
+from vitrail.tasks.catalog import task_of
 from vitrail.weights.card import Card
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown
@@ -67,7 +68,7 @@ class Engine(nn.Module):
         made = about.get("made_by")
         self.weights_sha256 = str(made.get("weights_sha256", "")) if isinstance(made, dict) else ""
         """SHA-256 of the tensors of the network that was exported."""
-        self._temperature = self.card.temperature
+        self._exported = self.card  # `card` may be replaced, such as by one without a temperature
         self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
         if wanted is not None and (self._output == "features") != (wanted == "features"):
             meant = "classes" if wanted == "logits" else wanted
@@ -99,9 +100,7 @@ class Engine(nn.Module):
             )
         if self._output != "probabilities":
             return outputs
-        if self.card.scale is not None:
-            return self.card.scale.standardised(outputs)
-        return self._temperature * (outputs.logit() if self.card.several else outputs.log())
+        return task_of(self._exported).outputs(outputs, self._exported)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the features [batch, features] of a program that computes them. Raises UsageError for others."""

@@ -23,6 +23,7 @@ from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import LinearStem
 from vitrail.model.vit import ViT
 from vitrail.ranges import LARGEST_SIDE
+from vitrail.tasks.catalog import task_of
 from vitrail.weights.card import Card
 
 EXAMPLES = 2
@@ -90,10 +91,7 @@ def compute(network: ViT | ResNet, images: Tensor, output: OutputName, card: Car
         return logits
     if card is None:
         return logits.softmax(dim=1)
-    if card.scale is not None:
-        return card.scale.original(logits)
-    logits = logits / card.temperature
-    return logits.sigmoid() if card.several else logits.softmax(dim=1)
+    return task_of(card).activated(logits, card)
 
 
 class Exportable(nn.Module):

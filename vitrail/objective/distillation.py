@@ -72,7 +72,9 @@ class DistillationObjective(SupervisedObjective):
 
     pure = False
 
-    def __init__(self, model: nn.Module, config: Supervised, task: RunFacts, distill: Distill, teacher: Teacher) -> None:
+    def __init__(
+        self, model: nn.Module, config: Supervised, task: RunFacts, distill: Distill, teacher: Teacher
+    ) -> None:
         super().__init__(model, config, task.augment, task.classes, task.seed, task.class_counts)
         self.distill = distill
         self._teacher = (teacher,)  # in a tuple, so that it is neither trained nor saved

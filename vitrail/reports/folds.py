@@ -13,11 +13,9 @@ from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import has_top5
-from vitrail.evaluation.number_scores import NumberScores
-from vitrail.evaluation.label_scores import LabelScores
 from vitrail.evaluation.metric import NUMBERS, TITLES
+from vitrail.evaluation.results import Results
 from vitrail.files import read_json_object, replacing_text
-from vitrail.reports.gallery import Evaluated
 from vitrail.reports.run_record import RunRecord
 
 COLUMNS = ("path", "split", "label", "prediction", "probability", "fold", "run")
@@ -95,14 +93,14 @@ def _division(run: RunRecord) -> tuple[Any, ...]:
     return _fold(run).split("/")[1], run.run.seed, data.train, run.data_facts.get("fingerprint")
 
 
-def _evaluation(run: RunRecord) -> Evaluated:
-    found = run.evaluation or run.scores or run.numbers
+def _evaluation(run: RunRecord) -> Results:
+    found = run.results
     if found is None:
         raise DataError(f"{run.folder.name} has no evaluation (evaluation.npz)")
     return found
 
 
-def _numbers(found: Sequence[Evaluated]) -> list[Number]:
+def _numbers(found: Sequence[Results]) -> list[Number]:
     """Return mean and deviation of each metric that all folds have."""
     each = [one.metrics() for one in found]
     without = _COUNTS if has_top5(len(found[0].class_names)) else (*_COUNTS, "top5")
@@ -119,7 +117,7 @@ def _numbers(found: Sequence[Evaluated]) -> list[Number]:
     ]
 
 
-def _rows(run: RunRecord, found: Evaluated) -> Iterator[tuple[Any, ...]]:
+def _rows(run: RunRecord, found: Results) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each validation image of a run. Raises DataError if split.json does not name them all."""
     held = read_json_object(run.folder / "split.json", DataError)
     ids, split = (
@@ -128,23 +126,6 @@ def _rows(run: RunRecord, found: Evaluated) -> Iterator[tuple[Any, ...]]:
     )  # runs of an earlier version have no paths
     if not isinstance(ids, list) or len(ids) <= int(found.index.max(initial=-1)):
         raise DataError(f"{run.folder / 'split.json'} does not name the images of the fold")
-    names = found.class_names
     for number, index in enumerate(found.index.tolist()):
-        if isinstance(found, NumberScores):
-            label, prediction = (
-                SEPARATOR.join(f"{one:.7g}" for one in rows[number]) for rows in (found.target, found.prediction)
-            )
-            yield str(ids[index]), split, label, prediction, "", _fold(run), run.folder.name
-            continue
-        if isinstance(found, LabelScores):
-            right, best = np.flatnonzero(found.target[number] == 1), np.flatnonzero(found.predicted[number])
-            chances = found.probability[number, best]
-        else:
-            right, best, chances = (
-                found.label[number : number + 1],
-                found.top[number, :1],
-                found.probability[number, :1],
-            )
-        label, prediction = (SEPARATOR.join(names[k] for k in part.tolist() if k >= 0) for part in (right, best))
-        probability = SEPARATOR.join(f"{chance:.6f}" for chance in chances.tolist())
-        yield str(ids[index]), split, label, prediction, probability, _fold(run), run.folder.name
+        cells = found.cells(number)
+        yield str(ids[index]), split, *(SEPARATOR.join(cell) for cell in cells), _fold(run), run.folder.name

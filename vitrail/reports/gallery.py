@@ -13,26 +13,14 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.images.pixels import Pixels
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.number_scores import NumberScores
-from vitrail.evaluation.label_scores import LabelScores
+from vitrail.evaluation.results import Guess, Results
 from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 
-Evaluated = Classification | LabelScores | NumberScores
 SHOWN = 12
 """Maximum number of images in a gallery of one run."""
 _BATCH = 4
-
-
-@dataclass(frozen=True)
-class Guess:
-    """One class that a network predicted, with its probability, or its numbers."""
-
-    name: str
-    probability: float | None
-    """None for a number."""
-    right: bool
 
 
 @dataclass(frozen=True)
@@ -50,19 +38,6 @@ class Exhibit:
     """uint8 [H, W, 3]: the image under its attention rollout."""
 
 
-def worst_mistakes(evaluation: Evaluated) -> np.ndarray:
-    """Return rows of wrong predictions, the largest loss first; of numbers the largest errors, in deviations."""
-    if isinstance(evaluation, NumberScores):
-        error = ((evaluation.prediction - evaluation.target) / np.array(evaluation.scale.deviation)) ** 2
-        rows = np.flatnonzero(evaluation.known & np.isfinite(error).all(axis=1))
-        return rows[np.argsort(-error[rows].sum(axis=1), kind="stable")][:SHOWN]
-    if isinstance(evaluation, LabelScores):
-        wrong = np.flatnonzero(evaluation.known & ~evaluation.correct & np.isfinite(evaluation.probability).all(axis=1))
-        return wrong[np.argsort(-evaluation.loss[wrong], kind="stable")][:SHOWN]
-    wrong = np.flatnonzero(evaluation.known & ~evaluation.correct & (evaluation.top[:, 0] >= 0))
-    return wrong[np.argsort(-evaluation.loss[wrong], kind="stable")][:SHOWN]
-
-
 def most_uncertain(evaluation: Classification) -> np.ndarray:
     """Return rows with the smallest gap between the two best classes, the smallest first."""
     if evaluation.probability.shape[1] < 2:
@@ -72,7 +47,7 @@ def most_uncertain(evaluation: Classification) -> np.ndarray:
     return rows[np.argsort(gap[rows], kind="stable")][:SHOWN]
 
 
-def exhibits(rows: np.ndarray, evaluation: Evaluated, source: Any, model: Any) -> list[Exhibit]:
+def exhibits(rows: np.ndarray, evaluation: Results, source: Any, model: Any) -> list[Exhibit]:
     """Return the images of these rows as the network sees them, with attention rollout if `model` is a ViT.
 
     `model` is a network with its card, in eval mode. Images that can no longer be decoded are left out.
@@ -86,7 +61,7 @@ def exhibits(rows: np.ndarray, evaluation: Evaluated, source: Any, model: Any) -
     maps = _rollouts(model, [image for _, _, image in found], transform.pixels)
     return [
         Exhibit(
-            name, transform.pixels.shown(image), true_class(evaluation, row), [guesses(evaluation, row, 3)], attention
+            name, transform.pixels.shown(image), true_class(evaluation, row), [evaluation.guesses(row, 3)], attention
         )
         for (row, name, image), attention in zip(found, maps, strict=True)
     ]
@@ -103,39 +78,10 @@ def decoded_image(source: Any, index: int, read: Callable[[Any], np.ndarray]) ->
         return None
 
 
-def true_class(evaluation: Evaluated, row: int) -> str | None:
+def true_class(evaluation: Results, row: int) -> str | None:
     """Return the name of an image's class, the names of its labels, or its numbers; None if they are not known."""
-    if isinstance(evaluation, NumberScores):
-        return _numbers(evaluation.target[row]) if evaluation.known[row] else None
-    if isinstance(evaluation, LabelScores):
-        names = [evaluation.class_names[label] for label in np.flatnonzero(evaluation.target[row] == 1)]
-        return (", ".join(names) or "no label") if evaluation.known[row] else None
-    label = int(evaluation.label[row])
-    return evaluation.class_names[label] if label >= 0 else None
-
-
-def _numbers(values: np.ndarray) -> str:
-    return ", ".join(f"{value:.4g}" for value in values.tolist())
-
-
-def guesses(evaluation: Evaluated, row: int, most: int) -> list[Guess]:
-    """Return the best `most` predictions for a row, or all predicted labels; none if the outputs were not finite.
-
-    The numbers of a row are one guess.
-    """
-    if isinstance(evaluation, NumberScores):
-        return [Guess(_numbers(evaluation.prediction[row]), None, False)]
-    if isinstance(evaluation, LabelScores):
-        chosen = np.flatnonzero(evaluation.predicted[row])
-        chosen = chosen[np.argsort(-evaluation.probability[row, chosen], kind="stable")]
-        there = evaluation.target[row] == 1
-        return [Guess(evaluation.class_names[k], float(evaluation.probability[row, k]), bool(there[k])) for k in chosen]
-    label = evaluation.label[row]
-    return [
-        Guess(evaluation.class_names[k], p, k == label)
-        for k, p in zip(evaluation.top[row, :most].tolist(), evaluation.probability[row, :most].tolist(), strict=True)
-        if k >= 0
-    ]
+    names = evaluation.true_names(row)
+    return None if names is None else ", ".join(names) or "no label"
 
 
 def _rollouts(model: Any, images: list[np.ndarray], pixels: Pixels) -> Iterable[np.ndarray | None]:

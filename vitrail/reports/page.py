@@ -24,16 +24,17 @@ from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.label_calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.label_calibration import label_calibration
-from vitrail.evaluation.number_scores import NumberScores
 from vitrail.evaluation.label_scores import LabelScores
 from vitrail.evaluation.metric import wilson
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.results import Results
 from vitrail.files import read_bytes, replacing_text
 from vitrail.reports import run_record, tables
 from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
 from vitrail.reports.figures import confusion, cooccurrence, data_uri, picture, reliability, risk_coverage, scatter
-from vitrail.reports.gallery import Evaluated, exhibits, most_uncertain, worst_mistakes
+from vitrail.reports.gallery import SHOWN, exhibits, most_uncertain
 from vitrail.reports.run_record import read_run, validation_images
 from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load
@@ -54,7 +55,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     folder = Path(run_folder)
     record = read_run(folder)
     evaluation, scores, attempt = record.evaluation, record.scores, partial(run_record.attempt, record.notes)
-    evaluated = evaluation or scores or record.numbers
+    evaluated = record.results
     model = source = distances = examples = None
     galleries: dict[str, Any] = {}
     if record.run is None or record.run.objective.kind != "tokenizer":
@@ -143,9 +144,9 @@ def _targets(found: NumberScores) -> dict[str, Any]:
     return {"rows": tables.targets(found), "figures": [scatter(found, number) for number in drawn]}
 
 
-def _galleries(evaluation: Evaluated, model: Any, source: Any) -> dict[str, Any]:
+def _galleries(evaluation: Results, model: Any, source: Any) -> dict[str, Any]:
     """Return the exhibits of the galleries."""
-    found = {"mistakes": exhibits(worst_mistakes(evaluation), evaluation, source, model)}
+    found = {"mistakes": exhibits(evaluation.worst(SHOWN), evaluation, source, model)}
     if isinstance(evaluation, Classification):
         found["uncertain"] = exhibits(most_uncertain(evaluation), evaluation, source, model)
     return found

@@ -20,12 +20,13 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.number_scores import NumberScores
 from vitrail.evaluation.label_scores import LabelScores
-from vitrail.evaluation.tasks.store import load_results
+from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.results import Results
 from vitrail.files import names_near, open_regular, read_bytes, read_json, read_json_object
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
+from vitrail.tasks.catalog import load_results
 from vitrail.training.run import Run
 from vitrail.training.validation.floor import shortfall
 from vitrail.words import without_folders
@@ -52,15 +53,26 @@ class RunRecord:
     class_names: list[str]
     metrics: list[dict[str, Any]]
     """Lines of metrics.jsonl."""
-    evaluation: Classification | None
-    """Predictions of the best model on the validation images, if they have one label each."""
-    scores: LabelScores | None
-    """The same if they have several labels."""
+    results: Results | None
+    """Predictions of the best model on the validation images."""
     batch: bytes | None
     """batch.png: the first training batch."""
     notes: list[str] = field(default_factory=list)
-    numbers: NumberScores | None = None
-    """Predictions for the validation images if their labels are numbers."""
+
+    @property
+    def evaluation(self) -> Classification | None:
+        """The results, if the images have one label each."""
+        return self.results if isinstance(self.results, Classification) else None
+
+    @property
+    def scores(self) -> LabelScores | None:
+        """The results, if the images have several labels."""
+        return self.results if isinstance(self.results, LabelScores) else None
+
+    @property
+    def numbers(self) -> NumberScores | None:
+        """The results, if the labels are numbers."""
+        return self.results if isinstance(self.results, NumberScores) else None
 
     @property
     def result(self) -> dict[str, Any]:
@@ -137,18 +149,15 @@ def read_run(folder: Path) -> RunRecord:
             return otherwise
 
     class_names = [str(name) for name in read_file("classes.json", _class_names, [])]
-    evaluation = read_file("evaluation.npz", lambda path: _evaluation(path, class_names))
     return RunRecord(
         folder,
         read_file("config.yaml", lambda path: from_yaml(path, Run())),
         read_file("run.json", partial(_facts, notes=notes), {}),
         class_names,
         read_file("metrics.jsonl", partial(_metric_lines, notes=notes), []),
-        evaluation if isinstance(evaluation, Classification) else None,
-        evaluation if isinstance(evaluation, LabelScores) else None,
+        read_file("evaluation.npz", lambda path: _results(path, class_names)),
         read_file("batch.png", read_bytes),
         notes,
-        evaluation if isinstance(evaluation, NumberScores) else None,
     )
 
 
@@ -185,15 +194,11 @@ def _metric_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _evaluation(path: Path, class_names: list[str]) -> Classification | LabelScores | NumberScores:
+def _results(path: Path, class_names: list[str]) -> Results:
     if not path.exists():
         raise FileNotFoundError(path)
     found = load_results(path, class_names)
-    if isinstance(found, LabelScores):
-        if not (found.target == 1).any():
-            raise ValueError("it holds no image with a label")
-        return found
-    if not found.count:
+    if not found.measurable:
         raise ValueError("it holds no labelled image")
     return found
 

@@ -10,8 +10,8 @@ import numpy as np
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.confidence import SHOWN, counts_at
 from vitrail.evaluation.label_calibration import LabelCalibration
-from vitrail.evaluation.number_scores import NumberScores
 from vitrail.evaluation.label_scores import LabelScores
+from vitrail.evaluation.number_scores import NumberScores
 from vitrail.reports.run_record import RunRecord
 
 MOST_CLASSES = 200
@@ -162,7 +162,6 @@ def data_problems(record: RunRecord) -> list[str]:
     unreadable = {line["image"]: line["reason"] for line in record.metrics if "image" in line}
     problems = [str(note) for note in record.data_facts.get("notes", [])]
     problems += [f"training image {name}: {reason}" for name, reason in unreadable.items()]
-    evaluated = record.evaluation or record.scores or record.numbers
-    if evaluated is not None:
-        problems += [f"validation image {name}: {reason}" for name, reason in evaluated.bad]
+    if record.results is not None:
+        problems += [f"validation image {name}: {reason}" for name, reason in record.results.bad]
     return problems

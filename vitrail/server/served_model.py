@@ -37,6 +37,7 @@ from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
 from vitrail.server.responses import ModelDescription
+from vitrail.tasks.catalog import task_of
 from vitrail.weights.store import checksum
 from vitrail.words import as_text, shown, without_folders
 
@@ -106,8 +107,9 @@ class ServedModel:
         reject: float | None = None,
     ) -> None:
         self.name, self.network, self.card = name, network, network.card
-        if self.card.scale is not None:
-            raise UsageError(f"{name} predicts numbers, and serve names classes. Use vitrail predict")
+        task = task_of(self.card)
+        if not task.probable:
+            raise UsageError(f"{name} predicts {task.predicts}, and serve names classes. Use vitrail predict")
         if isinstance(network, Engine):
             self._checksum: Future[str] | None = None
         else:  # a second for a gigabyte or two, while the engine is made and tried
@@ -253,9 +255,12 @@ class ServedModel:
 
     def check_replaces(self, old: ServedModel) -> None:
         """Raise WeightsError if clients of `old` would get other classes, or several labels in place of one."""
-        if self.card.several != old.card.several:
-            kinds = [f"predicts {'several labels' if one.card.several else 'one class'}" for one in (self, old)]
-            raise WeightsError(f"{self.name}: the new model {kinds[0]}, and the old one {kinds[1]}. {RESTART}")
+        new, was = task_of(self.card), task_of(old.card)
+        if new is not was:
+            raise WeightsError(
+                f"{self.name}: the new model predicts {new.predicts}, and the old one predicts {was.predicts}. "
+                f"{RESTART}"
+            )
         if self.class_names != old.class_names:
             pairs = enumerate(zip(self.class_names, old.class_names, strict=False))
             differ = [f"class {i} is {shown(new)}, not {shown(was)}" for i, (new, was) in pairs if new != was]

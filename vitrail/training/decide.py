@@ -23,8 +23,8 @@ from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.thresholds import UNCHOSEN
 from vitrail.evaluation.metric import Metric
+from vitrail.evaluation.thresholds import UNCHOSEN
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text

@@ -33,7 +33,6 @@ from vitrail.training.progress import Progress
 from vitrail.training.record import RunRecorder, recorded_result
 from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
-from vitrail.training.validation.validation import describe
 
 
 @fast_float32()
@@ -138,7 +137,7 @@ def fit(
             if due and (over or evaluates):
                 with suppress(Stop), recorder.evaluation():
                     numbers = validation(status, folder, signals.check)
-                    progress.say(f"step {number}: {describe(numbers, len(validation.card.class_names))}")
+                    progress.say(f"step {number}: {validation.in_words(numbers)}")
                 progress.reset()
                 signum = signals.requested()
                 if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up

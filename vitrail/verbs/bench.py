@@ -15,8 +15,8 @@ from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName, Installed
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Seconds, Side, checked
-from vitrail.verbs.flags.compute import Compute
 from vitrail.terminal import page, table
+from vitrail.verbs.flags.compute import Compute
 from vitrail.version import install_extra, need
 from vitrail.words import listing, one_line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -16,14 +16,13 @@ from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import read_json_object
 from vitrail.ranges import Count, InputSize, Threads, checked
+from vitrail.terminal import ProgressLine
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
 from vitrail.verbs.network.features import NO_IMAGES
-from vitrail.terminal import ProgressLine
 from vitrail.words import brief
 
 if TYPE_CHECKING:
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import IndexedSource
     from vitrail.data.sources.indexed import GivenImages
-    from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
-    from vitrail.evaluation.number_scores import NumberScores
-    from vitrail.evaluation.label_scores import LabelScores
+    from vitrail.evaluation.results import Results
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
@@ -51,7 +48,7 @@ class Evaluation:
 
     model: str
     data: str
-    found: Classification | LabelScores | NumberScores
+    found: Results
     groups: list[GroupAccuracy] = field(default_factory=list)
     """Means over groups of classes, if a file defines groups."""
     notes: list[str] = field(default_factory=list)
@@ -60,15 +57,13 @@ class Evaluation:
     """The temperature by which logits were divided; 1 for the mean over views, whose probabilities have theirs."""
 
     def __repr__(self) -> str:
-        from vitrail.evaluation.metric import HEADLINES
-
-        main = next(name for name in HEADLINES if hasattr(self.found, name))
+        main = self.found.headline
         numbers = {main: round(float(getattr(self.found, main)), 4), "images": self.found.count}
         return brief(self, {name: value for name, value in vars(self).items() if name != "found"} | numbers)
 
 
 @dataclass(frozen=True)
-class _Task:
+class _Evaluated:
     """The images to evaluate, their preprocessing, and their correct classes."""
 
     source: IndexedSource
@@ -79,8 +74,6 @@ class _Task:
     """The network's outputs to choose among; None: all."""
     key: AnswerKey | None = None
     notes: list[str] = field(default_factory=list)
-    several: bool = False
-    """The network predicts several labels for an image."""
 
 
 @checked
@@ -152,6 +145,7 @@ def evaluate(
     from vitrail.data.cache import refuse_within
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
+    from vitrail.tasks.catalog import task_of
     from vitrail.verbs.network.evaluate_files import check, write
 
     if out is not None:
@@ -167,14 +161,11 @@ def evaluate(
     else:
         task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
-    if task.several and groups is not None:
-        raise UsageError(
-            f"--groups divides images by their one class, and {model} predicts several labels for an image"
-        )
-    if network.card.scale is not None and (
-        wrong := [flag for flag, given in (("--groups", groups), ("--tta", tta)) if given]
-    ):
-        raise UsageError(f"{wrong[0]} needs classes, and {model} predicts numbers. Leave it out")
+    kind = task_of(network.card)
+    if groups is not None and kind.name != "classes":
+        raise UsageError(f"--groups divides images by their one class, and {model} predicts {kind.predicts}")
+    if tta is not None and not kind.probable:
+        raise UsageError(f"--tta needs classes, and {model} predicts {kind.predicts}. Leave it out")
     began = time.monotonic()
     found = _classify(network, task, compute, tta)
     if tta is not None:
@@ -188,33 +179,26 @@ def evaluate(
 
 
 def _classify(
-    network: ViT | ResNet | Engine, task: _Task, compute: Compute, tta: ViewKind | None = None
-) -> Classification | LabelScores | NumberScores:
+    network: ViT | ResNet | Engine, task: _Evaluated, compute: Compute, tta: ViewKind | None = None
+) -> Results:
     from vitrail.data.images.ops import VIEWS, views
-    from vitrail.evaluation.classify import classify, refusing
+    from vitrail.evaluation.classify import refusing
     from vitrail.evaluation.confidence import averaged
     from vitrail.evaluation.imagenet import choosing
-    from vitrail.evaluation.number_scores import score_numbers
-    from vitrail.evaluation.label_scores import score_labels
+    from vitrail.tasks.catalog import task_of
 
     card, predict = network.card, refusing(compute.predictor(network), compute.precision)
     if task.outputs is not None:
         predict = choosing(predict, task.outputs)
     transform, (height, width), temperature = task.transform, card.preprocess.image_size, card.temperature
     if tta is not None:
-        predict = averaged(predict, VIEWS[tta], temperature, several=task.several)
+        predict = averaged(predict, VIEWS[tta], temperature, several=card.several)
         transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0
     with closing(compute.loader(task.source, transform, (height, width), ProgressLine("computed"))) as loader:
-        if card.scale is not None:
-            return score_numbers(predict, loader, task.class_names, card.scale)
-        if task.several:
-            return score_labels(predict, loader, task.class_names, card.thresholds, temperature)
-        return classify(predict, loader, task.class_names, task.key, temperature=temperature)
+        return task_of(card).measure(predict, loader, task.class_names, card, temperature=temperature, key=task.key)
 
 
-def _said_of_views(
-    tta: ViewKind, model: str | Path, found: Classification | LabelScores | NumberScores, seconds: float
-) -> list[str]:
+def _said_of_views(tta: ViewKind, model: str | Path, found: Results, seconds: float) -> list[str]:
     """Return notes about an evaluation with several views of each image, which took `seconds`."""
     from vitrail.data.images.ops import VIEWS
 
@@ -242,7 +226,7 @@ def _own(
     data: str | Path | None,
     split: str | None,
     reading: Mapping[str, Any],
-) -> _Task:
+) -> _Evaluated:
     """Return the task for any images with the network's classes."""
     source, name = _source(model, data, split, reading, network.card)
     notes = [] if data is None or split is not None else _trained_on(Path(model), Path(data))
@@ -265,39 +249,24 @@ def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence
 
 def _given(held: tuple[list[Any], Sequence[Any]], card: Card) -> GivenImages:
     """Return images with labels that Python holds as a source. Raises DataError for labels that do not fit `card`."""
-    import numpy as np
-
-    from vitrail.data.labels.numbers import Numbers
-    from vitrail.data.sources.indexed import GivenImages
+    from vitrail.tasks.catalog import task_of
 
     images, labels = held
     bands, names = card.preprocess.bands is not None, list(card.class_names) or [*map(str, range(card.config.classes))]
-    if card.scale is None:
-        return GivenImages(images, bands=bands, labels=labels, class_names=names)
-    source = GivenImages(images, bands=bands)
-    try:
-        targets = np.array(labels, dtype=np.float64).reshape(len(images), len(names))
-    except (TypeError, ValueError):
-        raise DataError(f"labels must be {len(names)} numbers for each of the {len(images)} images") from None
-    source.labels, source.class_names = Numbers(targets), names
-    return source
+    return task_of(card).given(images, labels, names, bands=bands)
 
 
 def _task(
     network: ViT | ResNet | Engine, model: str | Path, source: IndexedSource, name: str, notes: Sequence[str] = ()
-) -> _Task:
+) -> _Evaluated:
     """Return the task for images whose labels are the network's. Raises DataError if they are not."""
     from vitrail.data.images.ops import eval_transform
-    from vitrail.data.item import Subset
-    from vitrail.data.labels.sets import one_label
+    from vitrail.tasks.catalog import task_of
 
     card = network.card
     names = output_names(network, source, model)
-    if card.several:
-        source = Subset(source, several=True)
-    elif card.scale is None:
-        one_label(source.labels, f"{model}, which predicts one class,")
-    return _Task(source, name, names, eval_transform(card.preprocess), notes=[*notes], several=card.several)
+    source = task_of(card).images(source, str(model))
+    return _Evaluated(source, name, names, eval_transform(card.preprocess), notes=[*notes])
 
 
 def _trained_on(run: Path, data: Path) -> list[str]:
@@ -315,7 +284,7 @@ def _trained_on(run: Path, data: Path) -> list[str]:
     ]
 
 
-def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: str | Path | None) -> _Task:
+def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: str | Path | None) -> _Evaluated:
     """Return the task for one of ImageNet's test sets."""
     from vitrail.data.benchmarks.imagenet import open_benchmark
     from vitrail.evaluation.imagenet import output_order, view
@@ -327,7 +296,7 @@ def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: 
     name = f"{opened.protocol.title} ({data})"
     outputs = order.outputs[opened.columns]
     shown = view(opened.protocol, card.preprocess)
-    return _Task(opened.source, name, opened.class_names, shown, outputs, opened.key, notes)
+    return _Evaluated(opened.source, name, opened.class_names, shown, outputs, opened.key, notes)
 
 
 def _source(
@@ -336,6 +305,7 @@ def _source(
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
     from vitrail.data.sources.folder import Located
     from vitrail.data.sources.open import open_data, open_split
+    from vitrail.tasks.catalog import task_of
 
     written = Path(model) / "config.yaml"
     run: Run | None = None
@@ -348,8 +318,7 @@ def _source(
     settings = Data() if run is None else run.data
     if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
         settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
-    settings = replace(settings, labels_per_image="several") if card.several else settings
-    settings = settings if card.scale is None else _with_targets(settings, card)
+    settings = task_of(card).settings(settings, card)
     settings = read_settings(reading, data, settings, (*READ, *(SPLIT if data is None and split is None else ())))
     names = card.class_names or None
     if data is not None:
@@ -366,39 +335,17 @@ def _source(
     raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
 
 
-def _with_targets(data: Data, card: Card) -> Data:
-    """Return the settings for numbers. Their columns are named as the card's targets, unless the run names others."""
-    from vitrail.data.labels.numbers import TARGET
-
-    data = replace(data, labels_per_image="numbers")
-    names = card.class_names
-    if data.label_column is not None or data.label_columns is not None or not names or names[0].startswith(TARGET):
-        return data
-    return replace(data, label_column=names[0]) if len(names) == 1 else replace(data, label_columns=tuple(names))
-
-
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
-    from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.number_scores import NumberScores
+    from vitrail.tasks.catalog import TASKS
 
-    subject = f"{result.model} on {result.data}"
-    if isinstance(result.found, NumberScores):
-        return number_results.show(subject, result.found, result.notes)
-    if isinstance(result.found, Classification):
-        return class_results.show(subject, result.found, result.notes, result.groups, result.temperature)
-    return label_results.show(subject, result.found, result.notes)
+    task, subject = TASKS[result.found.task], f"{result.model} on {result.data}"
+    return task.page(subject, result.found, result.notes, result.groups, result.temperature)
 
 
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
-    from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.number_scores import NumberScores
+    from vitrail.tasks.catalog import TASKS
 
-    if isinstance(result.found, NumberScores):
-        found = number_results.as_json(result.found)
-    elif isinstance(result.found, Classification):
-        found = class_results.as_json(result.found, result.groups, result.temperature)
-    else:
-        found = label_results.as_json(result.found)
+    found = TASKS[result.found.task].as_json(result.found, result.groups, result.temperature)
     return {"model": result.model, "data": result.data, "notes": result.notes, **found}

@@ -13,8 +13,8 @@ from vitrail.model.variants import variant
 from vitrail.ranges import checked
 from vitrail.recipes.published import Recipe
 from vitrail.recipes.registry import RECIPES, find
-from vitrail.training.run import Run
 from vitrail.terminal import page, table
+from vitrail.training.run import Run
 
 
 @checked

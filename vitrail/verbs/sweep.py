@@ -21,9 +21,9 @@ from vitrail.recipes.decide import from_recipe
 from vitrail.recipes.paper import REGULARISATION_GRID, REGULARISED
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, FINETUNE, GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named
+from vitrail.terminal import page, table
 from vitrail.training.run import Run
 from vitrail.verbs.flags.keywords import TrialKeywords
-from vitrail.terminal import page, table
 from vitrail.words import duration, one_line
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from vitrail.ranges import Count, Positive, Range, Side, Threads, checked
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
-from vitrail.training.run import Run
 from vitrail.terminal import page, table
+from vitrail.training.run import Run
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

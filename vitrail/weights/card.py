@@ -104,6 +104,11 @@ class Card:
             self.config.check_tokens(self.preprocess.image_size)
 
     @property
+    def task(self) -> Literal["classes", "labels", "numbers"]:
+        """What the network predicts for an image (`vitrail.tasks`): one class, several labels, or numbers."""
+        return "numbers" if self.scale is not None else "labels" if self.thresholds else "classes"
+
+    @property
     def several(self) -> bool:
         """Whether the network predicts several labels for an image, or none."""
         return bool(self.thresholds)

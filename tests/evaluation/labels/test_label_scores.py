@@ -14,13 +14,13 @@ from sklearn import calibration as sklearn_calibration
 from sklearn import metrics
 
 from vitrail.errors import DataError
-from vitrail.evaluation.labels import scores
+from vitrail.evaluation import label_scores as scores
 from vitrail.evaluation.label_calibration import label_calibration
-from vitrail.evaluation.ranked import ranked
 from vitrail.evaluation.label_scores import LabelScores, score_labels
-from vitrail.evaluation.tasks.store import load_results, save_results
+from vitrail.evaluation.ranked import ranked
 from vitrail.evaluation.thresholds import best_threshold, best_thresholds
 from vitrail.reports.tables import wrong_beside
+from vitrail.tasks.catalog import load_results, save_results
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -14,10 +14,9 @@ from sklearn import metrics
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.loading.loader import Batch
 from vitrail.errors import DataError
-from vitrail.evaluation.number_scores import NumberScores, score_numbers
-from vitrail.evaluation.tasks.store import load_results, save_results
 from vitrail.evaluation.metric import Metric
-from vitrail.reports.gallery import worst_mistakes
+from vitrail.evaluation.number_scores import NumberScores, score_numbers
+from vitrail.tasks.catalog import load_results, save_results
 
 SCALE = TargetScale((3.0, -200.0), (2.0, 50.0))
 
@@ -91,7 +90,7 @@ def test_results_as_a_file(tmp_path: Path) -> None:
 def test_the_worst_images_are_those_with_the_largest_errors_in_deviations() -> None:
     target, prediction = np.zeros((3, 2)), np.array([[0.0, 40.0], [4.0, 0.0], [0.0, 0.0]])
     found = NumberScores(["x", "y"], np.arange(3), target, prediction, SCALE)
-    assert worst_mistakes(found).tolist() == [1, 0, 2]
+    assert found.worst(12).tolist() == [1, 0, 2]
 
 
 def test_outputs_that_do_not_fit() -> None:

@@ -62,7 +62,9 @@ def batch(count: int = 6) -> Images:
 
 def objective(student: Any, teacher: Any, distill: Distill, columns: Any = None, **task: Any) -> DistillationObjective:
     task = {"augment": Augment(), "classes": CLASSES, **task}
-    return DistillationObjective(student, Supervised(), RunFacts(**task), distill, Teacher(teacher, "abc", columns)).train()
+    return DistillationObjective(
+        student, Supervised(), RunFacts(**task), distill, Teacher(teacher, "abc", columns)
+    ).train()
 
 
 # losses, against torch's own

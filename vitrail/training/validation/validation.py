@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,26 +20,16 @@ from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.calibration import before_scaling, calibration
-from vitrail.evaluation.classify import (
-    BEST_CLASSES,
-    Classification,
-    Predict,
-    classify,
-    has_top5,
-    predictor,
-)
-from vitrail.evaluation.confidence import KeptLogits, counts_at
-from vitrail.evaluation.label_calibration import before_scaling as labels_before_scaling
-from vitrail.evaluation.label_calibration import label_calibration
-from vitrail.evaluation.number_scores import NumberScores, score_numbers
-from vitrail.evaluation.label_scores import LabelScores, score_labels
-from vitrail.evaluation.tasks.store import save_results
-from vitrail.evaluation.metric import NUMBERS, TITLES, Metric, in_words
+from vitrail.evaluation.classify import BEST_CLASSES, Predict, predictor
+from vitrail.evaluation.confidence import KeptLogits
+from vitrail.evaluation.metric import Metric
+from vitrail.evaluation.results import Results
 from vitrail.import_path import import_path
 from vitrail.model.build import build
 from vitrail.objective.base import Objective
 from vitrail.objective.self_supervised import SelfSupervised
+from vitrail.tasks.catalog import save_results, task_of
+from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
@@ -51,14 +41,12 @@ from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure
 from vitrail.training.validation.rounds import Rounds
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.confidence import THRESHOLDS, Confidence
+from vitrail.weights.confidence import Confidence
 from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, replace_header, save_model
 from vitrail.words import shown
 
-Found = Classification | LabelScores | NumberScores
-"""Results of the three kinds of labels."""
 OUTPUTS = "evaluation.npz"
 """File of a run folder with the best model's outputs for the validation images."""
 LOGGED = ("temperature", "ece_before", "ece")
@@ -82,21 +70,19 @@ class Accuracy(Measure):
     """
 
     def __init__(self, model: nn.Module, run: Run, card: Card) -> None:
-        self._model, self._run, self._card = model, run, card
-        self._found: Found | None = None
+        self._model, self._run, self._task = model, run, task_of(card)
+        self._card = replace(card, thresholds=[])  # they are chosen anew at each evaluation
+        self._found: Results | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`."""
-        outputs, card = network_outputs(self._model, self._run), replace(self._card, thresholds=[])
-        found = measured(outputs, self._run, images, card, self._card.several)
-        self._found = stored(found)
+        found = measured(network_outputs(self._model, self._run), self._run, images, self._card, self._task)
+        self._found = found.stored()
         return numbers_of(found, self._run.metric)
 
     def described(self, card: Card) -> Card:
-        """See `Measure`: with the thresholds of the classes."""
-        if not isinstance(self._found, LabelScores):
-            return card
-        return replace(card, thresholds=self._found.thresholds.tolist())
+        """See `Measure`."""
+        return card if self._found is None else self._task.on_card(card, self._found)  # type: ignore[no-any-return]
 
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
         """See `Measure`."""
@@ -117,38 +103,17 @@ class Accuracy(Measure):
             save_model(place, self._model, card, base)
 
 
-def stored(found: Found) -> Found:
-    """Return results as a run folder stores them: at most five classes of an image."""
-    if not isinstance(found, Classification):
-        return found
-    return replace(found, top=found.top[:, :BEST_CLASSES], probability=found.probability[:, :BEST_CLASSES])
-
-
-def confidence_of(found: Classification | LabelScores, temperature: float) -> Confidence:
-    """Return what results on validation images say about the probabilities of a network with this temperature."""
-    if isinstance(found, LabelScores):
-        error, before = label_calibration(found).mean_ece, labels_before_scaling(found)
-        return Confidence(temperature, found.count, before, error)
-    named, wrong = counts_at(found, THRESHOLDS)
-    return Confidence(temperature, found.count, before_scaling(found).ece, calibration(found).ece, named, wrong)
-
-
-def measured(predict: Predict, run: Run, images: Any, card: Card, several: bool = False) -> Found:
+def measured(predict: Predict, run: Run, images: Any, card: Card, task: Task[Any]) -> Results:
     """Return the outputs of a network for `images`, as far as the run's metric needs them.
 
-    card: That of the network, with its temperature, and with its thresholds if it predicts several labels; with
-    `several` and without thresholds, these are chosen on the images.
+    card: That of the network, with its temperature, and with its thresholds if it predicts several labels; without
+    thresholds, these are chosen on the images.
     """
-    names = card.class_names
-    if card.scale is not None:
-        return score_numbers(predict, images, names, card.scale)
-    if card.several or several:
-        return score_labels(predict, images, names, card.thresholds or None, card.temperature)
-    best = len(names) if run.metric.all_classes else BEST_CLASSES
-    return classify(predict, images, names, best=best, temperature=card.temperature)
+    best = len(card.class_names) if run.metric.all_classes else BEST_CLASSES
+    return task.measure(predict, images, card.class_names, card, temperature=card.temperature, best=best)  # type: ignore[no-any-return]
 
 
-def numbers_of(found: Found, metric: Metric) -> dict[str, float]:
+def numbers_of(found: Results, metric: Metric) -> dict[str, float]:
     """Return the numbers to log, with that of the metric. Raises UsageError if a user's metric returns no number."""
     value = metric.value(found)
     if not isinstance(value, Real):
@@ -204,6 +169,11 @@ class Validation:
                         f"{name} is measured on validation images: set --data.validation, or --data.holdout above 0"
                     )
                 self.probes.append(probe(self.run, self.train))
+
+    def in_words(self, numbers: dict[str, float]) -> str:
+        """Return the numbers of an evaluation as a phrase."""
+        task = None if isinstance(self.objective, SelfSupervised) else task_of(self.card)
+        return describe(numbers, task, len(self.card.class_names))
 
     def __call__(self, status: RunStatus, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
         """Evaluate after `status.step` steps, log the numbers, update `status`, and return the numbers.
@@ -282,8 +252,9 @@ class Validation:
         if world.any_(BEST in folder.lost):
             return None
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            outputs = network_outputs(self._best(folder), self.run)
-            return numbers_of(measured(outputs, self.run, Rounds(loader, check), self._card(folder)), self.run.metric)
+            outputs, images = network_outputs(self._best(folder), self.run), Rounds(loader, check)
+            found = measured(outputs, self.run, images, self._card(folder), task_of(self.card))
+            return numbers_of(found, self.run.metric)
 
     def floors(self, splits: Splits, status: RunStatus, test: dict[str, float] | None) -> Floors:
         """Return what a classifier must beat on the test images, if the network was tested, else on validation images.
@@ -308,18 +279,18 @@ class Validation:
             return None
         outputs, card = network_outputs(self._best(folder), self.run), self._card(folder).with_confidence(None)
         logits = KeptLogits(outputs, Rounds(self.loader, check), len(self.loader.source))
-        before = measured(logits, self.run, logits, card)
-        if isinstance(before, NumberScores) or not math.isfinite(before.nll):
+        task = task_of(self.card)
+        before = measured(logits, self.run, logits, card, task)
+        if not math.isfinite(before.metrics()["nll"]):
             return None
         card = card.with_confidence(Confidence(temperature=logits.temperature() or 1.0))
         outputs, images = logits.again()
-        found = measured(outputs, self.run, images, card)
-        assert not isinstance(found, NumberScores)
-        confidence = confidence_of(found, card.temperature)
+        found = measured(outputs, self.run, images, card, task)
+        confidence = task.confidence(found, card.temperature)
         if world.is_main():
             folder.log("calibration", status.step, **{name: getattr(confidence, name) for name in LOGGED})
             with folder.tolerating("the best model's outputs"):
-                save_results(folder.path / OUTPUTS, stored(found))
+                save_results(folder.path / OUTPUTS, found.stored())
         return confidence
 
     def _card(self, folder: RunFolder) -> Card:
@@ -374,37 +345,24 @@ class Validation:
         return self.measure.described(replace(self.card, metrics=metrics, provenance=provenance))
 
 
-def describe(numbers: dict[str, float], classes: int) -> str:
-    """Return the numbers of an evaluation of a network with this number of classes as a phrase."""
+def describe(numbers: dict[str, float], task: Task[Any] | None, classes: int) -> str:
+    """Return the numbers of an evaluation as a phrase.
+
+    task: What the network learns to predict; None for a network that learns without labels. classes: Number of classes
+    or targets.
+    """
     if not numbers:
         return "no validation images"
     on = f"on {numbers['count']:.0f} images"
     probed = [name for name in numbers if name.endswith("-shot") or name == "knn"]
-    if "r2" in numbers:
-        named = ", ".join(in_words(name, numbers[name]) for name in NUMBERS)
-        return (
-            f"validation {named}, loss {numbers['loss']:.4f}{_own_numbers(numbers, (*NUMBERS, 'loss', 'count'))} {on}"
-        )
-    if "map" in numbers:
-        named = ", ".join(f"{title} {numbers[name]:.2%}" for name, title in TITLES.items() if name in numbers)
-        own = _own_numbers(numbers, (*TITLES, "nll", "count"))
-        return f"validation {named}, loss {numbers['nll']:.4f}{own} {on}"
     shots = "".join(f", {name.replace('knn', 'kNN')} {numbers[name]:.2%}" for name in probed)
-    if "nll" in numbers:  # not "top1", which may be a metric of somebody's own objective
-        five = f", top-5 {numbers['top5']:.2%}" if has_top5(classes) else ""
-        usual = f"validation top-1 {numbers['top1']:.2%}{five}, loss {numbers['nll']:.4f}"
-        if "balanced_accuracy" in numbers:
-            usual += f", balanced accuracy {numbers['balanced_accuracy']:.2%}, macro F1 {numbers['macro_f1']:.2%}"
-        known: tuple[str, ...] = ("top1", "top5", "nll", "count", "balanced_accuracy", "macro_f1")
-        known = (*known, *probed, *(f"{name} std" for name in probed))
-        return f"{usual}{_own_numbers(numbers, known)} {on}{shots}"
+    if task is not None:
+        of_probes = {*probed, *(f"{name} std" for name in probed)}
+        own = {name: value for name, value in task.own(numbers).items() if name not in of_probes}
+        more = "".join(f", {name} {value:.4f}" for name, value in own.items())
+        return f"validation {task.sentence(numbers, classes)}{more} {on}{shots}"
     shares = "".join(f", {words.format(f'{numbers[name]:.2%}')}" for name, words in SHARES.items() if name in numbers)
     return f"validation loss {numbers['loss']:.4f}{shares} {on}{shots}"
-
-
-def _own_numbers(numbers: dict[str, float], known: Collection[str]) -> str:
-    """Return the numbers of the user's own metrics as a phrase."""
-    return "".join(f", {name} {value:.4f}" for name, value in numbers.items() if name not in known)
 
 
 def _is_finite(numbers: dict[str, float]) -> bool:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.files import check_writable
 from vitrail.ranges import Range, Side, Threads, checked
+from vitrail.terminal import ProgressLine, first_lines, page, table
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.terminal import ProgressLine, first_lines, page, table
 from vitrail.version import need
 
 if TYPE_CHECKING:

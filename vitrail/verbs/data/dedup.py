@@ -12,10 +12,10 @@ from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Range, Threads, checked
+from vitrail.terminal import ProgressLine, first_lines, page, table
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.terminal import ProgressLine, first_lines, page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import Count, Threads, checked
+from vitrail.terminal import first_lines, page, table, unreadable_json, unreadable_lines
 from vitrail.training.run import Run
 from vitrail.transfer.next_images import By, Coverage, choose
 from vitrail.verbs.data.dedup import outside
@@ -23,7 +24,6 @@ from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.network.features import Embedder
-from vitrail.terminal import first_lines, page, table, unreadable_json, unreadable_lines
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -160,12 +160,15 @@ def next_images(
 
 def _classifier(weights: str | Path, compute: Compute) -> Embedder:
     """Return the network at `weights`. Raises UsageError unless it is one that predicts classes."""
+    from vitrail.tasks.catalog import task_of
+
     if find_program(weights) is not None:
         raise UsageError(f"{weights} is an exported program, and its features are needed, too: --from RUN")
     embedder = Embedder(weights, compute)
     card = embedder.network.card
-    if not card.config.classes or card.scale is not None:
-        what = "predicts numbers, which have no probability" if card.scale is not None else "has no classifier"
+    task = task_of(card)
+    if not card.config.classes or not task.probable:
+        what = "has no classifier" if task.probable else f"predicts {task.predicts}{task.unrejected}"
         raise UsageError(f"{weights} {what}. Give a network that predicts classes: --from RUN")
     return embedder
 
@@ -253,15 +256,15 @@ class _Predicted:
 def _predicted(embedder: Embedder, compute: Compute, source: IndexedSource) -> _Predicted:
     """Return what the network says about the readable images of a source."""
     from vitrail.evaluation.classify import refusing
-    from vitrail.evaluation.confidence import calibrated
+    from vitrail.tasks.catalog import task_of
     from vitrail.transfer.next_images import uncertainty
 
     card = embedder.network.card
-    predict = calibrated(refusing(compute.predictor(embedder.network), compute.precision), card.temperature)
+    predict = refusing(compute.predictor(embedder.network), compute.precision)
     parts: list[tuple[np.ndarray, ...]] = []
 
     def receive(logits: Tensor) -> None:
-        shares = (logits.float().sigmoid() if card.several else logits.float().softmax(dim=1)).cpu()
+        shares = task_of(card).activated(logits.float(), card).cpu()
         values, classes = shares.topk(min(2, shares.shape[1]), dim=1)
         parts.append((classes.numpy(), values.numpy(), uncertainty(shares.numpy(), card.thresholds)))
 

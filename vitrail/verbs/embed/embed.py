@@ -13,6 +13,7 @@ from vitrail.errors import DataError, UsageError
 from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Side, Threads, Whole, checked
+from vitrail.terminal import unreadable_json, unreadable_lines
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
 from vitrail.verbs.flags.reading import read_settings
@@ -20,7 +21,6 @@ from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
 from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.network.tiles import check_tiles
-from vitrail.terminal import unreadable_json, unreadable_lines
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

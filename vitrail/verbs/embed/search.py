@@ -12,10 +12,10 @@ from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, InputSize, Threads, checked
+from vitrail.terminal import page, table, unreadable_json, unreadable_lines
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImageLike, ImagesLike
 from vitrail.verbs.network.features import Embedder, open_images, paths_or_images
-from vitrail.terminal import page, table, unreadable_json, unreadable_lines
 from vitrail.version import need
 from vitrail.words import one_line
 

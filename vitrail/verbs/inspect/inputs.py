@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.config import from_yaml
 from vitrail.errors import UsageError
+from vitrail.terminal import ProgressLine
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network.classifier import load_network
-from vitrail.terminal import ProgressLine
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:

@@ -103,12 +103,11 @@ def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rej
 
     Raises UsageError for a network that predicts several labels or numbers.
     """
-    if card.scale is not None:
-        raise UsageError(f"{source} predicts numbers, which have no probability. Remove --reject")
-    if card.several:
-        raise UsageError(
-            f"{source} predicts several labels for an image, or none: each label has its own threshold. Remove --reject"
-        )
+    from vitrail.tasks.catalog import task_of
+
+    task = task_of(card)
+    if task.unrejected:
+        raise UsageError(f"{source} predicts {task.predicts}{task.unrejected}. Remove --reject")
     found = None if card.confidence is None else card.confidence.rejection(threshold)
     if found is None:
         log.warning(

@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.spreadsheet import SafeWriter
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.files import check_writable, replacing_text, result_json
-from vitrail.verbs.network import label_results, number_results
 from vitrail.version import need
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.number_scores import NumberScores
-    from vitrail.evaluation.label_scores import LabelScores
+    from vitrail.evaluation.results import Results
 
 
 def check(out: Path) -> None:
@@ -25,15 +21,12 @@ def check(out: Path) -> None:
     check_writable(out, UsageError, folder=not _is_file(out))
 
 
-def write(found: Classification | LabelScores | NumberScores, numbers: Any, out: Path, *, raw: bool = False) -> None:
+def write(found: Results, numbers: Any, out: Path, *, raw: bool = False) -> None:
     """Write outputs and numbers (JSON values) to the folder `out`, or only the outputs to a file named .npz.
 
     `raw` is SafeWriter's. Raises UsageError if `out` cannot be written.
     """
-    from vitrail.evaluation.calibration import calibration, draw, write_bins
-    from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.number_scores import NumberScores
-    from vitrail.evaluation.tasks.store import save_results
+    from vitrail.tasks.catalog import TASKS, save_results
 
     with writing(out, UsageError):
         if _is_file(out):
@@ -43,20 +36,7 @@ def write(found: Classification | LabelScores | NumberScores, numbers: Any, out:
         with replacing_text(out / "evaluation.json") as file:
             file.write(text + "\n")
         save_results(out / "answers.npz", found)
-        if isinstance(found, NumberScores):
-            number_results.write(found, out, raw=raw)
-            return
-        if not isinstance(found, Classification):
-            label_results.write(found, out, raw=raw)
-            return
-        calibrated = calibration(found)
-        write_bins(out / "calibration.csv", calibrated)
-        draw(calibrated, out / "reliability.png")
-        with replacing_text(out / "classes.csv") as file:
-            writer = SafeWriter(file, raw=raw)
-            writer.writerow(("class", "images", "right", "f1"))
-            scores = ["" if f1 != f1 else f"{f1:.6f}" for f1 in found.class_f1.tolist()]
-            writer.writerows(zip(found.class_names, found.class_count, found.class_correct, scores, strict=True))
+        TASKS[found.task].write(found, out, raw=raw)
 
 
 def _is_file(out: Path) -> bool:

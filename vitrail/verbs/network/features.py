@@ -16,11 +16,11 @@ from vitrail.config import from_yaml
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
+from vitrail.terminal import ProgressLine
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network.classifier import load_runnable
-from vitrail.terminal import ProgressLine
 from vitrail.words import as_text
 
 if TYPE_CHECKING:

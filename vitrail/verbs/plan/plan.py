@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from vitrail.durations import Minutes, parse_minutes
 from vitrail.ranges import InputSize, Seconds, checked, height_width
+from vitrail.terminal import TerminalPage, Unwrapped, page, table
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
-from vitrail.terminal import TerminalPage, Unwrapped, page, table
 
 if TYPE_CHECKING:
     from vitrail.transfer.recommend import Recommendation

@@ -10,9 +10,9 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable, refuse_other_files, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
+from vitrail.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
-from vitrail.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
 from vitrail.version import need
 from vitrail.words import one_line
 

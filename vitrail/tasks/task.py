@@ -1,0 +1,138 @@
+"""What a label is, and so what a network's outputs mean: one `Task` for each kind of labels.
+
+A card names its task (`vitrail.weights.card.Card.task`). What depends on the kind of labels asks the task, or the
+`Results` that it computed, so that another kind is another file beside this one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from vitrail.data.item import IndexedSource
+from vitrail.data.settings import Data
+from vitrail.data.sources.indexed import GivenImages
+from vitrail.evaluation.classify import BEST_CLASSES
+from vitrail.evaluation.results import Results
+from vitrail.weights.confidence import Confidence
+
+if TYPE_CHECKING:
+    from vitrail.data.benchmarks.imagenet_labels import AnswerKey
+    from vitrail.data.npz import Npz
+    from vitrail.evaluation.classify import Batches, Predict
+    from vitrail.evaluation.groups import GroupAccuracy
+    from vitrail.terminal import TerminalPage
+    from vitrail.weights.card import Card
+
+
+Found = TypeVar("Found", bound=Results)
+
+
+class Task(ABC, Generic[Found]):
+    """One kind of labels. It has no state: whatever belongs to a network is in its card."""
+
+    name: ClassVar[str]
+    predicts: ClassVar[str]
+    """What a network predicts for an image, in words."""
+    probable: ClassVar[bool] = True
+    """Whether the outputs are probabilities of classes."""
+    unrejected: ClassVar[str] = ""
+    """Why an image cannot be rejected for a small probability, as the end of a sentence; "" if it can."""
+    results: ClassVar[type[Results]]
+
+    # a network
+
+    @abstractmethod
+    def measure(
+        self,
+        predict: Predict,
+        images: Batches,
+        class_names: Sequence[str],
+        card: Card,
+        *,
+        temperature: float,
+        best: int = BEST_CLASSES,
+        key: AnswerKey | None = None,
+    ) -> Found:
+        """Run `predict` over one epoch of `images` and return the results of all processes, on every process.
+
+        card: That of the network. temperature: Divides the logits. best: Number of best classes to keep. key: See
+        `vitrail.evaluation.classify.classify`. Raises DataError for images that do not fit the network.
+        """
+
+    @abstractmethod
+    def activated(self, logits: Tensor, card: Card) -> Tensor:
+        """Return what a network's outputs [batch, outputs] mean, after their temperature: probabilities, or numbers."""
+
+    @abstractmethod
+    def outputs(self, activated: Tensor, card: Card) -> Tensor:
+        """Return outputs whose `activated` these are."""
+
+    @abstractmethod
+    def meaning(self, card: Card, *, inside: bool) -> dict[str, Any]:
+        """Return what an exported program's outputs mean; `inside`: `activated` is a part of the program."""
+
+    # images
+
+    def settings(self, data: Data, card: Card) -> Data:
+        """Return the settings with which images are read for a network with this card."""
+        return data
+
+    def images(self, source: IndexedSource, who: str) -> IndexedSource:
+        """Return images with labels of this kind. Raises DataError, which says `who` needs them, for others."""
+        return source
+
+    def given(self, images: list[Any], labels: Sequence[Any], names: list[str], *, bands: bool) -> GivenImages:
+        """Return images and labels that Python holds as a source. Raises DataError for labels that do not fit."""
+        return GivenImages(images, bands=bands, labels=labels, class_names=names)
+
+    # results
+
+    def confidence(self, found: Found, temperature: float) -> Confidence | None:
+        """Return what results on validation images say about the probabilities of a network; None without any."""
+        return None
+
+    def on_card(self, card: Card, found: Found) -> Card:
+        """Return the card of a network with what these results on validation images decide about it."""
+        return card
+
+    @abstractmethod
+    def read(self, file: Npz, class_names: Sequence[str]) -> Found:
+        """Return the results in a file of `Results.arrays`. Raises ValueError and KeyError for other contents."""
+
+    @abstractmethod
+    def page(
+        self, subject: str, found: Found, notes: list[str], groups: Sequence[GroupAccuracy], temperature: float
+    ) -> TerminalPage:
+        """Return the results as tables for a terminal; `subject` says of what on which images."""
+
+    @abstractmethod
+    def as_json(self, found: Found, groups: Sequence[GroupAccuracy], temperature: float) -> dict[str, Any]:
+        """Return the results as JSON values."""
+
+    @abstractmethod
+    def write(self, found: Found, out: Path, *, raw: bool = False) -> None:
+        """Write tables and figures into a folder; `raw` is that of `vitrail.data.spreadsheet.SafeWriter`."""
+
+    @abstractmethod
+    def sentence(self, numbers: Mapping[str, float], classes: int) -> str:
+        """Return the numbers of an evaluation as a phrase, without those of the user's own and the number of images.
+
+        classes: Number of classes or targets.
+        """
+
+    def own(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Return the numbers that are none of this task: those of the user's own metrics and of probes."""
+        return {name: value for name, value in numbers.items() if name not in self.logged}
+
+    logged: ClassVar[tuple[str, ...]]
+    """Names of all numbers in `Results.metrics`."""
+
+
+def before(ece: float, temperature: float) -> str:
+    """Return the calibration error before temperature scaling in words; "" without scaling."""
+    return "" if temperature == 1 else f" ({ece:.2%} before its temperature of {temperature:.3g})"
