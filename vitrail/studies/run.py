@@ -14,7 +14,7 @@ from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, plan
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, counted
 from vitrail.studies.sets import Sets, divide, published_sets
-from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
+from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, with_data
 from vitrail.studies.table import CellResult, Tables
 from vitrail.studies.training import Training, chosen
 from vitrail.transfer.sweep import Executor
@@ -101,7 +101,7 @@ def limited(stage: Stage, asked: StudyRequest) -> Stage:
     run, images, steps = stage.run, asked.limit_images, asked.limit_steps
     if images is not None:
         batch = min(run.batch_size or images, images)
-        run = replace(run, data=replace(run.data, subset=images), batch_size=batch)
+        run = replace(with_data(run, subset=images), batch_size=batch)
     if steps is not None:
         every = Percent(100)
         run = replace(run, duration=Steps(steps), checkpoint_every=every, evaluate_every=every)

@@ -14,7 +14,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 from vitrail.studies.sets import Sets
-from vitrail.studies.study import Cell, Stage
+from vitrail.studies.study import Cell, Stage, with_data
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.transfer.grid import changed
@@ -111,11 +111,11 @@ class Training:
 
         A validation split tests data that have no test split, such as ImageNet.
         """
-        run = replace(run, data=replace(run.data, path=self.sets.path(run.data.path)))
+        run = with_data(run, path=self.sets.path(run.data.path))
         own = self._splits(run).held_out.get("validation")
         if own is None or run.data.test is not None or self._splits(run).test is not None:
             return run
-        return replace(run, data=replace(run.data, test=own, validation=NONE if run.data.subset is None else SUBSET))
+        return with_data(run, test=own, validation=NONE if run.data.subset is None else SUBSET)
 
     def _splits(self, run: Run) -> Splits:
         key = run.data, run.seed
