@@ -151,7 +151,7 @@ def _check_strengths(l2: Sequence[float]) -> None:
         raise UsageError(f"l2 is {wrong[0]:g}; a strength of regularisation must be above 0 and finite")
 
 
-def draw(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | None) -> dict[int, np.ndarray]:
+def draw_shots(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | None) -> dict[int, np.ndarray]:
     """Return the numbers of the images that are the shots, class after class, for each of `shots`.
 
     Each class's images are shuffled with `seed`, as in big_vision (one generator, classes in order); None keeps their
@@ -210,7 +210,7 @@ class ShotSelection:
             )
         self.short = {shots: names for shots, names in fewer.items() if names}
         seeds: list[int | None] = [None] if published.seeds is None else list(range(self.seeds or published.seeds))
-        self.draws = [draw(self.labels, len(self.class_names), self.shots, seed) for seed in seeds]
+        self.draws = [draw_shots(self.labels, len(self.class_names), self.shots, seed) for seed in seeds]
 
     @property
     def rows(self) -> np.ndarray:

@@ -121,7 +121,7 @@ class Quantisable(Protocol):
         """Return the number of products with weights, and how many of them are computed in int8."""
 
 
-def samples(data: Data | str | Path, card: Card) -> Samples:
+def draw_samples(data: Data | str | Path, card: Card) -> Samples:
     """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
 
     Held-out images are of the validation or the test split, or else the share of the training images that

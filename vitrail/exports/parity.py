@@ -90,7 +90,7 @@ class Parity:
         return text
 
 
-def compare(
+def compare_outputs(
     run: RunProgram,
     model: ViT | ResNet,
     images: np.ndarray,

@@ -10,7 +10,7 @@ from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.labels.sets import known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
-from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, scattered
+from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, thumbnail_points
 from vitrail.inspection.figures.page import Folder, Page, short
 from vitrail.inspection.pictures import Picture, Pictures
 
@@ -101,7 +101,7 @@ def map_page(label: str, folder: Folder, images: DataFeatures, pictures: Picture
     index = images.index[rows]
     labels, class_names = images.groups(rows)
     thumbnails = {}
-    for number in scattered(found.points):
+    for number in thumbnail_points(found.points):
         if (picture := pictures.read(int(index[number]), THUMBNAIL)) is not None:
             thumbnails[number] = picture.shown
     how = "t-SNE" if found.method == "tsne" else "the first two principal components"

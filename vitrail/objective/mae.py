@@ -21,7 +21,15 @@ from vitrail.model.layers import LayerNorm, dense, new_linear
 from vitrail.model.posemb import Grid, Positions, sincos_2d
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Prepared
-from vitrail.objective.masks import at, cut_patches, encoded, flags, into_stem, join_patches, visible
+from vitrail.objective.masks import (
+    cut_patches,
+    encode_normalised,
+    hide_before_stem,
+    join_patches,
+    patch_mask,
+    tokens_at,
+    visible,
+)
 from vitrail.objective.self_supervised import MaskedObjective, to_pixels
 from vitrail.objective.settings import MAE
 
@@ -72,23 +80,23 @@ class MAEObjective(MaskedObjective):
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         predicted, places = self.outputs(prepared)
-        wanted = at(cut_patches(self._normalised(prepared.images), self.model.config.patch), places)
+        wanted = tokens_at(cut_patches(self._normalised(prepared.images), self.model.config.patch), places)
         if self.config.normalise:
             mean, deviation = patch_statistics(wanted)
             wanted = (wanted - mean) / deviation
-        return (at(predicted, places).float() - wanted).square().mean((1, 2)).sum(), len(prepared), {}
+        return (tokens_at(predicted, places).float() - wanted).square().mean((1, 2)).sum(), len(prepared), {}
 
     def outputs(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Return predictions for all patches [batch, patches, values] and the masked patches, int64 [batch, masked]."""
         images, keep = prepared.images, prepared.targets
         grid = self.model.grid(images)
         count = grid[0] * grid[1]
-        masked = ~flags(keep, count)
+        masked = ~patch_mask(keep, count)
         order = masked.int().argsort(stable=True, descending=True)  # nonzero() would wait for the GPU
         places = order[:, : count - keep.shape[1]]
-        shown = into_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
+        shown = hide_before_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
         tokens = self.model.place(self.model.patches(shown), grid)
-        latent = encoded(self.model, tokens, grid, keep)
+        latent = encode_normalised(self.model, tokens, grid, keep)
         return self.decoder(latent, keep, grid), places
 
     @torch.no_grad()
@@ -96,7 +104,7 @@ class MAEObjective(MaskedObjective):
         """See `SelfSupervised`. A normalised prediction is drawn with the mean and deviation of its own patch."""
         images, patch = prepared.images, self.model.config.patch
         grid, shown = self.model.grid(images), self.as_pictures(images)
-        hidden = ~flags(prepared.targets, grid[0] * grid[1])
+        hidden = ~patch_mask(prepared.targets, grid[0] * grid[1])
         predicted, _ = self.outputs(prepared)
         predicted = predicted.float()
         if self.config.normalise:

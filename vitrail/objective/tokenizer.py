@@ -78,7 +78,7 @@ class ImageTokenizer(nn.Module):
                 f"this tokenizer gives each patch of {self.patch} pixels a token: images of {images.shape[-2]} x "
                 f"{images.shape[-1]} pixels are not whole patches"
             )
-        found = self.encoder(scaled(images)).movedim(1, -1)
+        found = self.encoder(to_unit_range(images)).movedim(1, -1)
         return F.layer_norm(found, found.shape[-1:])  # otherwise one feature, brightness, dominates all others
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class ImageTokenizer(nn.Module):
     @torch.no_grad()
     def pictures(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return uint8 images [batch, 3, height, width] for tokens [batch, patches]."""
-        return unscaled(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
+        return from_unit_range(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
 
     def paint(self, vectors: Tensor) -> Tensor:
         """Return pixels in -1..1 [batch, 3, height, width] for vectors [batch, rows, columns, features]."""
@@ -103,13 +103,13 @@ class ImageTokenizer(nn.Module):
             save_file(tensors, temporary, metadata=header)
 
 
-def scaled(images: Tensor) -> Tensor:
+def to_unit_range(images: Tensor) -> Tensor:
     """uint8 0..255 -> float32 -1..1."""
     need_pixels(images, "a visual token")
     return images.float() / 127.5 - 1
 
 
-def unscaled(values: Tensor) -> Tensor:
+def from_unit_range(values: Tensor) -> Tensor:
     """float -1..1 -> uint8 0..255."""
     return to_pixels((values + 1) * 127.5)
 
@@ -179,7 +179,7 @@ class TokenizerObjective(SelfSupervised):
         codes = book.nearest(found)
         chosen = book.vectors[codes]
         painted = self.model.paint(found + (chosen - found).detach())
-        losses = (painted - scaled(prepared.images)).square().mean((1, 2, 3))
+        losses = (painted - to_unit_range(prepared.images)).square().mean((1, 2, 3))
         if self.training:
             losses = losses + self.config.commitment * (found - chosen).square().mean((1, 2, 3))
             tally = book.tally(found, codes)
@@ -200,7 +200,7 @@ class TokenizerObjective(SelfSupervised):
         codes = self.model.codebook.nearest(self.model.find(images))
         shades = (codes * 255 // (self.config.codes - 1)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
         shades = shades.repeat_interleave(self.model.patch, -2).repeat_interleave(self.model.patch, -1)
-        pictures = unscaled(self.model.paint(self.model.codebook.vectors[codes]))
+        pictures = from_unit_range(self.model.paint(self.model.codebook.vectors[codes]))
         return {"input": images, "tokens": shades, "prediction": pictures, "target": images}
 
 

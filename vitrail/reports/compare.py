@@ -27,7 +27,7 @@ from vitrail.reports.folds import Folds, join_folds
 from vitrail.reports.gallery import Exhibit, decoded_image, guesses, true_class
 from vitrail.reports.page import render, write_page
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
-from vitrail.reports.significance import Pair, holm, pair
+from vitrail.reports.significance import Pair, holm, pair_predictions
 from vitrail.reports.tables import MOST_CLASSES
 from vitrail.weights.load import read_card
 from vitrail.words import distinct_labels, without_folders
@@ -69,7 +69,7 @@ class Comparison:
         return sorted(set(range(1, len(self.runs))) - {one.number for one in self.against})
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Read and compare run folders.
 
     Raises DataError if a folder is not a run folder, UsageError for fewer than two or the same folder twice.
@@ -135,7 +135,7 @@ def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
     identify = _image_ids if all(fingerprints) and fingerprints[0] != fingerprints[1] else _split_of
     if identify(first) != identify(second):
         raise DataError("their validation images are not the same")
-    return pair(first.evaluation, second.evaluation)
+    return pair_predictions(first.evaluation, second.evaluation)
 
 
 def _image_ids(run: RunRecord) -> list[str]:
@@ -245,7 +245,7 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
     Notes on the page list what is missing. Raises DataError if a folder is not a run folder, UsageError if a folder is
     given twice or `out` cannot be written.
     """
-    found = compare([Path(folder) for folder in run_folders])
+    found = compare_runs([Path(folder) for folder in run_folders])
     notes, galleries = list(found.notes), None
     if found.against:
         galleries = attempt(notes, "pictures", lambda: disagreements(found, validation_images(found.runs[0])))
@@ -256,7 +256,7 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
     page = render(
         "comparison.html",
         title=f"{', '.join(found.labels[:-1])} and {found.labels[-1]}",
-        found=replace(found, runs=[run.published() for run in found.runs], settings=settings),
+        found=replace(found, runs=[run.shareable() for run in found.runs], settings=settings),
         curves=comparison_curves(found.runs, found.labels),
         colours=len(SERIES),
         calibration=calibration,

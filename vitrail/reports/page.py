@@ -72,7 +72,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     page = render(
         "report.html",
         title=folder.resolve().name,
-        record=record.published(),
+        record=record.shareable(),
         network=record.local(tables.network_in_words(record)),
         parameters=None if model is None else sum(parameter.numel() for parameter in model.parameters()),
         suggestions=[

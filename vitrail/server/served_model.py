@@ -35,7 +35,7 @@ from vitrail.inspection.overlay import Box, visible_box
 from vitrail.inspection.positions import PositionTiles, position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
-from vitrail.server.limits import Refused, undecodable
+from vitrail.server.limits import Refused, refuse_undecodable
 from vitrail.server.responses import ModelDescription
 from vitrail.weights.store import checksum
 from vitrail.words import as_text, shown, without_folders
@@ -148,7 +148,7 @@ class ServedModel:
         try:
             image = self.transform.pixels.read(data, max_pixels)
         except DecodeError as error:
-            raise undecodable(error) from error
+            raise refuse_undecodable(error) from error
         height, width = image.shape[:2]
         pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
         shown = self.transform.pixels.shown(pixels)

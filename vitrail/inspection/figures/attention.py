@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitrail.inspection.distance import Distances
-from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
+from vitrail.inspection.figures.page import (
+    COLOURS,
+    MARKERS,
+    colour_scale,
+    picture_panels,
+    short,
+    show,
+    styled,
+    with_title,
+)
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import TINT, under_attention
 from vitrail.inspection.pictures import Picture
@@ -41,8 +50,7 @@ def draw_distances(found: Mapping[str, Distances]) -> Figure:
     tops = [1.08 * max((one.mean + one.spread).max(), one.uniform.max()) for one in found.values()]
     for axes, top in zip(panels, tops, strict=True):
         axes.set_ylim(0, max(tops) if shared else top)
-    figure.suptitle(wrapped("How far each head looks: mean attention distance by layer", figure.get_figwidth()))
-    return figure
+    return with_title(figure, "How far each head looks: mean attention distance by layer")
 
 
 def _distances(axes: Axes, one: Distances) -> None:
@@ -85,8 +93,7 @@ def draw_overlays(
         show(left, picture.shown, short(picture.name))
         show(right, under_attention(picture.shown, shares, picture.box), short(note))
     _scale(figure, panels, quantity, pictures)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
@@ -105,8 +112,7 @@ def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps
             where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if len(found) > 1 else ""
             show(axes, tinted, f"head {head}{where}")
     _scale(figure, panels, "attention", pictures)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 def _scale(figure: Figure, panels: np.ndarray, quantity: str, pictures: Sequence[Picture]) -> None:

@@ -10,7 +10,16 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
 from vitrail.inspection.components import PatchComponents
 from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
+from vitrail.inspection.figures.page import (
+    COLOURS,
+    MARKERS,
+    colour_scale,
+    picture_panels,
+    short,
+    show,
+    styled,
+    with_title,
+)
 from vitrail.inspection.overlay import interpolated
 from vitrail.inspection.pictures import Picture
 
@@ -54,8 +63,7 @@ def draw_components(
             panels[0, -1].set_title("1, 2, 3 as red, green, blue", fontsize=6.5)
     label = "coordinate along a component, one scale for all pictures"
     colour_scale(figure, panels, ("2nd percentile", "98th"), label)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
@@ -68,8 +76,7 @@ def draw_neighbours(title: str, found: Sequence[tuple[Picture, Sequence[tuple[Pi
         show(panels[row, 0], query.shown, f"{short(query.name, 20)}\n", fontweight="bold")
         for column, (picture, note) in enumerate(near, start=1):
             show(panels[row, column], picture.shown, note)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
@@ -84,8 +91,7 @@ def draw_matches(
         show(axes, picture.shown, f"given: {short(picture.name, 20)}", fontweight="bold")
     for axes, (picture, note) in zip(panels[above:].flat, found, strict=False):
         show(axes, picture.shown, f"{note}  {short(picture.name, 20)}")
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
@@ -125,11 +131,10 @@ def draw_map(
         longest = max(map(len, left.get_legend_handles_labels()[1]))
         across = min(6, int(9.4 / (0.065 * longest + 0.5)))  # inches
         figure.legend(loc="outside lower center", ncols=across, frameon=False, fontsize=7, markerscale=1.6)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
-def scattered(points: np.ndarray, cells: int = CELLS) -> list[int]:
+def thumbnail_points(points: np.ndarray, cells: int = CELLS) -> list[int]:
     """Return the points to show as pictures: the most central one in each cell of a grid over the map."""
     span = np.maximum(np.ptp(points, axis=0), np.finfo(np.float64).tiny)
     places = (points - points.min(axis=0)) / span * cells

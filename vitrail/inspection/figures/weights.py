@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from vitrail.data.item import evenly_spaced
 from vitrail.inspection.components import Filters
-from vitrail.inspection.figures.page import mosaic, styled, wrapped
+from vitrail.inspection.figures.page import mosaic, styled, with_title, wrap_text
 from vitrail.inspection.positions import COSINE, PositionTiles
 
 FILTERS_PER_ROW = 7
@@ -32,10 +32,9 @@ def draw_filters(found: Mapping[str, Filters]) -> Figure:
         axes.set_yticks([])
         axes.spines[:].set_visible(False)
         share = one.explained.sum()
-        axes.set_title(wrapped(f"{label}\n{one.about}", 4.0))
+        axes.set_title(wrap_text(f"{label}\n{one.about}", 4.0))
         axes.set_xlabel(f"{len(one.components)} components, {share:.0%} of the variance, in order of their share")
-    figure.suptitle(wrapped("Principal components of the first layer's filters", figure.get_figwidth()))
-    return figure
+    return with_title(figure, "Principal components of the first layer's filters")
 
 
 def _pictures(components: np.ndarray) -> np.ndarray:
@@ -80,7 +79,7 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
         axes.spines[:].set_visible(False)
         axes.set_xlabel("column of the patch")
         axes.set_ylabel("row of the patch")
-        axes.set_title(wrapped(f"{label}\n{one.about}", 3.0))
+        axes.set_title(wrap_text(f"{label}\n{one.about}", 3.0))
         figure.colorbar(
             image,
             ax=axes,
@@ -90,8 +89,7 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
         )
     for axes in panels[len(found) :]:
         axes.set_axis_off()
-    figure.suptitle(wrapped("Each tile: one position compared with all positions", figure.get_figwidth()))
-    return figure
+    return with_title(figure, "Each tile: one position compared with all positions")
 
 
 def _limits(panels: list[PositionTiles]) -> tuple[float, float]:
