@@ -84,9 +84,8 @@ class BEiTObjective(MaskedObjective):
         images, places = prepared.images, prepared.targets
         grid = self.model.grid(images)
         masked = patch_mask(places, grid[0] * grid[1])
-        patches = self.model.patches(
-            hide_before_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
-        )
+        shown = hide_before_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
+        patches = self.model.patches(shown)
         patches = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
         return dense(self.predict, self.encoded_at(places, patches, images)).float()
 

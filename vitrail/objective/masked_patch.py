@@ -109,10 +109,8 @@ class MaskedPatchObjective(MaskedObjective):
             guess = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS).argmax(-1)
             prediction = paint_colours(colours.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
             target = paint_colours(colours, grid, patch)
-        shown = self.as_pictures(images)
-        return self.pictures(
-            shown, patch_mask(places, count), prediction, target, hatch_patches(moved, sources == count, patch)
-        )
+        shown, mask = self.as_pictures(images), hatch_patches(moved, sources == count, patch)
+        return self.pictures(shown, patch_mask(places, count), prediction, target, mask)
 
 
 def _sources(prepared: Prepared, count: int) -> Tensor:
