@@ -217,16 +217,16 @@ SHOWN = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Thresholds in tables."""
 
 
-def counts_at(found: Classification, thresholds: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def counts_at(evaluation: Classification, thresholds: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return how many images have at least the confidence of each threshold, and how many of these are wrong."""
-    sure, wrong = found.probability[found.known, 0], ~found.correct[found.known]
+    sure, wrong = evaluation.probability[evaluation.known, 0], ~evaluation.correct[evaluation.known]
     enough = [sure >= threshold for threshold in np.array(thresholds, sure.dtype)]
     return tuple(int(one.sum()) for one in enough), tuple(int((one & wrong).sum()) for one in enough)
 
 
-def risk_coverage_curve(found: Classification) -> tuple[np.ndarray, np.ndarray]:
+def risk_coverage_curve(evaluation: Classification) -> tuple[np.ndarray, np.ndarray]:
     """Return coverage and risk after each image, the surest first: float64 [n], one value for equal confidences."""
-    sure, wrong = found.probability[found.known, 0], ~found.correct[found.known]
+    sure, wrong = evaluation.probability[evaluation.known, 0], ~evaluation.correct[evaluation.known]
     order = np.argsort(-sure, kind="stable")
     named = np.arange(1, len(order) + 1)
     last = np.append(np.diff(sure[order]) != 0, True)

@@ -111,14 +111,14 @@ class Ridge:
 
     def answers(self, features: np.ndarray, l2: Sequence[float]) -> np.ndarray:
         """Return the predicted classes of features [m, width] for each strength: int64 [len(l2), m]."""
-        found = np.empty((len(l2), len(features)), np.int64)
+        predicted = np.empty((len(l2), len(features)), np.int64)
         for begin in range(0, len(features), _ROWS):
             rows = features[begin : begin + _ROWS].astype(np.float64)
             inner = _standardised(rows, self.mean, self.deviation) @ self.left
             for number, strength in enumerate(l2):
                 scores = inner @ (self.right / (self.eigenvalues + strength)[:, None])
-                found[number, begin : begin + _ROWS] = scores.argmax(axis=1)
-        return found
+                predicted[number, begin : begin + _ROWS] = scores.argmax(axis=1)
+        return predicted
 
 
 def _standardised(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:

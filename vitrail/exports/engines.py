@@ -217,11 +217,11 @@ def measure(
         processes = {
             name: stack.enter_context(_EngineProcess(source, image_size, files[name], engines)) for name in files
         }
-        found: dict[Installed, list[list[float]]] = {name: [] for name in files}
+        rounds_of: dict[Installed, list[list[float]]] = {name: [] for name in files}
         for _ in range(ROUNDS):
             for name, process in processes.items():
-                found[name].append(process.measure(seconds / ROUNDS))
-    for name, rounds in found.items():
+                rounds_of[name].append(process.measure(seconds / ROUNDS))
+    for name, rounds in rounds_of.items():
         one, many, memory = (statistics.median(column) for column in zip(*rounds, strict=True))
         latency = 1000 * BATCHES[0] / one
         rows.append(TimedEngine(name, engines.precision, many, latency, round(memory), differences[name]))

@@ -145,13 +145,13 @@ def export_model(
                 f"the outputs of the {to} program differ from the network's, so nothing was written to {folder}: "
                 f"{parity}"
             )
-        found = None
+        quantised = None
         if given is not None:
             about["program"]["precision"] = precision
             assert isinstance(module, Quantisable)  # the kinds that have int8
-            found = quantise(module, temporary / kind.file, about, given, max_drop)
-            about["quantised"] = asdict(found)
-        final = opened if found is None else module.read(temporary / kind.file)
+            quantised = quantise(module, temporary / kind.file, about, given, max_drop)
+            about["quantised"] = asdict(quantised)
+        final = opened if quantised is None else module.read(temporary / kind.file)
         about["origin"] = asdict(origin_here(final.run, to, card))
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
@@ -159,7 +159,7 @@ def export_model(
     signature = (taken["type"], taken["shape"], about["output"]["shape"])
     temperature = card.temperature if output == "logits" else 1.0
     versions = (program.get("opset"), program["needs"])
-    return Exported(folder, to, precision, output, *signature, files, parity, found, temperature, *versions)
+    return Exported(folder, to, precision, output, *signature, files, parity, quantised, temperature, *versions)
 
 
 def check_arguments(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:

@@ -121,25 +121,25 @@ class MAEObjective(MaskedObjective):
         Returns sentences that say which tensors were loaded; none are if there is no decoder. The fixed position
         embeddings are not read. Raises WeightsError for a decoder of another shape.
         """
-        found, own = _decoder_tensors(tensors), self.decoder.state_dict()
-        if not found:
+        published, own = _decoder_tensors(tensors), self.decoder.state_dict()
+        if not published:
             return ["decoder: initialised randomly, because the pretrained weights have none"]
-        if missing := own.keys() - found.keys():
+        if missing := own.keys() - published.keys():
             raise WeightsError(
                 f"the decoder of the weights lacks {min(missing)!r}. If it has fewer layers than "
                 "objective.decoder_depth, set that to its depth"
             )
-        if found.keys() - own.keys():
+        if published.keys() - own.keys():
             depth = len(self.decoder.blocks)
             raise WeightsError(f"the decoder of the weights has more than {depth} layers: set objective.decoder_depth")
-        for name, tensor in found.items():
+        for name, tensor in published.items():
             if tensor.shape != own[name].shape:
                 raise WeightsError(
                     f"the decoder of the weights has {name} of shape {tuple(tensor.shape)}, this one "
                     f"{tuple(own[name].shape)}: set objective.decoder_width, decoder_depth and decoder_heads to theirs"
                 )
-        self.decoder.load_state_dict(found)
-        return [f"decoder: {len(found)} tensors of the pretrained weights"]
+        self.decoder.load_state_dict(published)
+        return [f"decoder: {len(published)} tensors of the pretrained weights"]
 
     def _normalised(self, images: Tensor) -> Tensor:
         return self.model.normalise(images) if images.dtype == torch.uint8 else images.float()
@@ -147,20 +147,20 @@ class MAEObjective(MaskedObjective):
 
 def _decoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a published decoder under our names; {} if there is none."""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.removeprefix("decoder.").rpartition(".")
         if kind == "mask_token":
-            found["mask"] = tensor.flatten()
+            renamed["mask"] = tensor.flatten()
         elif module in _ENDS:
-            found[f"{_ENDS[module]}.{kind}"] = tensor
+            renamed[f"{_ENDS[module]}.{kind}"] = tensor
         elif (layer := _LAYER.fullmatch(module)) and layer[2] in _PARTS:
-            found[f"blocks.{layer[1]}.{_PARTS[layer[2]]}.{kind}"] = tensor
-    for name in [name for name in found if ".query." in name]:
-        parts = [found.pop(name.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
+            renamed[f"blocks.{layer[1]}.{_PARTS[layer[2]]}.{kind}"] = tensor
+    for name in [name for name in renamed if ".query." in name]:
+        parts = [renamed.pop(name.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
         if all(part is not None for part in parts):
-            found[name.replace(".query.", ".qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
-    return found if "embed.weight" in found else {}
+            renamed[name.replace(".query.", ".qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
+    return renamed if "embed.weight" in renamed else {}
 
 
 def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:

@@ -157,9 +157,9 @@ class ServedModel:
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
         logits = self.predict(_stack(images)).float().cpu()
-        found = ranked(logits, TOP, self.card.thresholds)
-        predicted: Any = [None] * len(images) if found.predicted is None else found.predicted
-        return _if_finite(map(RankedClasses, found.classes, found.probabilities, predicted), logits)
+        best = ranked(logits, TOP, self.card.thresholds)
+        predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
+        return _if_finite(map(RankedClasses, best.classes, best.probabilities, predicted), logits)
 
     def features(self, images: list[PreparedImage]) -> list[np.ndarray | Exception]:
         """Return float32 features [width] of each image, as `vitrail embed` does."""

@@ -19,14 +19,14 @@ MOST_TILES = 14
 
 
 @styled
-def draw_filters(found: Mapping[str, Filters]) -> Figure:
+def draw_filters(filters: Mapping[str, Filters]) -> Figure:
     """Draw the principal components of filters, one panel for each network label.
 
     Each component has its own scale; grey is 0. Three channels are shown as colours, other numbers as their mean.
     """
-    figure = Figure(figsize=(4.2 * len(found), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (label, one) in zip(panels, found.items(), strict=True):
+    figure = Figure(figsize=(4.2 * len(filters), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(filters), squeeze=False)[0]
+    for axes, (label, one) in zip(panels, filters.items(), strict=True):
         axes.imshow(_pictures(one.components), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_xticks([])
         axes.set_yticks([])
@@ -53,19 +53,19 @@ def _pictures(components: np.ndarray) -> np.ndarray:
 
 
 @styled
-def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
+def draw_positions(results: Mapping[str, PositionTiles]) -> Figure:
     """Draw the tiles of one or more networks, one panel for each label (Figure 10).
 
     Panels of the same quantity share their colours, so they can be compared.
     """
-    columns = min(len(found), 3)
-    rows = -(-len(found) // columns)
+    columns = min(len(results), 3)
+    rows = -(-len(results) // columns)
     figure = Figure(figsize=(3.3 * columns + 0.9, 3.3 * rows + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     limits = {
-        one.quantity: _limits([p for p in found.values() if p.quantity == one.quantity]) for one in found.values()
+        one.quantity: _limits([p for p in results.values() if p.quantity == one.quantity]) for one in results.values()
     }
-    for axes, (label, one) in zip(panels, found.items(), strict=False):
+    for axes, (label, one) in zip(panels, results.items(), strict=False):
         low, high = limits[one.quantity]
         down, across = (evenly_spaced(side, MOST_TILES) for side in one.values.shape[:2])
         tiles = one.values[np.ix_(down, across)]
@@ -87,7 +87,7 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
             label=one.quantity,
             extend="max" if one.quantity == COSINE else None,
         )
-    for axes in panels[len(found) :]:
+    for axes in panels[len(results) :]:
         axes.set_axis_off()
     return with_title(figure, "Each tile: one position compared with all positions")
 
