@@ -111,7 +111,7 @@ class Quantisable(Protocol):
     def products(self, network: Any) -> list[str]:
         """Return the names of the matrix products and convolutions of a network, in its order."""
 
-    def exposed(self, network: Any, name: str) -> Any:
+    def expose_output(self, network: Any, name: str) -> Any:
         """Return a network whose output is that of one of its operations."""
 
     def argument(self, images: np.ndarray) -> Any:
@@ -237,7 +237,7 @@ def _by_error(module: Quantisable, network: Any, changed: Any, given: Samples, n
     images = [image for image, _ in given.calibration[:RANKED]]
     errors = []
     for name in names:
-        exact, rounded = (module.function(module.exposed(each, name)) for each in (network, changed))
+        exact, rounded = (module.function(module.expose_output(each, name)) for each in (network, changed))
         pairs = [(exact(image)[0], rounded(image)[0]) for image in images]
         size = sum(np.square(a).sum() for a, _ in pairs)
         errors.append(np.sqrt(sum(np.square(a - b).sum() for a, b in pairs) / max(size, np.finfo(float).tiny)))

@@ -132,7 +132,7 @@ def scheme(network: ModelProto) -> Scheme:
     return Scheme([], symmetric=False)
 
 
-def exposed(network: ModelProto, name: str) -> ModelProto:
+def expose_output(network: ModelProto, name: str) -> ModelProto:
     """Return a network whose output is that of one of its operations."""
     import onnx
 

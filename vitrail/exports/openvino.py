@@ -140,7 +140,7 @@ def scheme(network: openvino.Model) -> Scheme:
     return Scheme([node.get_friendly_name() for node in attention] if amx else [], symmetric=amx)
 
 
-def exposed(network: openvino.Model, name: str) -> openvino.Model:
+def expose_output(network: openvino.Model, name: str) -> openvino.Model:
     """Return a network whose output is that of one of its operations.
 
     With several, OpenVINO 2026.4 computes an int8 network with a convolutional stem wrongly.

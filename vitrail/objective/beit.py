@@ -87,7 +87,7 @@ class BEiTObjective(MaskedObjective):
         shown = hide_before_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
         patches = self.model.patches(shown)
         patches = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
-        return dense(self.predict, self.encoded_at(places, patches, images)).float()
+        return dense(self.predict, self.encode_at(places, patches, images)).float()
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from vitrail.objective.self_supervised import (
     MaskedObjective,
     classification_losses,
     hatch_patches,
-    need_pixels,
+    require_pixels,
     to_pixels,
 )
 from vitrail.objective.settings import MaskedPatch
@@ -64,7 +64,7 @@ class MaskedPatchObjective(MaskedObjective):
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the corrupted patches: `targets` becomes int64 [batch, 2, corrupted] (`masks.corruption`)."""
         if self.across is not None:
-            need_pixels(prepared.images, "the target of masked-patch")
+            require_pixels(prepared.images, "the target of masked-patch")
         rows, columns = self.model.grid(prepared.images)
         drawn = corruption(self.seed, step, prepared.index.tolist(), rows * columns, self.config)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
@@ -89,7 +89,7 @@ class MaskedPatchObjective(MaskedObjective):
         batch, count, width = patches.shape
         pool = torch.cat([patches, self.mask.to(patches.dtype).expand(batch, 1, width)], dim=1)
         patches = tokens_at(pool, _sources(prepared, count))
-        return dense(self.predict, self.encoded_at(prepared.targets[:, 0], patches, prepared.images)).float()
+        return dense(self.predict, self.encode_at(prepared.targets[:, 0], patches, prepared.images)).float()
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def mean_colours(images: Tensor, patch: int, across: int = 1) -> Tensor:
     images: uint8 [batch, 3, height, width]; patches and cells are in raster order. `across` 4 is the paper's "4x4
     downsized version". Raises UsageError if the cells are not whole pixels.
     """
-    need_pixels(images, "a mean colour")
+    require_pixels(images, "a mean colour")
     if patch % across:
         raise UsageError(
             f"a patch of {patch} pixels cannot be cut into {across} x {across} cells: use a patch divisible by "

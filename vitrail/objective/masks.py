@@ -115,7 +115,7 @@ ERASED = 128
 """uint8 value of erased pixels; in normalised images they are 0."""
 
 
-def need_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
+def require_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
     """Return `model` if its patches can be masked; otherwise raise UsageError with the reason."""
     if not isinstance(model, ViT):
         raise UsageError(

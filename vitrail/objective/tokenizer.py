@@ -24,7 +24,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.files import parse_json, replacing
 from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.objective.base import Prepared
-from vitrail.objective.self_supervised import SelfSupervised, need_pixels, to_pixels
+from vitrail.objective.self_supervised import SelfSupervised, require_pixels, to_pixels
 from vitrail.objective.settings import Tokenizer
 from vitrail.ranges import LARGEST_SIDE
 from vitrail.words import shown
@@ -105,7 +105,7 @@ class ImageTokenizer(nn.Module):
 
 def to_unit_range(images: Tensor) -> Tensor:
     """uint8 0..255 -> float32 -1..1."""
-    need_pixels(images, "a visual token")
+    require_pixels(images, "a visual token")
     return images.float() / 127.5 - 1
 
 

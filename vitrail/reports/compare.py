@@ -24,7 +24,7 @@ from vitrail.reports.cost import RunCost, cost_of
 from vitrail.reports.curves import comparison_curves
 from vitrail.reports.figures import SERIES
 from vitrail.reports.folds import Folds, join_folds
-from vitrail.reports.gallery import Exhibit, decoded_image, guesses, true_class
+from vitrail.reports.gallery import Exhibit, decode_image, guesses, true_class
 from vitrail.reports.page import render, write_page
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair_predictions
@@ -231,7 +231,7 @@ def _disagreement(
     for a, b in rows[np.argsort(-gap, kind="stable")].tolist():
         if len(shown) == most:
             break
-        if (decoded := decoded_image(source, int(first.index[a]), picture)) is not None:
+        if (decoded := decode_image(source, int(first.index[a]), picture)) is not None:
             guessed = [guesses(first, a, 1), guesses(second, b, 1)]
             shown.append(Exhibit(*decoded, true_class(first, a), guessed))
     return Disagreement(*order, len(rows), (0, one.number), shown)

@@ -20,7 +20,7 @@ from vitrail.inspection.figures.page import (
     styled,
     with_title,
 )
-from vitrail.inspection.overlay import interpolated
+from vitrail.inspection.overlay import interpolate_grid
 from vitrail.inspection.pictures import Picture
 
 NAMED = 25
@@ -49,7 +49,7 @@ def draw_components(
     panels = picture_panels(figure, len(pictures), columns)
     for row, (picture, one) in enumerate(zip(pictures, maps, strict=True)):
         size = picture.shown.shape[:2]
-        fine = [interpolated(component, picture.box, *size) for component in one]
+        fine = [interpolate_grid(component, picture.box, *size) for component in one]
         show(panels[row, 0], picture.shown, short(picture.name))
         for number in range(count):
             panels[row, 1 + number].imshow(fine[number], vmin=low[number], vmax=high[number])
