@@ -31,7 +31,7 @@ with extras_named():
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-    from vitrail.evaluation.linear_probe import STRENGTHS, held_out, measure
+    from vitrail.evaluation.linear_probe import STRENGTHS, held_out, score_classifier
     from vitrail.evaluation.softmax import solve
 
 UNTRIED = 0.1
@@ -150,7 +150,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         else:
             others, held = held_out(labels, seed=0)
             tried = solve(features, labels, others, STRENGTHS, classes=classes)
-            scores = {one: measure(one.classifier, features, labels, held) for one in tried}
+            scores = {one: score_classifier(one.classifier, features, labels, held) for one in tried}
             best = max(scores, key=lambda one: (scores[one][0], -scores[one][2]))
             self.l2_ = best.l2
             if self.calibrate:

@@ -21,7 +21,7 @@ from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import open_data
 from vitrail.data.split import folds
 from vitrail.errors import UsageError
-from vitrail.reports.compare import compare
+from vitrail.reports.compare import compare_runs
 from vitrail.training.run import Run
 from vitrail.verbs.report import as_json, show
 
@@ -155,7 +155,7 @@ def test_runs_that_are_no_folds_of_one_division(runs: list[Path], tmp_path: Path
     def change(number: int, **data: str) -> list[str]:
         run = Run(data=Data("digits", **data), model="Ti/2")  # type: ignore[arg-type]
         (runs[number] / "config.yaml").write_text(to_yaml(run))
-        found = compare(runs)
+        found = compare_runs(runs)
         assert found.folds is None
         return found.notes
 
@@ -165,4 +165,4 @@ def test_runs_that_are_no_folds_of_one_division(runs: list[Path], tmp_path: Path
     (runs[1] / "split.json").write_text("{}")
     assert any("does not name the images of the fold" in note for note in change(1, fold="2/3"))
     (runs[1] / "evaluation.npz").unlink()
-    assert any("r-2 has no evaluation" in note for note in compare(runs).notes)
+    assert any("r-2 has no evaluation" in note for note in compare_runs(runs).notes)

@@ -19,7 +19,14 @@ from torch import Tensor
 from vitrail.evaluation import confidence
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import classify
-from vitrail.evaluation.confidence import KeptLogits, at_temperature, counts_at, curve, fit, fit_if_better
+from vitrail.evaluation.confidence import (
+    KeptLogits,
+    at_temperature,
+    counts_at,
+    fit_if_better,
+    fit_temperature,
+    risk_coverage_curve,
+)
 from vitrail.evaluation.label_scores import score_labels
 from vitrail.tasks.catalog import load_results, save_results
 from vitrail.weights.confidence import Confidence
@@ -61,7 +68,7 @@ def test_the_temperature_is_that_of_scipy(sure: float) -> None:
     def loss(log: float) -> float:
         return float(-log_softmax(logits.astype(np.float64) / np.exp(log), axis=1)[range(300), labels].mean())
 
-    found = fit(logits, labels)
+    found = fit_temperature(logits, labels)
     assert found == pytest.approx(by_scipy(loss), rel=1e-5)
     assert found == pytest.approx(sure, rel=0.2)  # what the labels were drawn with
 
@@ -76,7 +83,7 @@ def test_the_temperature_of_several_labels_is_that_of_scipy() -> None:
         z = shown.astype(np.float64) / np.exp(log)
         return float((np.logaddexp(0, z) - labels * z).mean())
 
-    assert fit(shown, labels) == pytest.approx(by_scipy(loss), rel=1e-5)
+    assert fit_temperature(shown, labels) == pytest.approx(by_scipy(loss), rel=1e-5)
 
 
 def test_the_temperature_is_that_of_scikit_learn_on_real_digits() -> None:
@@ -84,7 +91,7 @@ def test_the_temperature_is_that_of_scikit_learn_on_real_digits() -> None:
     network = LogisticRegression(C=100, max_iter=200).fit(images[:300], labels[:300])
     theirs = CalibratedClassifierCV(FrozenEstimator(network), method="temperature", ensemble=False)
     theirs.fit(images[300:1000], labels[300:1000])
-    found = fit(network.decision_function(images[300:1000]).astype(np.float32), labels[300:1000])
+    found = fit_temperature(network.decision_function(images[300:1000]).astype(np.float32), labels[300:1000])
     assert found is not None and found > 1.5  # a regression on few images is too sure
     ours = softmax(network.decision_function(images[1000:]) / found, axis=1)
     np.testing.assert_allclose(ours, theirs.predict_proba(images[1000:]), atol=2e-4)
@@ -101,7 +108,7 @@ def test_a_temperature_that_follows_the_accidents_of_few_images_is_not_used() ->
     harm = []
     for seed in range(20):
         logits, labels = scores(images=40, sure=1.0, seed=seed)
-        fitted, used = fit(logits, labels), fit_if_better(logits, labels)
+        fitted, used = fit_temperature(logits, labels), fit_if_better(logits, labels)
         assert fitted is not None and used in (None, fitted)
         assert loss(others, truth, used or 1.0) <= loss(others, truth, fitted)
         harm.append((used is None, loss(others, truth, fitted) - loss(others, truth, 1.0)))
@@ -116,7 +123,7 @@ def test_a_temperature_that_helps_other_images_is_used(sure: float) -> None:
     for seed in range(10):
         logits, labels = scores(images=65, sure=sure, seed=seed)
         used = fit_if_better(logits, labels)
-        assert used is not None and used == fit(logits, labels)
+        assert used is not None and used == fit_temperature(logits, labels)
         assert loss(others, truth, used) < loss(others, truth, 1.0)
 
 
@@ -128,7 +135,7 @@ def test_a_temperature_that_makes_the_calibration_error_larger_is_not_used() -> 
     labels = np.where(right, 0, 1)
     logits = np.stack([logit(sure), np.zeros(900)], axis=1).astype(np.float32)
     order = rng.permutation(900)
-    temperature = fit(logits[order], labels[order])
+    temperature = fit_temperature(logits[order], labels[order])
     assert temperature is not None and temperature > 1
     before, after = (calibration_error(logits, labels, one) for one in (1.0, temperature))
     assert loss(logits, labels, temperature) < loss(logits, labels, 1.0) - 1 / 900 and after > before
@@ -148,7 +155,7 @@ def test_several_labels_decide_in_the_same_way() -> None:
     labels = (rng.random((40, 5)) < expit(logits)).astype(np.int8)
     assert fit_if_better(logits.astype(np.float32), labels) is None
     sure = (4 * logits).astype(np.float32)
-    assert fit_if_better(sure, labels) == fit(sure, labels)
+    assert fit_if_better(sure, labels) == fit_temperature(sure, labels)
 
 
 def test_a_temperature_of_1_has_its_reason() -> None:
@@ -162,18 +169,20 @@ def test_a_temperature_of_1_has_its_reason() -> None:
 def test_without_an_optimum_there_is_no_temperature() -> None:
     logits, labels = scores()
     right = np.eye(6, dtype=np.float32)[labels]
-    assert fit(right, labels) is None  # always right: the surer, the better
-    assert fit(-right, labels) is None  # always wrong
-    assert fit(np.zeros_like(logits), labels) is None
-    assert fit(np.where(labels[:, None] == 2, np.nan, logits), labels) is None
-    assert fit(logits, np.full(300, -1)) is None
-    assert fit(logits[:0], labels[:0]) is None
+    assert fit_temperature(right, labels) is None  # always right: the surer, the better
+    assert fit_temperature(-right, labels) is None  # always wrong
+    assert fit_temperature(np.zeros_like(logits), labels) is None
+    assert fit_temperature(np.where(labels[:, None] == 2, np.nan, logits), labels) is None
+    assert fit_temperature(logits, np.full(300, -1)) is None
+    assert fit_temperature(logits[:0], labels[:0]) is None
 
 
 def test_images_without_a_label_do_not_count() -> None:
     logits, labels = scores()
     some = np.where(np.arange(300) % 3 == 0, -1, labels)
-    assert fit(logits, some) == pytest.approx(fit(logits[some >= 0], labels[some >= 0]), rel=1e-9)
+    assert fit_temperature(logits, some) == pytest.approx(
+        fit_temperature(logits[some >= 0], labels[some >= 0]), rel=1e-9
+    )
 
 
 def test_kept_logits_are_those_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +195,7 @@ def test_kept_logits_are_those_of_an_evaluation(monkeypatch: pytest.MonkeyPatch)
 
     kept = KeptLogits(network, Rows(logits, labels), 300)
     found = classify(kept, kept, list("abcdef"))
-    assert kept.temperature() == pytest.approx(fit(logits, labels), rel=1e-9) and found.count == 300
+    assert kept.temperature() == pytest.approx(fit_temperature(logits, labels), rel=1e-9) and found.count == 300
     # another pass gives the same without the network
     again = classify(*kept.again(), list("abcdef"), temperature=2.0)
     assert sum(asked) == 300
@@ -198,7 +207,7 @@ def test_kept_logits_are_those_of_an_evaluation(monkeypatch: pytest.MonkeyPatch)
     kept = KeptLogits(network, Rows(logits, labels), 300)
     classify(kept, kept, list("abcdef"))
     assert classify(*kept.again(), list("abcdef")).count == 300 and sum(asked) == 3 * 300
-    assert kept.temperature() == pytest.approx(fit(logits[::3], labels[::3]), rel=1e-9)
+    assert kept.temperature() == pytest.approx(fit_temperature(logits[::3], labels[::3]), rel=1e-9)
 
 
 def test_an_evaluation_knows_its_calibration_before_and_after(tmp_path: Path) -> None:
@@ -236,6 +245,6 @@ def test_coverage_and_risk_worked_by_hand() -> None:
     found = classify(same, Rows(rows, np.array([0, 1, 0, 0, -1])), ["a", "b"])
     # of four images with a class: 0.9 right, 0.8 wrong, 0.6 wrong and right
     assert counts_at(found, [0.0, 0.6, 0.61, 0.85, 0.95]) == ((4, 4, 2, 1, 0), (2, 2, 1, 0, 0))
-    coverage, risk = curve(found)
+    coverage, risk = risk_coverage_curve(found)
     np.testing.assert_allclose(coverage, [0.25, 0.5, 1.0])
     np.testing.assert_allclose(risk, [0.0, 0.5, 0.5])

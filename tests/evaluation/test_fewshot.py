@@ -24,7 +24,7 @@ from vitrail.evaluation.fewshot import (
     ShotSelection,
     best_l2,
     bilinear,
-    draw,
+    draw_shots,
     fewshot,
     protocol_named,
     ridge,
@@ -151,13 +151,13 @@ counts = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 @given(counts=counts, seed=st.integers(0, 99), unknown=st.integers(0, 4))
 def test_shots_are_those_that_the_protocol_draws(counts: list[int], seed: int, unknown: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(-1, len(counts)), [unknown, *counts]))
-    found = draw(labels, len(counts), [1, 2, 5], seed)
+    found = draw_shots(labels, len(counts), [1, 2, 5], seed)
     rng = np.random.default_rng(seed)  # protocols.md 3.1, as it stands there
     shuffled = [rng.permutation(np.where(labels == c)[0]) for c in range(len(counts))]
     for shots in (1, 2, 5):
         np.testing.assert_array_equal(found[shots], np.concatenate([rows[:shots] for rows in shuffled]))
     assert set(found[1]) <= set(found[2]) <= set(found[5])
-    first = draw(labels, len(counts), [2], None)[2]
+    first = draw_shots(labels, len(counts), [2], None)[2]
     np.testing.assert_array_equal(first, np.concatenate([np.where(labels == c)[0][:2] for c in range(len(counts))]))
 
 

@@ -183,7 +183,7 @@ def test_bench_measures_and_the_verbs_use_it(
     assert {row["engine"] for row in rows} == {"torch", "openvino", "onnx"}
     assert all(row["images_per_second"] > 0 and row["latency_ms"] > 0 and row["memory_bytes"] > 2**26 for row in rows)
     assert max(row["difference"] for row in rows) < 1e-4 and (tmp_path / "b" / "engines.png").stat().st_size > 5000
-    fastest = engines.measured()
+    fastest = engines.measurements()
     engines.remember([replace(row, images_per_second=9e9 if row.engine == "openvino" else 1.0) for row in fastest])
     common = dict(device="cpu", precision="float32")
     for verb, said in (("auto", "engine openvino"), ("torch", "")):

@@ -20,7 +20,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, ExportError, UsageError
 from vitrail.exports import int8, openvino
 from vitrail.exports.engine import Engine
-from vitrail.exports.int8 import Samples, samples
+from vitrail.exports.int8 import Samples, draw_samples
 from vitrail.exports.kinds import runtime
 from vitrail.exports.write import export_model
 from vitrail.weights.card import Card
@@ -210,5 +210,5 @@ def test_what_int8_needs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="programs cannot be int8"):
         export_model(model, tmp_path / "p", "program", precision="int8", calibrate="digits")
     with pytest.raises(DataError, match="not among the 5 known ones"):
-        samples("digits", model.card)  # of other classes
+        draw_samples("digits", model.card)  # of other classes
     assert [*tmp_path.iterdir()] == []

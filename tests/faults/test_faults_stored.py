@@ -143,7 +143,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engines:
     torch.manual_seed(0)
     found = Engines(ViT(TINY).eval(), "float32")
     found.remember([TimedEngine("torch", "float32", 10.0, 1.0, 1, 0.0)])
-    assert [row.engine for row in found.measured()] == ["torch"]
+    assert [row.engine for row in found.measurements()] == ["torch"]
     return found
 
 

@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from vitrail.data.item import evenly_spaced
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
-from vitrail.inspection.figures.embedding import scattered
+from vitrail.inspection.figures.embedding import thumbnail_points
 
 
 def clouds(count: int = 20) -> tuple[np.ndarray, np.ndarray]:
@@ -75,8 +75,8 @@ def test_a_sample_is_spread_evenly_spaced(count: int, most: int) -> None:
 
 def test_thumbnails_leave_each_other_room() -> None:
     points = np.random.default_rng(0).random((500, 2))
-    chosen = scattered(points, cells=4)
+    chosen = thumbnail_points(points, cells=4)
     low, span = points.min(axis=0), np.ptp(points, axis=0)
     cells = {tuple(np.minimum((points[i] - low) / span * 4, 3).astype(int)) for i in chosen}
     assert len(cells) == len(chosen) == 16
-    assert scattered(np.zeros((3, 2))) == [0]
+    assert thumbnail_points(np.zeros((3, 2))) == [0]

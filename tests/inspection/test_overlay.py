@@ -9,7 +9,7 @@ from vitrail.data.images.geometry import Flip
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError
-from vitrail.inspection.overlay import Box, interpolated, scaled_to_unit, under_attention, visible_box
+from vitrail.inspection.overlay import Box, interpolate_grid, scale_to_unit, under_attention, visible_box
 
 RNG = np.random.default_rng(0)
 
@@ -47,7 +47,7 @@ def test_a_ramp_comes_back_to_where_it_was(height: int, width: int, resize, crop
         ramp = np.linspace(0, 250, side).reshape((-1, 1) if axis == 0 else (1, -1))
         image = np.repeat(np.broadcast_to(ramp, (height, width))[:, :, None], 3, axis=2).round().astype(np.uint8)
         values = cell_means(transform(image, RNG)[:, :, 0].astype(float), grid)
-        back = interpolated(values, box, height, width)
+        back = interpolate_grid(values, box, height, width)
         # beyond the centres of the outermost cells the map is constant, so only what lies between them is known
         start, length = ((box.top, box.height), (box.left, box.width))[axis]
         first, last = start + length / grid[axis] / 2, start + length * (1 - 0.5 / grid[axis])
@@ -68,7 +68,7 @@ def test_a_bright_patch_is_found_where_it_is(height: int, width: int, resize) ->
     image = np.zeros((height, width, 3), np.uint8)
     image[top : top + high, left : left + wide] = 255
     values = cell_means(transform(image, RNG)[:, :, 0].astype(float), (16, 16))
-    back = interpolated(values, box, height, width)
+    back = interpolate_grid(values, box, height, width)
     y, x = np.unravel_index(np.nanargmax(back), back.shape)
     assert top <= y < top + high and left <= x < left + wide
     bright = np.nan_to_num(back) > 127
@@ -83,7 +83,7 @@ def test_a_bright_patch_of_a_padded_picture_is_found_where_it_is(height: int, wi
     top, left, high, wide = round(0.55 * height), round(0.2 * width), height // 5, width // 5
     image[top : top + high, left : left + wide] = 255
     values = cell_means(transform(image, RNG)[:, :, 0].astype(float), (16, 16))
-    back = interpolated(values, visible_box(transform, height, width), height, width)
+    back = interpolate_grid(values, visible_box(transform, height, width), height, width)
     assert np.isfinite(back).all()  # nothing is cut off
     y, x = np.unravel_index(back.argmax(), back.shape)
     assert top <= y < top + high and left <= x < left + wide
@@ -100,7 +100,7 @@ def test_what_is_seen_lies_in_the_middle_of_the_picture(height: int, width: int,
 
 
 def test_outside_of_what_is_seen_nothing_is_known() -> None:
-    values = interpolated(np.ones((2, 2)), Box(10, 20, 30, 40), 100, 100)
+    values = interpolate_grid(np.ones((2, 2)), Box(10, 20, 30, 40), 100, 100)
     known = np.zeros((100, 100), bool)
     known[10:40, 20:60] = True
     assert (np.isfinite(values) == known).all() and (values[known] == 1).all()
@@ -112,8 +112,8 @@ def test_an_operation_of_unknown_place_is_refused() -> None:
 
 
 def test_the_map_is_relative_to_itself() -> None:
-    assert scaled_to_unit(np.array([[2.0, 4.0], [3.0, 2.0]])).tolist() == [[0, 1], [0.5, 0]]
-    assert scaled_to_unit(np.full((2, 2), 7.0)).tolist() == [[0, 0], [0, 0]]
+    assert scale_to_unit(np.array([[2.0, 4.0], [3.0, 2.0]])).tolist() == [[0, 1], [0.5, 0]]
+    assert scale_to_unit(np.full((2, 2), 7.0)).tolist() == [[0, 0], [0, 0]]
 
 
 def test_unseen_parts_are_faded_and_seen_ones_tinted() -> None:

@@ -6,7 +6,7 @@ import torch
 from masked_cases import images
 
 from vitrail.errors import UsageError
-from vitrail.objective.masked_patch import colour_values, mean_colours, painted
+from vitrail.objective.masked_patch import colours_to_pixels, mean_colours, paint_colours
 
 
 def by_numpy(image: np.ndarray, patch: int, across: int) -> np.ndarray:
@@ -47,18 +47,18 @@ def test_a_mean_just_below_a_level_is_below_it() -> None:
 
 def test_painting_inverts_the_quantisation() -> None:
     every = torch.arange(512)
-    values = colour_values(every)
+    values = colours_to_pixels(every)
     assert len(np.unique(values.numpy(), axis=0)) == 512
     assert (values[0].tolist(), values[511].tolist()) == ([16, 16, 16], [240, 240, 240])
     colours = every.view(2, 16, 16)  # 2 images of 4 x 4 patches of 4 x 4 cells
-    picture = painted(colours, (4, 4), 8)
+    picture = paint_colours(colours, (4, 4), 8)
     assert picture.shape == (2, 3, 32, 32)
     assert torch.equal(mean_colours(picture, 8, 4), colours)
 
 
 def test_a_picture_is_never_further_off_than_half_a_level() -> None:
     pixels = images(1, 16)
-    picture = painted(mean_colours(pixels, 8), (2, 2), 8)
+    picture = paint_colours(mean_colours(pixels, 8), (2, 2), 8)
     means = pixels.view(1, 3, 2, 8, 2, 8).double().mean((3, 5))
     assert (picture[:, :, ::8, ::8].double() - means).abs().max() <= 16
 

@@ -12,7 +12,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
 from vitrail.objective.mae import MAEObjective, mae_positions
-from vitrail.objective.masks import encoded
+from vitrail.objective.masks import encode_normalised
 from vitrail.objective.settings import MAE
 from vitrail.weights.load import load
 
@@ -107,7 +107,7 @@ def test_a_step_of_b16_is_half_of_a_supervised_one() -> None:
     count = FlopCounterMode(display=False)
     with count:
         tokens = model.place(model.patches(pixels), (14, 14))
-        ours.decoder(encoded(model, tokens, (14, 14), keep), keep, (14, 14))
+        ours.decoder(encode_normalised(model, tokens, (14, 14), keep), keep, (14, 14))
     with FlopCounterMode(display=False) as whole:
         model(pixels)
 

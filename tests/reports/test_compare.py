@@ -15,7 +15,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
-from vitrail.reports.compare import MOST_EACH, compare, write_comparison
+from vitrail.reports.compare import MOST_EACH, compare_runs, write_comparison
 from vitrail.training.run import Optim, Run
 from vitrail.words import distinct_labels
 
@@ -38,13 +38,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_only_what_differs_is_listed(runs: list[Path]) -> None:
-    found = compare(runs)
+    found = compare_runs(runs)
     assert found.settings == {"optim.lr": [1e-3, 3e-3, 1e-2]}  # and not the name
     assert found.labels == ["r-1", "r-2", "r-3"] and found.notes == []
 
 
 def test_numbers_are_those_of_the_answers(runs: list[Path]) -> None:
-    found = compare(runs)
+    found = compare_runs(runs)
     with np.load(runs[0] / "evaluation.npz") as a, np.load(runs[2] / "evaluation.npz") as b:
         right = [file["classes"][:, 0] == file["labels"] for file in (a, b)]
     only = (right[0] & ~right[1]).sum(), (right[1] & ~right[0]).sum()
@@ -140,7 +140,7 @@ def test_more_training_images_and_the_same_validation_images(tmp_path: Path) -> 
         found = answers(splits.class_names, len(splits.validation), len(folders), labels=splits.validation.labels)
         mark = {"path": place.path, "fingerprint": splits.fingerprint}
         folders.append(run_folder(tmp_path / f"{name}-1", place, found, data=mark))
-    shown = compare(folders)
+    shown = compare_runs(folders)
     assert shown.against[0].pair.count == 10
     assert "data (fingerprint)" in shown.settings
 
@@ -169,11 +169,11 @@ def test_names_are_text_and_tell_runs_apart(tmp_path: Path) -> None:
 
 def test_what_is_no_run_or_twice_the_same_is_refused(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
-        compare([runs[0], tmp_path])
+        compare_runs([runs[0], tmp_path])
     with pytest.raises(UsageError, match="given twice"):
-        compare([runs[0], runs[1], runs[0].parent / "." / runs[0].name])
+        compare_runs([runs[0], runs[1], runs[0].parent / "." / runs[0].name])
     with pytest.raises(UsageError, match="at least two runs"):
-        compare(runs[:1])
+        compare_runs(runs[:1])
     blocked = tmp_path / "file"
     blocked.write_text("mine")
     with pytest.raises(UsageError, match="cannot write"):

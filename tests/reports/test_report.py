@@ -21,7 +21,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 from vitrail.evaluation.metric import on_images, wilson
 from vitrail.inspection.overlay import under_attention
-from vitrail.reports.figures import confusion, curves, thinned
+from vitrail.reports.figures import confusion, draw_curves, thin_curve
 from vitrail.reports.gallery import SHOWN, most_uncertain
 from vitrail.reports.page import environment, percent, write_report
 from vitrail.training.checkpoints.state import Result, RunStatus
@@ -276,14 +276,14 @@ def test_galleries_hold_the_largest_losses_and_the_smallest_gaps() -> None:
 def test_thinned_curves_keep_their_mean_and_ends() -> None:
     steps = np.arange(1, 10_001, dtype=float)
     values = np.random.default_rng(0).normal(size=10_000)
-    x, y = thinned(steps, values, 500)
+    x, y = thin_curve(steps, values, 500)
     assert len(x) == len(y) == 500
     assert (x.mean(), y.mean()) == pytest.approx((steps.mean(), values.mean()))
     assert x[0] < 21 and x[-1] > 9980
 
 
 def test_figures_are_images_to_a_screen_reader_and_take_the_colour_of_the_page() -> None:
-    svg = curves("Loss", "nats", {"training": (np.arange(9), np.arange(9.0))}, describe='falls "fast" <b>')
+    svg = draw_curves("Loss", "nats", {"training": (np.arange(9), np.arange(9.0))}, describe='falls "fast" <b>')
     assert svg.startswith('<svg role="img" aria-label="falls &quot;fast&quot; &lt;b&gt;"')
     assert "currentColor" in svg and "#010203" not in svg
     assert "var(--series-0)" in svg

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from run_folders import answers
 
 from vitrail.errors import DataError
-from vitrail.reports.significance import holm, mcnemar, pair, paired_interval
+from vitrail.reports.significance import holm, mcnemar, pair_predictions, paired_interval
 
 CLASSES = ["a", "b", "c", "d"]
 
@@ -66,7 +66,7 @@ def test_images_are_matched_by_their_number() -> None:
     keep = np.setdiff1d(np.arange(300), [0, 7, 299])  # the second could not read three of them
     for name in ("index", "label", "top", "probability", "loss", "brier"):
         object.__setattr__(second, name, getattr(second, name)[keep])
-    found = pair(first, second)
+    found = pair_predictions(first, second)
     assert found.count == 297
     expected = first.correct[keep], second.correct
     assert (found.first_right == expected[0]).all() and (found.second_right == expected[1]).all()
@@ -80,10 +80,10 @@ def test_images_are_matched_by_their_number() -> None:
 def test_what_cannot_be_paired_is_refused() -> None:
     first = answers(CLASSES, 50, 1)
     with pytest.raises(DataError, match="have different classes"):
-        pair(first, answers([*CLASSES[:3], "e"], 50, 1))
+        pair_predictions(first, answers([*CLASSES[:3], "e"], 50, 1))
     with pytest.raises(DataError, match="same image has different classes"):
-        pair(first, answers(CLASSES, 50, 2))
+        pair_predictions(first, answers(CLASSES, 50, 2))
     other = answers(CLASSES, 50, 1)
     object.__setattr__(other, "index", other.index + 50)
     with pytest.raises(DataError, match="no image in common"):
-        pair(first, other)
+        pair_predictions(first, other)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.server.batching import Batcher, isolated
+from vitrail.server.batching import Batcher, compute_isolated
 
 
 class Doubler:
@@ -52,7 +52,7 @@ def test_one_bad_item_fails_alone() -> None:
 
 
 def test_a_function_that_loses_items_is_an_error_for_each() -> None:
-    assert isolated(lambda items: items[1:], [1, 2])[0].args == ("0 answers for 1 items",)
+    assert compute_isolated(lambda items: items[1:], [1, 2])[0].args == ("0 answers for 1 items",)
 
 
 def test_what_nobody_waits_for_is_not_computed() -> None:

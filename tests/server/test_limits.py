@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.errors import DecodeError
-from vitrail.server.limits import Bodies, Gate, Refused, undecodable
+from vitrail.server.limits import Bodies, Gate, Refused, refuse_undecodable
 from vitrail.server.upload import check_media_type
 
 
@@ -73,5 +73,5 @@ def test_other_types_do_not(kind: str) -> None:
     [("not-an-image", 415), ("unsupported", 415), ("truncated", 422), ("too-many-pixels", 422), ("empty", 422)],
 )
 def test_the_status_follows_the_reason(reason: str, status: int) -> None:
-    refused = undecodable(DecodeError("why", reason=reason))
+    refused = refuse_undecodable(DecodeError("why", reason=reason))
     assert (refused.status, refused.as_json()) == (status, {"reason": reason, "message": "why"})

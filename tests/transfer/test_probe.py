@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
-from vitrail.evaluation.linear_probe import held_out, linear_probe, measure
+from vitrail.evaluation.linear_probe import held_out, linear_probe, score_classifier
 from vitrail.evaluation.softmax import Classifier, solve
 
 STRENGTHS = (1.0, 0.1, 1e-3)
@@ -38,7 +38,7 @@ def test_measures_are_scikit_learns() -> None:
     for l2 in STRENGTHS:
         classifier = solved(train, l2)
         shares = classifier.logits(torch.from_numpy(test.features)).double().softmax(dim=1).numpy()
-        top1, top5, nll = measure(classifier, test.features, test.labels, np.arange(70))
+        top1, top5, nll = score_classifier(classifier, test.features, test.labels, np.arange(70))
         assert top1 == pytest.approx(sklearn.metrics.accuracy_score(test.labels, shares.argmax(1)))
         assert top5 == pytest.approx(sklearn.metrics.top_k_accuracy_score(test.labels, shares, k=5, labels=range(8)))
         assert nll == pytest.approx(sklearn.metrics.log_loss(test.labels, shares, labels=range(8)), rel=1e-5)
@@ -66,11 +66,11 @@ def test_the_best_on_held_out_images_is_chosen_and_solved_again_on_all() -> None
     assert [one.l2 for one in found.settings] == sorted(STRENGTHS, reverse=True)
     kept, held = held_out(train.labels, 3)
     for one in found.settings:
-        top1, _, nll = measure(solved(train, one.l2, kept), train.features, train.labels, held)
+        top1, _, nll = score_classifier(solved(train, one.l2, kept), train.features, train.labels, held)
         assert (one.top1, one.nll, one.converged) == (pytest.approx(top1), pytest.approx(nll, abs=2e-3), True)
     assert found.chosen.top1 == max(one.top1 for one in found.settings)
     assert found.chosen.nll == min(one.nll for one in found.settings if one.top1 == found.chosen.top1)
-    top1, top5, nll = measure(solved(train, found.chosen.l2), test.features, test.labels, np.arange(60))
+    top1, top5, nll = score_classifier(solved(train, found.chosen.l2), test.features, test.labels, np.arange(60))
     assert (found.top1, found.top5, found.nll) == (pytest.approx(top1), top5, pytest.approx(nll, abs=2e-3))
     assert len(kept) + found.held_out_images == found.train_images == 100 and found.converged
 

@@ -83,7 +83,7 @@ def gpu_powers(device: torch.device, everyone: bool = False) -> list[ReadWatts]:
         return []
     own = torch.cuda.current_device() if device.index is None else device.index
     numbers: Iterable[int] = range(torch.cuda.device_count()) if everyone else (own,)
-    found: list[ReadWatts] = []
+    sources: list[ReadWatts] = []
     for number in numbers:
 
         def watts(number: int = number) -> float:
@@ -93,8 +93,8 @@ def gpu_powers(device: torch.device, everyone: bool = False) -> list[ReadWatts]:
             watts()
         except Exception:  # no NVML, or a GPU that does not report its power
             continue
-        found.append(watts)
-    return found
+        sources.append(watts)
+    return sources
 
 
 class _Counter:
@@ -122,12 +122,12 @@ def _joules(path: Path) -> float:
 
 def _counters(powercap: Path) -> list[_Counter]:
     """Return the counters of packages and memory. Cores are part of a package, and `psys` repeats everything."""
-    found = []
+    counters = []
     for folder in sorted(powercap.glob("intel-rapl:*")):  # AMD's counters have the same name
         try:
             name = (folder / "name").read_text(encoding="ascii").strip()
             if name.startswith("package") or name == "dram":
-                found.append(_Counter(folder))
+                counters.append(_Counter(folder))
         except (OSError, ValueError):
             continue
-    return found
+    return counters

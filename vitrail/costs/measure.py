@@ -140,11 +140,11 @@ def sweep(measure: Callable[[int], Point], batches: Iterable[int] = BATCHES) -> 
 
 def best(points: Sequence[Point]) -> Point:
     """Return the measurement at the smallest batch size that no larger one beats by more than `GAIN`."""
-    found = points[0]
+    fastest = points[0]
     for point in points:
-        if point.images_per_second > GAIN * found.images_per_second:
-            found = point
-    return found
+        if point.images_per_second > GAIN * fastest.images_per_second:
+            fastest = point
+    return fastest
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def parts(splits: dict[str, IndexedSource], path: str | Path | None = None) -> l
 
     path: The data set as the user named it, which the ids of images are relative to (default: ids as in the splits).
     """
-    found: list[ResultPart] = []
+    every: list[ResultPart] = []
     for split, source in splits.items():
         begins = range(0, len(source), CHUNK)
         pieces = [(split or "all", np.arange(begin, min(begin + CHUNK, len(source)))) for begin in begins]
@@ -71,8 +71,8 @@ def parts(splits: dict[str, IndexedSource], path: str | Path | None = None) -> l
             pieces = shards()
         shown = source if path is None else Located(source, split if len(splits) > 1 else "", path)
         for name, indices in pieces:
-            found.append(ResultPart(f"{len(found):05d}-{name}", shown, indices, split if len(splits) > 1 else None))
-    return found
+            every.append(ResultPart(f"{len(every):05d}-{name}", shown, indices, split if len(splits) > 1 else None))
+    return every
 
 
 @dataclass(frozen=True)

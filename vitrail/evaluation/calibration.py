@@ -65,20 +65,20 @@ class Calibration:
             yield dict(zip(COLUMNS, values, strict=True))
 
 
-def calibration(found: Classification, bins: int = BINS) -> Calibration:
+def calibration(evaluation: Classification, bins: int = BINS) -> Calibration:
     """Return the calibration of the predictions, from the probability of each image's best class.
 
     Raises UsageError for fewer than one bin.
     """
-    known = found.known
-    brier = float(found.brier[known].mean())
-    return binned(found.probability[known, 0], found.correct[known], bins, nll=found.nll, brier=brier)
+    known = evaluation.known
+    brier = float(evaluation.brier[known].mean())
+    return binned(evaluation.probability[known, 0], evaluation.correct[known], bins, nll=evaluation.nll, brier=brier)
 
 
-def before_scaling(found: Classification, bins: int = BINS) -> Calibration:
+def before_scaling(evaluation: Classification, bins: int = BINS) -> Calibration:
     """Return the calibration with temperature 1, as `calibration` does, without loss and Brier score."""
-    sure = found.probability[:, 0] if found.uncalibrated is None else found.uncalibrated
-    return binned(sure[found.known], found.correct[found.known], bins, brier=math.nan)
+    sure = evaluation.probability[:, 0] if evaluation.uncalibrated is None else evaluation.uncalibrated
+    return binned(sure[evaluation.known], evaluation.correct[evaluation.known], bins, brier=math.nan)
 
 
 def binned(
@@ -114,12 +114,12 @@ def binned(
     )
 
 
-def write_bins(path: Path, found: Calibration) -> None:
+def write_bins(path: Path, result: Calibration) -> None:
     """Write the bins as a CSV: from, to, images, accuracy, confidence; an empty bin has no accuracy."""
     with replacing_text(path) as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for row in found.rows():
+        for row in result.rows():
             numbers = {name: value if name == "images" else f"{value:.6f}" for name, value in row.items()}
             writer.writerow(numbers if row["images"] else {**numbers, "accuracy": "", "confidence": ""})
 
@@ -128,7 +128,7 @@ COLOURS = ("#0072b2", "#d55e00")
 """Blue and vermilion from the palette of Okabe and Ito, distinct under every kind of colour blindness."""
 
 
-def plot(figure: Figure, found: Calibration, *, labels: bool = False) -> None:
+def plot(figure: Figure, result: Calibration, *, labels: bool = False) -> None:
     """Draw the reliability diagram into an empty figure; text and lines have matplotlib's text colour.
 
     labels: The probabilities are those of every label of every image, not of each image's best class.
@@ -144,10 +144,10 @@ def plot(figure: Figure, found: Calibration, *, labels: bool = False) -> None:
     sure = "probability of a label" if labels else "confidence: probability of the best class"
     ink = matplotlib.rcParams["text.color"]
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    filled = found.bin_count > 0
-    left, width = found.edges[:-1][filled], 0.92 * np.diff(found.edges)[filled]
-    upper.bar(left, found.bin_accuracy[filled], width, align="edge", color=blue, label=share)
-    confidence = found.bin_confidence[filled]
+    filled = result.bin_count > 0
+    left, width = result.edges[:-1][filled], 0.92 * np.diff(result.edges)[filled]
+    upper.bar(left, result.bin_accuracy[filled], width, align="edge", color=blue, label=share)
+    confidence = result.bin_confidence[filled]
     upper.hlines(
         confidence,
         left,
@@ -159,11 +159,11 @@ def plot(figure: Figure, found: Calibration, *, labels: bool = False) -> None:
     upper.plot((0, 1), (0, 1), color=ink, linestyle="--", linewidth=1, label="calibrated", zorder=1.5)
     upper.set_ylim(0, 1)
     upper.set_ylabel(share)
-    upper.set_title(f"Calibration: ECE {found.ece:.2%}, {found.count:,} {things}")
+    upper.set_title(f"Calibration: ECE {result.ece:.2%}, {result.count:,} {things}")
     figure.legend(
         *upper.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize="small"
     )
-    lower.bar(left, found.bin_count[filled] / found.count, width, align="edge", color=blue)
+    lower.bar(left, result.bin_count[filled] / result.count, width, align="edge", color=blue)
     lower.set_ylabel(things)
     lower.set_xlabel(sure)
     lower.set_xlim(0, 1)
@@ -174,11 +174,11 @@ def plot(figure: Figure, found: Calibration, *, labels: bool = False) -> None:
         axes.set_axisbelow(True)
 
 
-def draw(found: Calibration, path: Path, *, labels: bool = False) -> None:
+def draw(result: Calibration, path: Path, *, labels: bool = False) -> None:
     """Write the reliability diagram to `path`, in the format of its suffix; `labels` as in `plot`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.8, 4.8), layout="constrained")
-    plot(figure, found, labels=labels)
+    plot(figure, result, labels=labels)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=144, format=path.suffix[1:])

@@ -115,15 +115,15 @@ class KeptBatches:
 
 
 def fit_if_better(logits: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return the temperature of `fit` if it can be expected to be better than 1 for other images; None if not.
+    """Return the temperature of `fit_temperature`; None if it cannot be expected to be better than 1 for other images.
 
-    The arguments are those of `fit`.
+    The arguments are those of `fit_temperature`.
     """
     # A temperature of few images follows their accidents, and may be worse for others than none. How much the loss of
     # its own images falls decides, because no number of images would do: fifty are enough for a network that is much
     # too sure, and a thousand too few for one that is nearly calibrated. A lower loss may come with a larger
     # calibration error, where one temperature does not suit sure and unsure images; then none is used, either.
-    temperature = fit(logits, labels)
+    temperature = fit_temperature(logits, labels)
     if temperature is None:
         return None
     known = _known(labels)
@@ -135,7 +135,7 @@ def fit_if_better(logits: np.ndarray, labels: np.ndarray) -> float | None:
     held_out = torch.empty_like(values)
     for number in range(PARTS):
         rows, others = part == number, part != number
-        held_out[rows] = values[rows] / (fit(logits[known][others], labels[known][others]) or 1.0)
+        held_out[rows] = values[rows] / (fit_temperature(logits[known][others], labels[known][others]) or 1.0)
     allowed = _calibration_error(values, truth)
     return temperature if max(_calibration_error(one, truth) for one in (scaled, held_out)) <= allowed else None
 
@@ -150,7 +150,7 @@ def _calibration_error(logits: Tensor, labels: Tensor) -> float:
     return float(np.mean([binned(*column).ece for column in columns]))
 
 
-def fit(logits: np.ndarray, labels: np.ndarray) -> float | None:
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     """Return the temperature with the lowest cross-entropy; None if there is none from 1 / `LARGEST` to `LARGEST`.
 
     logits: float32 [images, classes]. labels: int64 [images], or int8 [images, classes] for several labels; images
@@ -217,16 +217,16 @@ SHOWN = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Thresholds in tables."""
 
 
-def counts_at(found: Classification, thresholds: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def counts_at(evaluation: Classification, thresholds: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return how many images have at least the confidence of each threshold, and how many of these are wrong."""
-    sure, wrong = found.probability[found.known, 0], ~found.correct[found.known]
+    sure, wrong = evaluation.probability[evaluation.known, 0], ~evaluation.correct[evaluation.known]
     enough = [sure >= threshold for threshold in np.array(thresholds, sure.dtype)]
     return tuple(int(one.sum()) for one in enough), tuple(int((one & wrong).sum()) for one in enough)
 
 
-def curve(found: Classification) -> tuple[np.ndarray, np.ndarray]:
+def risk_coverage_curve(evaluation: Classification) -> tuple[np.ndarray, np.ndarray]:
     """Return coverage and risk after each image, the surest first: float64 [n], one value for equal confidences."""
-    sure, wrong = found.probability[found.known, 0], ~found.correct[found.known]
+    sure, wrong = evaluation.probability[evaluation.known, 0], ~evaluation.correct[evaluation.known]
     order = np.argsort(-sure, kind="stable")
     named = np.arange(1, len(order) + 1)
     last = np.append(np.diff(sure[order]) != 0, True)

@@ -67,7 +67,7 @@ def cosines(
         with closing(loader):
             return extract(model, loader, source.class_names, device=device, precision=precision)
 
-    found = np.full(len(pairs), np.nan, np.float32)
+    similarity = np.full(len(pairs), np.nan, np.float32)
     order = np.argsort(pairs.left, kind="stable")
     for begin in range(0, len(pairs), PAIRS):
         places = order[begin : begin + PAIRS]
@@ -76,22 +76,22 @@ def cosines(
             if len(here):
                 ours = _directions(left, pairs.left[here], partial(embed, mirrored=False))
                 theirs = _directions(right, pairs.right[here], partial(embed, mirrored=mirrored))
-                found[here] = (ours * theirs).sum(axis=1)
+                similarity[here] = (ours * theirs).sum(axis=1)
         if progress is not None:
             progress(begin + len(places), len(pairs))
-    return found
+    return similarity
 
 
 def _directions(images: HashedImages, numbers: np.ndarray, embed: Callable[[Subset], Features]) -> np.ndarray:
     """Return features of length 1 of each image, float32 [K, width]; NaN if unreadable. Each image is read once."""
     distinct, places = np.unique(numbers, return_inverse=True)
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    pieces: list[tuple[np.ndarray, np.ndarray]] = []
     parts = images.part_of(distinct)
     for part in np.unique(parts).tolist():
         mine = np.flatnonzero(parts == part)
         readable = embed(Subset(images.parts[part].source, distinct[mine] - images.numbers(part).start))
-        found.append((mine[readable.index], unit_rows(readable.features)))
-    result = np.full((len(distinct), found[0][1].shape[1]), np.nan, np.float32)
-    for rows, features in found:
+        pieces.append((mine[readable.index], unit_rows(readable.features)))
+    result = np.full((len(distinct), pieces[0][1].shape[1]), np.nan, np.float32)
+    for rows, features in pieces:
         result[rows] = features
     return result[places]

@@ -111,14 +111,14 @@ class Ridge:
 
     def answers(self, features: np.ndarray, l2: Sequence[float]) -> np.ndarray:
         """Return the predicted classes of features [m, width] for each strength: int64 [len(l2), m]."""
-        found = np.empty((len(l2), len(features)), np.int64)
+        predicted = np.empty((len(l2), len(features)), np.int64)
         for begin in range(0, len(features), _ROWS):
             rows = features[begin : begin + _ROWS].astype(np.float64)
             inner = _standardised(rows, self.mean, self.deviation) @ self.left
             for number, strength in enumerate(l2):
                 scores = inner @ (self.right / (self.eigenvalues + strength)[:, None])
-                found[number, begin : begin + _ROWS] = scores.argmax(axis=1)
-        return found
+                predicted[number, begin : begin + _ROWS] = scores.argmax(axis=1)
+        return predicted
 
 
 def _standardised(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
@@ -151,7 +151,7 @@ def _check_strengths(l2: Sequence[float]) -> None:
         raise UsageError(f"l2 is {wrong[0]:g}; a strength of regularisation must be above 0 and finite")
 
 
-def draw(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | None) -> dict[int, np.ndarray]:
+def draw_shots(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | None) -> dict[int, np.ndarray]:
     """Return the numbers of the images that are the shots, class after class, for each of `shots`.
 
     Each class's images are shuffled with `seed`, as in big_vision (one generator, classes in order); None keeps their
@@ -210,7 +210,7 @@ class ShotSelection:
             )
         self.short = {shots: names for shots, names in fewer.items() if names}
         seeds: list[int | None] = [None] if published.seeds is None else list(range(self.seeds or published.seeds))
-        self.draws = [draw(self.labels, len(self.class_names), self.shots, seed) for seed in seeds]
+        self.draws = [draw_shots(self.labels, len(self.class_names), self.shots, seed) for seed in seeds]
 
     @property
     def rows(self) -> np.ndarray:

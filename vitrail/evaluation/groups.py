@@ -76,15 +76,16 @@ def group_warnings(groups: Mapping[str, str], class_names: Sequence[str]) -> lis
     return warnings
 
 
-def group_accuracies(found: Classification, groups: Mapping[str, str]) -> list[GroupAccuracy]:
+def group_accuracies(evaluation: Classification, groups: Mapping[str, str]) -> list[GroupAccuracy]:
     """Return the accuracy of each group that has images, in the order in which `groups` names them first."""
-    accuracy, counts = found.class_accuracy, found.class_count
+    accuracy, counts = evaluation.class_accuracy, evaluation.class_count
     rows = []
     for group in dict.fromkeys(groups.values()):
-        members = np.array([groups.get(name) == group for name in found.class_names])
-        images = found.known & members[found.label]
+        members = np.array([groups.get(name) == group for name in evaluation.class_names])
+        images = evaluation.known & members[evaluation.label]
         if images.any():
             per_class = accuracy[members & (counts > 0)]
-            shares = [float(part.mean()) for part in (found.correct[images], found.among_best[images], per_class)]
+            parts = (evaluation.correct[images], evaluation.among_best[images], per_class)
+            shares = [float(part.mean()) for part in parts]
             rows.append(GroupAccuracy(group, len(per_class), int(images.sum()), *shares))
     return rows

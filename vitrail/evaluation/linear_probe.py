@@ -85,7 +85,7 @@ def linear_probe(
     settings, chosen, final, held = fitted(
         features, labels, len(train.class_names), l2=l2, seed=seed, iterations=iterations, device=device
     )
-    top1, top5, nll = measure(final.classifier, asked, truth, np.arange(len(truth)))
+    top1, top5, nll = score_classifier(final.classifier, asked, truth, np.arange(len(truth)))
     sizes = (len(labels), held, len(truth))
     return LinearProbe(settings, chosen, _grid_end(settings, chosen), final.converged, top1, top5, nll, *sizes)
 
@@ -109,7 +109,7 @@ def fitted(
     others, held = held_out(labels, seed)
     settings: list[Setting] = []
     for one in fit(others, sorted(set(l2))):
-        top1, _, nll = measure(one.classifier, features, labels, held)
+        top1, _, nll = score_classifier(one.classifier, features, labels, held)
         settings.append(Setting(one.l2, top1, nll, one.converged))
         if settings[-1] is (chosen := max(settings, key=lambda setting: (setting.top1, -setting.nll))):
             start = one.classifier
@@ -142,7 +142,7 @@ def held_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 @fast_float32()
-def measure(
+def score_classifier(
     classifier: Classifier, features: np.ndarray, labels: np.ndarray, rows: np.ndarray
 ) -> tuple[float, float, float]:
     """Return top-1, top-5 and mean cross-entropy of a classifier on the images `rows`."""

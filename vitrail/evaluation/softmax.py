@@ -144,17 +144,17 @@ class Images:
     def classifier(self, point: np.ndarray) -> Classifier:
         """Return the classifier with these coefficients."""
         place, device = self.principal, self.mean.device
-        found = torch.from_numpy(point).to(place.variance.device)
-        weight = found[:, :-1].float() @ place.axes.T / place.deviation
-        return Classifier(weight.to(device), found[:, -1].float().to(device), place.mean.to(device))
+        coefficients = torch.from_numpy(point).to(place.variance.device)
+        weight = coefficients[:, :-1].float() @ place.axes.T / place.deviation
+        return Classifier(weight.to(device), coefficients[:, -1].float().to(device), place.mean.to(device))
 
     def loss(self, point: np.ndarray, dtype: torch.dtype) -> tuple[float, np.ndarray, float]:
         """Return the mean cross-entropy, its gradient [K, R + 1], and the mean of p (1 - p)."""
         device = self.mean.device
         sums = torch.float32 if device.type == "mps" else torch.float64
         basis = None if self.basis is None else self.basis.to(dtype)
-        found = torch.from_numpy(point).to(dtype).to(device)  # mps takes no float64
-        weight, bias = found[:, :-1], found[:, -1].contiguous()
+        coefficients = torch.from_numpy(point).to(dtype).to(device)  # mps takes no float64
+        weight, bias = coefficients[:, :-1], coefficients[:, -1].contiguous()
         weight = weight.contiguous() if basis is None else weight @ basis.T
         slope, bias_slope = torch.zeros_like(weight, dtype=sums), torch.zeros_like(bias, dtype=sums)
         total = torch.zeros(2, dtype=sums, device=device)
@@ -193,7 +193,7 @@ class Descent:
         """
         taken = 0
         while True:
-            found: Any = minimize(
+            optimum: Any = minimize(
                 self._objective,
                 (point / self._unit).ravel(),
                 jac=True,
@@ -201,8 +201,8 @@ class Descent:
                 callback=self._stop,
                 options={"maxcor": _MEMORY, "maxiter": iterations - taken, "gtol": 0.0, "ftol": 0.0},
             )
-            taken, point = taken + found.nit, found.x.reshape(point.shape) * self._unit
-            self._gradient, self._value = found.jac.reshape(point.shape) / self._unit, found.fun
+            taken, point = taken + optimum.nit, optimum.x.reshape(point.shape) * self._unit
+            self._gradient, self._value = optimum.jac.reshape(point.shape) / self._unit, optimum.fun
             exact = self._dtype == torch.float64 or self._images.mean.device.type == "mps"
             if self.converged or exact or taken >= iterations:
                 return float(self._value), point, taken

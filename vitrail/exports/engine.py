@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from vitrail.model.vit import ViT
 from vitrail.ranges import checked
 from vitrail.tasks.catalog import task_of
 from vitrail.weights.card import Card
+from vitrail.weights.load import Changes
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown
 
@@ -120,29 +121,9 @@ Loaded = TypeVar("Loaded", ViT, ResNet, Engine)
 
 
 @overload
-def load(
-    source: Path | str,
-    *,
-    kind: type[Loaded],
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    resize_mode: ResizeMode | None = None,
-    patch: int | None = None,
-    channels: int | None = None,
-    drop_path: float | None = None,
-) -> Loaded: ...
+def load(source: Path | str, *, kind: type[Loaded], **changes: Unpack[Changes]) -> Loaded: ...
 @overload
-def load(
-    source: Path | str,
-    *,
-    kind: None = None,
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    resize_mode: ResizeMode | None = None,
-    patch: int | None = None,
-    channels: int | None = None,
-    drop_path: float | None = None,
-) -> ViT | ResNet: ...
+def load(source: Path | str, *, kind: None = None, **changes: Unpack[Changes]) -> ViT | ResNet: ...
 @checked
 def load(
     source: Path | str,
@@ -184,8 +165,8 @@ def load(
     """
     if kind not in (None, ViT, ResNet, Engine):
         raise UsageError(f"kind is {shown(kind)}; valid: vitrail.ViT, vitrail.ResNet, vitrail.Engine, or None for all")
-    changes: dict[str, Any] = dict(classes=classes, image_size=image_size, resize_mode=resize_mode)
-    changes |= dict(patch=patch, channels=channels, drop_path=drop_path)
+    changes: Changes = {"classes": classes, "image_size": image_size, "resize_mode": resize_mode}
+    changes |= {"patch": patch, "channels": channels, "drop_path": drop_path}
     program = find_program(source)
     if program is None and kind is Engine:
         raise WeightsError(f"{source} holds no program that `vitrail export` wrote, and kind is Engine")

@@ -32,7 +32,7 @@ from vitrail.errors import ExportError, UsageError, VitrailError
 from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import CARD, KINDS, EngineName, Installed, RuntimeName
-from vitrail.exports.parity import compare, images_to_compare, noise
+from vitrail.exports.parity import compare_outputs, images_to_compare, noise
 from vitrail.files import read_json_object, replacing, replacing_text
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
@@ -108,7 +108,7 @@ class Engines:
         able = [name for name in RUNTIMES if self.precision in KINDS[name].precisions]
         return ["torch", *(name for name in able if all(_version(package) for package in KINDS[name].packages))]
 
-    def measured(self) -> list[TimedEngine]:
+    def measurements(self) -> list[TimedEngine]:
         """Return what was measured here, the fastest first; empty if nothing was, or if the file is damaged."""
         if not _all_engines().is_dir() or not (file := self.folder / MEASURED).is_file():
             return []
@@ -128,7 +128,7 @@ class Engines:
 
     def fastest(self) -> Installed:
         """Return the fastest measured engine, and log the reason; torch if none was measured."""
-        rows = {row.engine: row for row in self.measured() if row.engine in self.names()}
+        rows = {row.engine: row for row in self.measurements() if row.engine in self.names()}
         if not rows or "torch" not in rows:
             log.debug("engine: torch, because no other was measured here (vitrail bench MODEL --engines)")
             return "torch"
@@ -217,11 +217,11 @@ def measure(
         processes = {
             name: stack.enter_context(_EngineProcess(source, image_size, files[name], engines)) for name in files
         }
-        found: dict[Installed, list[list[float]]] = {name: [] for name in files}
+        rounds_of: dict[Installed, list[list[float]]] = {name: [] for name in files}
         for _ in range(ROUNDS):
             for name, process in processes.items():
-                found[name].append(process.measure(seconds / ROUNDS))
-    for name, rounds in found.items():
+                rounds_of[name].append(process.measure(seconds / ROUNDS))
+    for name, rounds in rounds_of.items():
         one, many, memory = (statistics.median(column) for column in zip(*rounds, strict=True))
         latency = 1000 * BATCHES[0] / one
         rows.append(TimedEngine(name, engines.precision, many, latency, round(memory), differences[name]))
@@ -243,7 +243,7 @@ def _difference(engines: Engines, name: Installed) -> float:
     def run(batch: np.ndarray) -> np.ndarray:
         return predict(torch.from_numpy(batch)).numpy()
 
-    return compare(run, network, images, "logits", engines.precision, runtime=name).relative
+    return compare_outputs(run, network, images, "logits", engines.precision, runtime=name).relative
 
 
 class _EngineProcess:

@@ -111,7 +111,7 @@ class Quantisable(Protocol):
     def products(self, network: Any) -> list[str]:
         """Return the names of the matrix products and convolutions of a network, in its order."""
 
-    def exposed(self, network: Any, name: str) -> Any:
+    def expose_output(self, network: Any, name: str) -> Any:
         """Return a network whose output is that of one of its operations."""
 
     def argument(self, images: np.ndarray) -> Any:
@@ -121,7 +121,7 @@ class Quantisable(Protocol):
         """Return the number of products with weights, and how many of them are computed in int8."""
 
 
-def samples(data: Data | str | Path, card: Card) -> Samples:
+def draw_samples(data: Data | str | Path, card: Card) -> Samples:
     """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
 
     Held-out images are of the validation or the test split, or else the share of the training images that
@@ -156,10 +156,10 @@ def _some(source: IndexedSource, most: int, card: Card) -> list[Labelled]:
         drop_last=False,
     )
     with closing(loader):
-        found = [(batch.images.numpy().copy(), int(batch.labels[0])) for batch in loader.epoch(0)]
-    if not found:
+        images = [(batch.images.numpy().copy(), int(batch.labels[0])) for batch in loader.epoch(0)]
+    if not images:
         raise DataError(f"none of {len(drawn)} images could be read: {loader.bad[0][1]}")
-    return found
+    return images
 
 
 def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samples, max_drop: float) -> Quantised:
@@ -179,22 +179,22 @@ def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samp
     kept = 0
     while True:
         changed = _in_int8(module, network, given, scheme, [*worst[:kept], classifier])
-        found = _compared(module, changed, given, before, labels)
-        if found.drop <= max_drop:
+        quantised = _compared(module, changed, given, before, labels)
+        if quantised.drop <= max_drop:
             break
         worst = worst or _by_error(module, network, changed, given, names)
         kept = max(1, 2 * kept)
-        log.info("int8 loses %.2f points; %d of %d products stay out of int8", found.drop, kept + 1, len(worst) + 1)
+        log.info("int8 loses %.2f points; %d of %d products stay out of int8", quantised.drop, kept + 1, len(worst) + 1)
         if kept >= len(worst):
             raise ExportError(
-                f"int8 loses {found.drop:.2f} points of top-1 accuracy, and at most {max_drop:g} are allowed, so "
-                f"nothing was written. {found}. Allow a larger loss (--max-drop), or calibrate on more images"
+                f"int8 loses {quantised.drop:.2f} points of top-1 accuracy, and at most {max_drop:g} are allowed, so "
+                f"nothing was written. {quantised}. Allow a larger loss (--max-drop), or calibrate on more images"
             )
     with TemporaryDirectory(dir=path.parent) as folder:  # the runtime may still read the old file
-        module.write_network(changed, Path(folder) / path.name, {**about, "quantised": asdict(found)})
+        module.write_network(changed, Path(folder) / path.name, {**about, "quantised": asdict(quantised)})
         for file in Path(folder).iterdir():
             os.replace(file, path.parent / file.name)
-    return found
+    return quantised
 
 
 def _in_int8(module: Quantisable, network: Any, given: Samples, scheme: Scheme, kept: list[str]) -> Any:
@@ -237,7 +237,7 @@ def _by_error(module: Quantisable, network: Any, changed: Any, given: Samples, n
     images = [image for image, _ in given.calibration[:RANKED]]
     errors = []
     for name in names:
-        exact, rounded = (module.function(module.exposed(each, name)) for each in (network, changed))
+        exact, rounded = (module.function(module.expose_output(each, name)) for each in (network, changed))
         pairs = [(exact(image)[0], rounded(image)[0]) for image in images]
         size = sum(np.square(a).sum() for a, _ in pairs)
         errors.append(np.sqrt(sum(np.square(a - b).sum() for a, b in pairs) / max(size, np.finfo(float).tiny)))

@@ -136,7 +136,7 @@ def find_program(source: str | Path) -> Path | None:
     return next((file for file in files if file.suffix in endings and file.is_file()), None)
 
 
-def described(texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_description(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the description in a program's metadata, whose values are JSON. Raises ExportError naming a wrong one."""
     about = {}
     for key, text in texts.items():

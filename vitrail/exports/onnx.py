@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, ONNX_IR, OPSET, Opened, Scheme, described, errors_only, reason
+from vitrail.exports.kinds import INPUT, ONNX_IR, OPSET, Opened, Scheme, errors_only, parse_description, reason
 from vitrail.files import json_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def read(path: Path) -> Opened:
     session = _session(path)
     metadata = session.get_modelmeta().custom_metadata_map
     compute = _all_outputs(session)
-    return Opened(lambda images: compute(images)[0], described(metadata) if "format" in metadata else {})
+    return Opened(lambda images: compute(images)[0], parse_description(metadata) if "format" in metadata else {})
 
 
 def _session(program: Path | bytes) -> InferenceSession:
@@ -132,7 +132,7 @@ def scheme(network: ModelProto) -> Scheme:
     return Scheme([], symmetric=False)
 
 
-def exposed(network: ModelProto, name: str) -> ModelProto:
+def expose_output(network: ModelProto, name: str) -> ModelProto:
     """Return a network whose output is that of one of its operations."""
     import onnx
 

@@ -13,7 +13,7 @@ import torch
 from vitrail.device import has_amx
 from vitrail.errors import ExportError
 from vitrail.exports import onnx
-from vitrail.exports.kinds import Opened, Scheme, described, reason
+from vitrail.exports.kinds import Opened, Scheme, parse_description, reason
 from vitrail.files import json_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read(path: Path) -> Opened:
     about = {}
     if network.has_rt_info([SECTION]):
         keys = network.get_rt_info([SECTION]).astype(dict)
-        about = described({key: network.get_rt_info([SECTION, key]).astype(str) for key in keys})
+        about = parse_description({key: network.get_rt_info([SECTION, key]).astype(str) for key in keys})
     program = about.get("program")
     compute = function(network, program.get("precision", "float32") if isinstance(program, dict) else "float32")
     return Opened(lambda images: compute(images)[0], about)
@@ -140,7 +140,7 @@ def scheme(network: openvino.Model) -> Scheme:
     return Scheme([node.get_friendly_name() for node in attention] if amx else [], symmetric=amx)
 
 
-def exposed(network: openvino.Model, name: str) -> openvino.Model:
+def expose_output(network: openvino.Model, name: str) -> openvino.Model:
     """Return a network whose output is that of one of its operations.
 
     With several, OpenVINO 2026.4 computes an int8 network with a convolutional stem wrongly.

@@ -90,7 +90,7 @@ class Parity:
         return text
 
 
-def compare(
+def compare_outputs(
     run: RunProgram,
     model: ViT | ResNet,
     images: np.ndarray,
@@ -106,20 +106,20 @@ def compare(
     """
     first, later = BATCHES
     batches = np.split(np.ascontiguousarray(images), range(first, len(images), later))
-    found = torch.cat([torch.from_numpy(run(batch)) for batch in batches])
+    outputs = torch.cat([torch.from_numpy(run(batch)) for batch in batches])
     with torch.no_grad():
         expected = torch.cat([compute(model, torch.from_numpy(batch), output, model.card) for batch in batches])
     finite(expected, "output for an image to compare")
-    same_shape = expected.shape == found.shape
+    same_shape = expected.shape == outputs.shape
     agreement = None
     if output != "features" and same_shape:
-        agreement = float((expected.argmax(1) == found.argmax(1)).double().mean())
+        agreement = float((expected.argmax(1) == outputs.argmax(1)).double().mean())
     return Parity(
         runtime=runtime,
         images=len(images),
         real=real,
-        absolute=float((expected - found).abs().max()) if same_shape else float("inf"),
-        relative=relative_error(found, expected),
+        absolute=float((expected - outputs).abs().max()) if same_shape else float("inf"),
+        relative=relative_error(outputs, expected),
         tolerance=TOLERANCES[precision],
         agreement=agreement,
     )

@@ -15,12 +15,12 @@ from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
-from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
+from vitrail.exports.int8 import Quantisable, Quantised, draw_samples, quantise
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import (
     Parity,
-    compare,
+    compare_outputs,
     images_of_another_size,
     images_to_compare,
     origin_here,
@@ -119,11 +119,11 @@ def export_model(
         log.warning("not in the program's card: %s", gone)
     model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
     model.card = card
-    check(card, folder, to, output, precision, overwrite)
+    check_arguments(card, folder, to, output, precision, overwrite)
     check_opset(opset, to)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)
-    given = None if calibrate is None else samples(calibrate, card)
+    given = None if calibrate is None else draw_samples(calibrate, card)
     stored = "float32" if given else precision
     compared, real = images_to_compare(images, card)
     with writing(folder, ExportError), beside(folder) as temporary:
@@ -136,22 +136,22 @@ def export_model(
         about = describe(card, to, output, stored, width, digest, opset=opset or OPSET, step=step)
         module.write(traced, temporary / kind.file, about)
         opened = module.read(temporary / kind.file)
-        parity = compare(opened.run, model, compared, output, stored, runtime=runtime_version(to), real=real)
+        parity = compare_outputs(opened.run, model, compared, output, stored, runtime=runtime_version(to), real=real)
         if any_size and parity.passed:
             other = images_of_another_size(card, step)
-            parity = parity.and_(compare(opened.run, model, other, output, stored, runtime=parity.runtime))
+            parity = parity.and_(compare_outputs(opened.run, model, other, output, stored, runtime=parity.runtime))
         if not parity.passed:
             raise ExportError(
                 f"the outputs of the {to} program differ from the network's, so nothing was written to {folder}: "
                 f"{parity}"
             )
-        found = None
+        quantised = None
         if given is not None:
             about["program"]["precision"] = precision
             assert isinstance(module, Quantisable)  # the kinds that have int8
-            found = quantise(module, temporary / kind.file, about, given, max_drop)
-            about["quantised"] = asdict(found)
-        final = opened if found is None else module.read(temporary / kind.file)
+            quantised = quantise(module, temporary / kind.file, about, given, max_drop)
+            about["quantised"] = asdict(quantised)
+        final = opened if quantised is None else module.read(temporary / kind.file)
         about["origin"] = asdict(origin_here(final.run, to, card))
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
@@ -159,10 +159,10 @@ def export_model(
     signature = (taken["type"], taken["shape"], about["output"]["shape"])
     temperature = card.temperature if output == "logits" else 1.0
     versions = (program.get("opset"), program["needs"])
-    return Exported(folder, to, precision, output, *signature, files, parity, found, temperature, *versions)
+    return Exported(folder, to, precision, output, *signature, files, parity, quantised, temperature, *versions)
 
 
-def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
+def check_arguments(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
     """Check all arguments of an export before anything is computed. Raises UsageError and ExportError."""
     for name, value, valid in (
         ("to", to, tuple(KINDS)),

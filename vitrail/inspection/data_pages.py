@@ -10,7 +10,7 @@ from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.labels.sets import known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
-from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, scattered
+from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, thumbnail_points
 from vitrail.inspection.figures.page import Folder, Page, short
 from vitrail.inspection.pictures import Picture, Pictures
 
@@ -97,26 +97,26 @@ def neighbours_page(
 def map_page(label: str, folder: Folder, images: DataFeatures, pictures: Pictures, seed: int = 0) -> Page:
     """Write a map of a data set by its features. A large data set is reduced to MOST_POINTS evenly spaced images."""
     rows = evenly_spaced(len(images.index), MOST_POINTS)
-    found = embedding_map(images.features[rows], seed=seed)
+    embedding = embedding_map(images.features[rows], seed=seed)
     index = images.index[rows]
     labels, class_names = images.groups(rows)
     thumbnails = {}
-    for number in scattered(found.points):
+    for number in thumbnail_points(embedding.points):
         if (picture := pictures.read(int(index[number]), THUMBNAIL)) is not None:
             thumbnails[number] = picture.shown
-    how = "t-SNE" if found.method == "tsne" else "the first two principal components"
+    how = "t-SNE" if embedding.method == "tsne" else "the first two principal components"
     title = f"{label}: images arranged by their features ({how})"
-    files = folder.figure("map", draw_map(title, found, labels, class_names, thumbnails))
+    files = folder.figure("map", draw_map(title, embedding, labels, class_names, thumbnails))
     header = ("image", "class", "x", "y")
     lines = [
         (images.name(int(row)), images.class_of(int(row)), f"{x:.6g}", f"{y:.6g}")
-        for row, (x, y) in zip(rows, found.points, strict=True)
+        for row, (x, y) in zip(rows, embedding.points, strict=True)
     ]
     files.append(folder.table("map", header, lines))
     see = (
         "Each point is an image, close to images with similar features. Colour and shape show its class.",
         "The network separates classes that lie apart. Check points within another class: they may be mislabelled."
-        if found.method == "pca"
+        if embedding.method == "pca"
         else "Check points within another class: they may be mislabelled. Group sizes and gaps mean nothing.",
     )
     return Page("map", files, see)

@@ -61,9 +61,9 @@ def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Distances:
             "column": _Line(grid_distances((rows, 1), patch), rows),
         }
 
-        def receive(found: AttentionMap, lines: dict[str | None, _Line] = lines, images: int = len(images)) -> None:
-            line, place = lines[found.axis], (found.layer, found.branch, found.axis)
-            each[place].append(line.mean(found.maps).reshape(images, -1, found.maps.shape[1]).mean(axis=1))
+        def receive(attention: AttentionMap, lines: dict[str | None, _Line] = lines, images: int = len(images)) -> None:
+            line, place = lines[attention.axis], (attention.layer, attention.branch, attention.axis)
+            each[place].append(line.mean(attention.maps).reshape(images, -1, attention.maps.shape[1]).mean(axis=1))
             uniform[place] += [line.uniform] * images
 
         with eval_mode(model), torch.inference_mode(), tap_attention(model, receive):

@@ -67,10 +67,10 @@ class InspectedNetwork:
 
 def filters_page(networks: Sequence[InspectedNetwork], folder: Folder) -> Page:
     """Write the principal components of the first layer's filters (Figure 7, left)."""
-    found = {network.label: principal_filters(network.model) for network in networks}
-    arrays = _arrays(found, components="components", explained="explained")
-    files = [*folder.figure("filters", draw_filters(found)), folder.arrays("filters", **arrays)]
-    what = "; ".join(dict.fromkeys(one.about for one in found.values()))
+    filters = {network.label: principal_filters(network.model) for network in networks}
+    arrays = _arrays(filters, components="components", explained="explained")
+    files = [*folder.figure("filters", draw_filters(filters)), folder.arrays("filters", **arrays)]
+    what = "; ".join(dict.fromkeys(one.about for one in filters.values()))
     see = (
         f"The patterns that make up most of the filters, the most frequent first: {what}.",
         "Waves, edges and colours are a plausible basis for patches. Noise means that the layer learned little.",
@@ -80,10 +80,10 @@ def filters_page(networks: Sequence[InspectedNetwork], folder: Folder) -> Page:
 
 def positions_page(networks: Sequence[InspectedNetwork], folder: Folder, layer: int | None) -> Page:
     """Write the similarity of positions (Figure 7, centre), for one or more networks (Figure 10)."""
-    found = _of_each(networks, lambda network: position_tiles(network.model, layer or 0))
-    arrays = _arrays(found, similarity="values")
-    files = [*folder.figure("positions", draw_positions(found)), folder.arrays("positions", **arrays)]
-    quantities = " and ".join(dict.fromkeys(one.quantity for one in found.values()))
+    tiles = _of_each(networks, lambda network: position_tiles(network.model, layer or 0))
+    arrays = _arrays(tiles, similarity="values")
+    files = [*folder.figure("positions", draw_positions(tiles)), folder.arrays("positions", **arrays)]
+    quantities = " and ".join(dict.fromkeys(one.quantity for one in tiles.values()))
     see = (
         f"Each tile stands for one position and shows its {quantities} with all positions, including itself.",
         "If learned positions are similar near the tile's own place, or along its row and column, the network has "
@@ -97,18 +97,18 @@ def positions_page(networks: Sequence[InspectedNetwork], folder: Folder, layer: 
 def distance_page(networks: Sequence[InspectedNetwork], pictures: Sequence[Pictures], folder: Folder) -> Page:
     """Write the mean attention distances (Figures 7, right, and 11), for one or more networks."""
     of = {network.label: one for network, one in zip(networks, pictures, strict=True)}
-    found = _of_each(
+    distances = _of_each(
         networks, lambda network: attention_distance(network.model, of[network.label].tensors(network.device))
     )
     rows = [
         (label, layer, branch, axis or "", head, f"{one.mean[row, head]:.6g}", f"{one.spread[row, head]:.6g}")
-        for label, one in found.items()
+        for label, one in distances.items()
         for row, (layer, branch, axis) in enumerate(one.places)
         for head in range(one.mean.shape[1])
     ]
     header = ("network", "layer", "branch", "axis", "head", "mean_px", "deviation_over_images_px")
-    files = [*folder.figure("distance", draw_distances(found)), folder.table("distance", header, rows)]
-    one = next(iter(found.values()))
+    files = [*folder.figure("distance", draw_distances(distances)), folder.table("distance", header, rows)]
+    one = next(iter(distances.values()))
     first, last = one.mean[0], one.mean[-1]
     see = (
         f"How far each head looks, in pixels of the input, over {one.images} images: "
@@ -121,23 +121,23 @@ def distance_page(networks: Sequence[InspectedNetwork], pictures: Sequence[Pictu
 
 def _of_each(networks: Sequence[InspectedNetwork], look: Callable[[InspectedNetwork], Any]) -> dict[str, Any]:
     """Return the result of `look` by network label. A network without a result is logged and left out."""
-    found = {}
+    results = {}
     for network in networks:
         try:
-            found[network.label] = look(network)
+            results[network.label] = look(network)
         except UsageError as error:
             if len(networks) > 1:
                 log.warning("%s: %s", network.label, error)
-            if not found and network is networks[-1]:
+            if not results and network is networks[-1]:
                 raise
-    return found
+    return results
 
 
-def _arrays(found: Mapping[str, Any], **fields: str) -> dict[str, Any]:
+def _arrays(results: Mapping[str, Any], **fields: str) -> dict[str, Any]:
     """Return the labels of the networks, and fields of each result by name: name, or name_N with several networks."""
-    arrays: dict[str, Any] = {"networks": list(found)}
-    for number, one in enumerate(found.values()):
-        mark = f"_{number}" if len(found) > 1 else ""
+    arrays: dict[str, Any] = {"networks": list(results)}
+    for number, one in enumerate(results.values()):
+        mark = f"_{number}" if len(results) > 1 else ""
         arrays |= {f"{name}{mark}": getattr(one, field) for name, field in fields.items()}
     return arrays
 
@@ -163,9 +163,9 @@ def relevance_page(network: InspectedNetwork, pictures: Pictures, folder: Folder
     classes: list[int] = []
 
     def look(batch: list[Picture]) -> tuple[np.ndarray, list[str]]:
-        found = relevance(network.model, stack(batch, network.device), target)
-        classes.extend(found.classes.tolist())
-        return found.shares.cpu().numpy(), [f"for {network.class_name(k)}" for k in found.classes.tolist()]
+        result = relevance(network.model, stack(batch, network.device), target)
+        classes.extend(result.classes.tolist())
+        return result.shares.cpu().numpy(), [f"for {network.class_name(k)}" for k in result.classes.tolist()]
 
     title = f"{network.label}: which parts support a class (gradient-weighted relevance)"
     files, names = _overlays("relevance", title, "relevance", pictures, folder, look)
@@ -211,15 +211,15 @@ def maps_page(
     network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None, head: int | None
 ) -> Page:
     """Write the attention maps of one layer, of all heads or of one."""
-    found: list[HeadMaps] = []
+    attentions: list[HeadMaps] = []
 
     def look(images: Tensor) -> np.ndarray:
-        found[:] = head_maps(network.model, images, -1 if layer is None else layer, head)
-        return np.stack([one.shares.cpu().numpy() for one in found], axis=1)
+        attentions[:] = head_maps(network.model, images, -1 if layer is None else layer, head)
+        return np.stack([one.shares.cpu().numpy() for one in attentions], axis=1)
 
     names, maps, shown = _mapped(network, pictures, look)
-    first = [replace(one, shares=torch.from_numpy(maps[: len(shown), at])) for at, one in enumerate(found)]
-    number = found[0].layer
+    first = [replace(one, shares=torch.from_numpy(maps[: len(shown), at])) for at, one in enumerate(attentions)]
+    number = attentions[0].layer
     heads = list(range(network.model.config.heads))
     heads = heads if head is None else [heads[head]]
     title = f"{network.label}: attention of layer {number} from the classifier's input, by head"
@@ -235,12 +235,12 @@ def maps_page(
 
 def patches_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None) -> Page:
     """Write the principal components of the patch tokens, as maps over pictures."""
-    found = patch_components(network.model, pictures.tensors(network.device), layer=layer)
-    names, maps, shown = _mapped(network, pictures, lambda images: component_maps(network.model, images, found))
+    components = patch_components(network.model, pictures.tensors(network.device), layer=layer)
+    names, maps, shown = _mapped(network, pictures, lambda images: component_maps(network.model, images, components))
     where = "the last layer" if layer is None else f"layer {layer % network.model.config.depth}"
     title = f"{network.label}: principal components of the patch tokens of {where}"
-    files = folder.figure("patches", draw_components(title, shown, list(maps[: len(shown)]), found))
-    numbers = {"mean": found.mean, "directions": found.directions, "explained": found.explained}
+    files = folder.figure("patches", draw_components(title, shown, list(maps[: len(shown)]), components))
+    numbers = {"mean": components.mean, "directions": components.directions, "explained": components.explained}
     files.append(folder.arrays("patches", image=names, map=maps, **numbers))
     see = (
         f"The directions in which patch tokens of {where} differ most, the same for all pictures.",

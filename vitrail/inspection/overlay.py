@@ -73,7 +73,7 @@ def visible_box(transform: Op, height: int, width: int) -> Box:
     return Box(top, left, height * vertical, width * horizontal)
 
 
-def interpolated(values: np.ndarray, box: Box, height: int, width: int) -> np.ndarray:
+def interpolate_grid(values: np.ndarray, box: Box, height: int, width: int) -> np.ndarray:
     """Interpolate values [rows, columns] of a grid that fills `box` to all pixels: float32 [height, width].
 
     Values are bilinear between the centres of the cells, constant beyond the outermost centres, and NaN at pixels
@@ -98,7 +98,7 @@ def _weights(cells: int, start: float, length: float, pixels: int) -> np.ndarray
     return weights
 
 
-def scaled_to_unit(values: np.ndarray) -> np.ndarray:
+def scale_to_unit(values: np.ndarray) -> np.ndarray:
     """Scale values to the range from 0 to 1; all 0 if they are equal."""
     span = float(values.max() - values.min())
     return (values - values.min()) / span if span > 0 else np.zeros_like(values)
@@ -116,7 +116,7 @@ def under_attention(image: np.ndarray, shares: np.ndarray, box: Box | None = Non
     factor = max(1, -(-SMOOTH // max(height, width)))
     grey = np.asarray(Image.fromarray(image).convert("L")).repeat(factor, 0).repeat(factor, 1)
     place = (box or Box(0, 0, height, width)).scaled(factor, factor)
-    heat = interpolated(scaled_to_unit(shares), place, *grey.shape)
+    heat = interpolate_grid(scale_to_unit(shares), place, *grey.shape)
     tint = matplotlib.colormaps[TINT](np.nan_to_num(heat))[:, :, :3] * 255
     tint[np.isnan(heat)] = UNSEEN
     return (0.35 * grey[:, :, None] + 0.65 * tint).astype(np.uint8)

@@ -53,14 +53,14 @@ class _Flow:
         self.branches: list[Tensor] = []
         self.product: Tensor | None = None
 
-    def receive(self, found: AttentionMap) -> None:
+    def receive(self, attention: AttentionMap) -> None:
         """Add the maps of one attention. The branches of a layer arrive in sequence."""
-        place = (found.layer, found.axis)
+        place = (attention.layer, attention.axis)
         if place != self.place:
             self._close_layer()
             self.place = place
-        heads_mean = found.maps.float().mean(dim=1)
-        self.branches.append(on_grid(heads_mean, found.axis, self.grid))
+        heads_mean = attention.maps.float().mean(dim=1)
+        self.branches.append(on_grid(heads_mean, attention.axis, self.grid))
 
     def joint(self) -> Tensor:
         """Return A_n ... A_2 A_1, [batch, tokens, tokens]; rows sum to 1."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, zero_linear
 from vitrail.objective.base import Prepared, RunFacts
-from vitrail.objective.masks import blocks, flags, into_stem
+from vitrail.objective.masks import blocks, hide_before_stem, patch_mask
 from vitrail.objective.self_supervised import MaskedObjective, classification_losses
 from vitrail.objective.settings import BEiT
 from vitrail.objective.tokenizer import ImageTokenizer, load_tokenizer
@@ -83,16 +83,17 @@ class BEiTObjective(MaskedObjective):
         """Return the logits of the codes of the masked patches, float32 [batch, masked, codes]."""
         images, places = prepared.images, prepared.targets
         grid = self.model.grid(images)
-        masked = flags(places, grid[0] * grid[1])
-        patches = self.model.patches(into_stem(self.model, images, masked, after_stem=self.config.mask_after_stem))
+        masked = patch_mask(places, grid[0] * grid[1])
+        shown = hide_before_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
+        patches = self.model.patches(shown)
         patches = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
-        return dense(self.predict, self.encoded_at(places, patches, images)).float()
+        return dense(self.predict, self.encode_at(places, patches, images)).float()
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
         """See `SelfSupervised`. Codes are drawn as the tokenizer decodes them."""
         images, grid = prepared.images, self.model.grid(prepared.images)
-        hidden = flags(prepared.targets, grid[0] * grid[1])
+        hidden = patch_mask(prepared.targets, grid[0] * grid[1])
         target = self._codes(images)
         guess = target.scatter(1, prepared.targets, self.outputs(prepared).argmax(-1))
         prediction, target = (self.tokenizer.pictures(codes, grid) for codes in (guess, target))

@@ -64,21 +64,21 @@ def draw_crops(
     chances = [stream(seed, step, int(example), CROPS).random((count, 2 * ATTEMPTS + 12)) for example in index]
     drawn = np.stack(chances) if chances else np.empty((0, count, 2 * ATTEMPTS + 12))
     boxes, rest = drawn[..., : 2 * ATTEMPTS], drawn[..., 2 * ATTEMPTS :].transpose(2, 0, 1)
-    found = np.zeros((*drawn.shape[:2], ORDER + 1), dtype=np.float32)
+    table = np.zeros((*drawn.shape[:2], ORDER + 1), dtype=np.float32)
     scales = np.array([config.global_scale] * GLOBAL + [config.local_scale] * config.local_crops)
-    found[..., :FLIP] = _boxes(boxes.reshape(*drawn.shape[:2], ATTEMPTS, 2), rest[:2], size, scales)
-    found[..., FLIP] = (rest[2] < 0.5) & flip
+    table[..., :FLIP] = _boxes(boxes.reshape(*drawn.shape[:2], ATTEMPTS, 2), rest[:2], size, scales)
+    table[..., FLIP] = (rest[2] < 0.5) & flip
     changed = config.jitter * (rest[3] < CHANGED)
     for column, chance, most in zip((BRIGHTNESS, CONTRAST, SATURATION, HUE), rest[4:8], FACTORS, strict=True):
         shift = changed * most * (2 * chance - 1)
-        found[..., column] = shift if column == HUE else np.maximum(1 + shift, 0)
-    found[..., GREY] = (rest[8] < GREYED) & (config.jitter > 0)
+        table[..., column] = shift if column == HUE else np.maximum(1 + shift, 0)
+    table[..., GREY] = (rest[8] < GREYED) & (config.jitter > 0)
     blurred = np.array((*BLURRED[:GLOBAL], *BLURRED[GLOBAL:] * config.local_crops))
     wide = SHARPEST + (max(config.blur, SHARPEST) - SHARPEST) * rest[10]
-    found[..., BLUR] = np.where((rest[9] < blurred) & (config.blur > 0), wide, 0)
-    found[:, 1, SOLARISE] = (rest[11, :, 1] < SOLARISED) & (config.jitter > 0)
-    found[..., ORDER] = stream(seed, step, 0, CROPS).integers(24)
-    return found
+    table[..., BLUR] = np.where((rest[9] < blurred) & (config.blur > 0), wide, 0)
+    table[:, 1, SOLARISE] = (rest[11, :, 1] < SOLARISED) & (config.jitter > 0)
+    table[..., ORDER] = stream(seed, step, 0, CROPS).integers(24)
+    return table
 
 
 def _boxes(attempts: np.ndarray, place: np.ndarray, size: tuple[int, int], scales: np.ndarray) -> np.ndarray:

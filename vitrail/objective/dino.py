@@ -203,16 +203,16 @@ class DINOObjective(SelfSupervised):
         shown = self.crops(prepared)
         target = self._sharpened(self._taught(shown[0][:, :1]), self.centre)[:, 0]
         guess = (self._learned(*shown) / self.config.student_temperature).softmax(-1)[:, 1:].mean(1)
-        whole = outlined(self.as_pictures(prepared.images), prepared.targets)
+        whole = outline_crops(self.as_pictures(prepared.images), prepared.targets)
         size = (whole.shape[-2], whole.shape[-1])
         pictures = {"input": whole}
         for number in range(GLOBAL):
-            pictures[f"global crop {number + 1}"] = side_by_side(near[:, number : number + 1], size)
+            pictures[f"global crop {number + 1}"] = crop_sheet(near[:, number : number + 1], size)
         if self.config.local_crops:
-            pictures["local crops"] = side_by_side(far, size)
+            pictures["local crops"] = crop_sheet(far, size)
         if isinstance(self.teacher, ViT) and self.teacher.config.block != "axial":
-            pictures["teacher's attention"] = attended(self.teacher, shown[0][:, 0], near[:, 0], size)
-        pictures["prediction"], pictures["target"] = strongest(target, guess, size)
+            pictures["teacher's attention"] = attention_picture(self.teacher, shown[0][:, 0], near[:, 0], size)
+        pictures["prediction"], pictures["target"] = output_bars(target, guess, size)
         return pictures
 
     @torch.no_grad()
@@ -335,7 +335,7 @@ DIM = 0.2
 """Brightness of a picture, as a share of its own, where the attention is 0."""
 
 
-def outlined(images: Tensor, drawn: Tensor) -> Tensor:
+def outline_crops(images: Tensor, drawn: Tensor) -> Tensor:
     """Return uint8 `images`, enlarged, with an outline for each crop in `drawn` [batch, crops, columns]."""
     times = math.ceil(SMALLEST / min(images.shape[-2:]))
     large = images.repeat_interleave(times, -2).repeat_interleave(times, -1)
@@ -353,7 +353,7 @@ def outlined(images: Tensor, drawn: Tensor) -> Tensor:
     return large
 
 
-def side_by_side(crops: Tensor, size: tuple[int, int]) -> Tensor:
+def crop_sheet(crops: Tensor, size: tuple[int, int]) -> Tensor:
     """uint8 [batch, crops, 3, h, w] -> [batch, 3, *size]: all crops of an image on a square grid."""
     across = math.ceil(math.sqrt(crops.shape[1]))
     sheet = torch.full((len(crops), 3, *size), 255, dtype=torch.uint8, device=crops.device)
@@ -361,13 +361,13 @@ def side_by_side(crops: Tensor, size: tuple[int, int]) -> Tensor:
     gap = 2 if across > 1 else 0
     for number, crop in enumerate(crops.unbind(1)):
         row, column = divmod(number, across)
-        fitted = resized(crop, (height - gap, width - gap))
+        fitted = resize_picture(crop, (height - gap, width - gap))
         top, left = row * height, column * width
         sheet[..., top : top + height - gap, left : left + width - gap] = fitted
     return sheet
 
 
-def attended(teacher: ViT, shown: Tensor, pictures: Tensor, size: tuple[int, int]) -> Tensor:
+def attention_picture(teacher: ViT, shown: Tensor, pictures: Tensor, size: tuple[int, int]) -> Tensor:
     """Return uint8 `pictures` of `size`, bright where the last layer attends to. `shown` are the normalised pictures.
 
     The attention is the class token's to the patches, or without a class token the mean over all patches. It is
@@ -379,10 +379,10 @@ def attended(teacher: ViT, shown: Tensor, pictures: Tensor, size: tuple[int, int
     heat = asking[:, :, front:].mean(1)
     heat = (heat / heat.amax(1, keepdim=True)).unflatten(1, teacher.grid(shown))[:, None]
     heat = F.interpolate(heat, size=size, mode="nearest")
-    return to_pixels(resized(pictures, size).float() * (DIM + (1 - DIM) * heat))
+    return to_pixels(resize_picture(pictures, size).float() * (DIM + (1 - DIM) * heat))
 
 
-def strongest(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def output_bars(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return (prediction, target) as bar charts, uint8 [batch, 3, *size].
 
     target, guess: probabilities [batch, outputs] of the teacher and the student. The bars are the teacher's largest
@@ -394,7 +394,7 @@ def strongest(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Ten
     return _bars(ours / scale, STUDENT, size), _bars(theirs / scale, TEACHER, size)
 
 
-def resized(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+def resize_picture(pictures: Tensor, size: tuple[int, int]) -> Tensor:
     """uint8 [batch, 3, h, w] -> [batch, 3, *size]: nearest pixels to enlarge, antialiased to shrink."""
     grows = size[0] >= pictures.shape[-2]
     how = {"mode": "nearest"} if grows else {"mode": "bilinear", "antialias": True}

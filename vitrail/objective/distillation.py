@@ -187,7 +187,7 @@ class Answers:
 
     def _read(self, numbers: list[int], pixels: list[bytes]) -> list[np.ndarray | None]:
         size = CHECKSUM + 4 * self.width
-        found: list[np.ndarray | None] = [None] * len(numbers)
+        known: list[np.ndarray | None] = [None] * len(numbers)
         with self._using():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
@@ -196,8 +196,8 @@ class Answers:
                     file.seek(number * size)
                     row = file.read(size)
                     if row[:CHECKSUM] == _checksum(image, row[CHECKSUM:]):
-                        found[place] = np.frombuffer(row[CHECKSUM:], np.float32)
-        return found
+                        known[place] = np.frombuffer(row[CHECKSUM:], np.float32)
+        return known
 
     def _write(self, rows: list[tuple[int, bytes, bytes]]) -> None:
         with self._using(), self.path.open("r+b", buffering=0) as file:

@@ -21,7 +21,15 @@ from vitrail.model.layers import LayerNorm, dense, new_linear
 from vitrail.model.posemb import Grid, Positions, sincos_2d
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Prepared
-from vitrail.objective.masks import at, cut_patches, encoded, flags, into_stem, join_patches, visible
+from vitrail.objective.masks import (
+    cut_patches,
+    encode_normalised,
+    hide_before_stem,
+    join_patches,
+    patch_mask,
+    tokens_at,
+    visible,
+)
 from vitrail.objective.self_supervised import MaskedObjective, to_pixels
 from vitrail.objective.settings import MAE
 
@@ -72,23 +80,23 @@ class MAEObjective(MaskedObjective):
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         predicted, places = self.outputs(prepared)
-        wanted = at(cut_patches(self._normalised(prepared.images), self.model.config.patch), places)
+        wanted = tokens_at(cut_patches(self._normalised(prepared.images), self.model.config.patch), places)
         if self.config.normalise:
             mean, deviation = patch_statistics(wanted)
             wanted = (wanted - mean) / deviation
-        return (at(predicted, places).float() - wanted).square().mean((1, 2)).sum(), len(prepared), {}
+        return (tokens_at(predicted, places).float() - wanted).square().mean((1, 2)).sum(), len(prepared), {}
 
     def outputs(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Return predictions for all patches [batch, patches, values] and the masked patches, int64 [batch, masked]."""
         images, keep = prepared.images, prepared.targets
         grid = self.model.grid(images)
         count = grid[0] * grid[1]
-        masked = ~flags(keep, count)
+        masked = ~patch_mask(keep, count)
         order = masked.int().argsort(stable=True, descending=True)  # nonzero() would wait for the GPU
         places = order[:, : count - keep.shape[1]]
-        shown = into_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
+        shown = hide_before_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
         tokens = self.model.place(self.model.patches(shown), grid)
-        latent = encoded(self.model, tokens, grid, keep)
+        latent = encode_normalised(self.model, tokens, grid, keep)
         return self.decoder(latent, keep, grid), places
 
     @torch.no_grad()
@@ -96,7 +104,7 @@ class MAEObjective(MaskedObjective):
         """See `SelfSupervised`. A normalised prediction is drawn with the mean and deviation of its own patch."""
         images, patch = prepared.images, self.model.config.patch
         grid, shown = self.model.grid(images), self.as_pictures(images)
-        hidden = ~flags(prepared.targets, grid[0] * grid[1])
+        hidden = ~patch_mask(prepared.targets, grid[0] * grid[1])
         predicted, _ = self.outputs(prepared)
         predicted = predicted.float()
         if self.config.normalise:
@@ -113,25 +121,25 @@ class MAEObjective(MaskedObjective):
         Returns sentences that say which tensors were loaded; none are if there is no decoder. The fixed position
         embeddings are not read. Raises WeightsError for a decoder of another shape.
         """
-        found, own = _decoder_tensors(tensors), self.decoder.state_dict()
-        if not found:
+        published, own = _decoder_tensors(tensors), self.decoder.state_dict()
+        if not published:
             return ["decoder: initialised randomly, because the pretrained weights have none"]
-        if missing := own.keys() - found.keys():
+        if missing := own.keys() - published.keys():
             raise WeightsError(
                 f"the decoder of the weights lacks {min(missing)!r}. If it has fewer layers than "
                 "objective.decoder_depth, set that to its depth"
             )
-        if found.keys() - own.keys():
+        if published.keys() - own.keys():
             depth = len(self.decoder.blocks)
             raise WeightsError(f"the decoder of the weights has more than {depth} layers: set objective.decoder_depth")
-        for name, tensor in found.items():
+        for name, tensor in published.items():
             if tensor.shape != own[name].shape:
                 raise WeightsError(
                     f"the decoder of the weights has {name} of shape {tuple(tensor.shape)}, this one "
                     f"{tuple(own[name].shape)}: set objective.decoder_width, decoder_depth and decoder_heads to theirs"
                 )
-        self.decoder.load_state_dict(found)
-        return [f"decoder: {len(found)} tensors of the pretrained weights"]
+        self.decoder.load_state_dict(published)
+        return [f"decoder: {len(published)} tensors of the pretrained weights"]
 
     def _normalised(self, images: Tensor) -> Tensor:
         return self.model.normalise(images) if images.dtype == torch.uint8 else images.float()
@@ -139,20 +147,20 @@ class MAEObjective(MaskedObjective):
 
 def _decoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a published decoder under our names; {} if there is none."""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.removeprefix("decoder.").rpartition(".")
         if kind == "mask_token":
-            found["mask"] = tensor.flatten()
+            renamed["mask"] = tensor.flatten()
         elif module in _ENDS:
-            found[f"{_ENDS[module]}.{kind}"] = tensor
+            renamed[f"{_ENDS[module]}.{kind}"] = tensor
         elif (layer := _LAYER.fullmatch(module)) and layer[2] in _PARTS:
-            found[f"blocks.{layer[1]}.{_PARTS[layer[2]]}.{kind}"] = tensor
-    for name in [name for name in found if ".query." in name]:
-        parts = [found.pop(name.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
+            renamed[f"blocks.{layer[1]}.{_PARTS[layer[2]]}.{kind}"] = tensor
+    for name in [name for name in renamed if ".query." in name]:
+        parts = [renamed.pop(name.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
         if all(part is not None for part in parts):
-            found[name.replace(".query.", ".qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
-    return found if "embed.weight" in found else {}
+            renamed[name.replace(".query.", ".qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
+    return renamed if "embed.weight" in renamed else {}
 
 
 def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:

@@ -22,8 +22,14 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, zero_linear
 from vitrail.objective.base import Prepared
-from vitrail.objective.masks import at, corruption, cut_patches, flags, join_patches
-from vitrail.objective.self_supervised import MaskedObjective, classification_losses, hatched, need_pixels, to_pixels
+from vitrail.objective.masks import corruption, cut_patches, join_patches, patch_mask, tokens_at
+from vitrail.objective.self_supervised import (
+    MaskedObjective,
+    classification_losses,
+    hatch_patches,
+    require_pixels,
+    to_pixels,
+)
 from vitrail.objective.settings import MaskedPatch
 
 ACROSS = {"colour": 1, "small": 4}
@@ -58,7 +64,7 @@ class MaskedPatchObjective(MaskedObjective):
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the corrupted patches: `targets` becomes int64 [batch, 2, corrupted] (`masks.corruption`)."""
         if self.across is not None:
-            need_pixels(prepared.images, "the target of masked-patch")
+            require_pixels(prepared.images, "the target of masked-patch")
         rows, columns = self.model.grid(prepared.images)
         drawn = corruption(self.seed, step, prepared.index.tolist(), rows * columns, self.config)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
@@ -70,9 +76,9 @@ class MaskedPatchObjective(MaskedObjective):
         if self.across is None:
             images = prepared.images  # float32 bands are predicted as they are
             wanted = cut_patches(images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images, patch)
-            wanted = at(wanted, places)
+            wanted = tokens_at(wanted, places)
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
-        wanted = at(mean_colours(prepared.images, patch, self.across), places)
+        wanted = tokens_at(mean_colours(prepared.images, patch, self.across), places)
         logits = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS)
         losses, correct = classification_losses(logits, wanted)
         return losses.sum(), len(prepared), {"colour": correct.sum()}
@@ -82,8 +88,8 @@ class MaskedPatchObjective(MaskedObjective):
         patches = self.model.patches(prepared.images)
         batch, count, width = patches.shape
         pool = torch.cat([patches, self.mask.to(patches.dtype).expand(batch, 1, width)], dim=1)
-        patches = at(pool, _sources(prepared, count))
-        return dense(self.predict, self.encoded_at(prepared.targets[:, 0], patches, prepared.images)).float()
+        patches = tokens_at(pool, _sources(prepared, count))
+        return dense(self.predict, self.encode_at(prepared.targets[:, 0], patches, prepared.images)).float()
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
@@ -93,7 +99,7 @@ class MaskedPatchObjective(MaskedObjective):
         places, count = prepared.targets[:, 0], grid[0] * grid[1]
         outputs, sources = self.outputs(prepared), _sources(prepared, count)
         patches, target = cut_patches(images, patch), self.as_pictures(images)
-        moved = self.as_pictures(join_patches(at(patches, sources.clamp(max=count - 1)), grid, patch))
+        moved = self.as_pictures(join_patches(tokens_at(patches, sources.clamp(max=count - 1)), grid, patch))
         if self.across is None:
             guess = to_pixels((outputs + 1) * 127.5) if images.dtype == torch.uint8 else outputs
             guessed = patches.scatter(1, places[..., None].expand_as(guess), guess)
@@ -101,10 +107,10 @@ class MaskedPatchObjective(MaskedObjective):
         else:
             colours = mean_colours(images, patch, self.across)
             guess = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS).argmax(-1)
-            prediction = painted(colours.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
-            target = painted(colours, grid, patch)
-        shown = self.as_pictures(images)
-        return self.pictures(shown, flags(places, count), prediction, target, hatched(moved, sources == count, patch))
+            prediction = paint_colours(colours.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
+            target = paint_colours(colours, grid, patch)
+        shown, mask = self.as_pictures(images), hatch_patches(moved, sources == count, patch)
+        return self.pictures(shown, patch_mask(places, count), prediction, target, mask)
 
 
 def _sources(prepared: Prepared, count: int) -> Tensor:
@@ -124,7 +130,7 @@ def mean_colours(images: Tensor, patch: int, across: int = 1) -> Tensor:
     images: uint8 [batch, 3, height, width]; patches and cells are in raster order. `across` 4 is the paper's "4x4
     downsized version". Raises UsageError if the cells are not whole pixels.
     """
-    need_pixels(images, "a mean colour")
+    require_pixels(images, "a mean colour")
     if patch % across:
         raise UsageError(
             f"a patch of {patch} pixels cannot be cut into {across} x {across} cells: use a patch divisible by "
@@ -136,15 +142,15 @@ def mean_colours(images: Tensor, patch: int, across: int = 1) -> Tensor:
     return (red * LEVELS + green) * LEVELS + blue
 
 
-def colour_values(colours: Tensor) -> Tensor:
+def colours_to_pixels(colours: Tensor) -> Tensor:
     """Return red, green and blue, uint8 [..., 3], of colours [...]: the middle of each level."""
     levels = torch.stack([colours // LEVELS**2, colours // LEVELS % LEVELS, colours % LEVELS], dim=-1)
     return (levels * STEP + STEP // 2).to(torch.uint8)
 
 
-def painted(colours: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
+def paint_colours(colours: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
     """Return uint8 images [batch, 3, height, width] with the colours [batch, patches, cells]."""
     across = round(colours.shape[-1] ** 0.5)
-    values = colour_values(colours)
+    values = colours_to_pixels(colours)
     small = rearrange(values, "b (h w) (y x) c -> b c (h y) (w x)", h=grid[0], y=across)
     return small.repeat_interleave(patch // across, -2).repeat_interleave(patch // across, -1)

@@ -115,7 +115,7 @@ ERASED = 128
 """uint8 value of erased pixels; in normalised images they are 0."""
 
 
-def need_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
+def require_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
     """Return `model` if its patches can be masked; otherwise raise UsageError with the reason."""
     if not isinstance(model, ViT):
         raise UsageError(
@@ -155,23 +155,23 @@ def erase(images: Tensor, masked: Tensor, patch: int) -> Tensor:
     return images.masked_fill(pixel_mask(masked, images, patch), ERASED if images.dtype == torch.uint8 else 0)
 
 
-def into_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: bool) -> Tensor:
+def hide_before_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: bool) -> Tensor:
     """Return the stem's input for `images` in which the patches `masked` are hidden."""
     shares = any(isinstance(module, nn.BatchNorm2d) for module in model.stem.modules())
     return erase(images, masked, model.config.patch) if shares and not after_stem else images
 
 
-def encoded(model: ViT, tokens: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
+def encode_normalised(model: ViT, tokens: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
     """Return the encoder's output for all tokens, normalised even if the config normalises only after pooling."""
     tokens = model.encode(tokens, grid, keep)
     return tokens if model.config.final_norm == "tokens" else model.norm(tokens)
 
 
-def flags(places: Tensor, patches: int) -> Tensor:
+def patch_mask(places: Tensor, patches: int) -> Tensor:
     """Raster numbers [batch, n] -> bool [batch, patches]: True at these patches."""
     return torch.zeros(len(places), patches, dtype=torch.bool, device=places.device).scatter(1, places, True)
 
 
-def at(tokens: Tensor, places: Tensor) -> Tensor:
+def tokens_at(tokens: Tensor, places: Tensor) -> Tensor:
     """[batch, patches, features] -> [batch, n, features]: the tokens at `places` [batch, n]."""
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))

@@ -13,7 +13,7 @@ from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.errors import UsageError
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared, RunFacts
-from vitrail.objective.masks import at, encoded, need_maskable, pixel_mask
+from vitrail.objective.masks import encode_normalised, pixel_mask, require_maskable, tokens_at
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch
 
 
@@ -53,7 +53,7 @@ class MaskedObjective(SelfSupervised):
     model: ViT
 
     def __init__(self, model: nn.Module, config: MaskedPatch | MAE | BEiT, seed: int) -> None:
-        super().__init__(need_maskable(model, config.kind, after_stem=config.mask_after_stem))
+        super().__init__(require_maskable(model, config.kind, after_stem=config.mask_after_stem))
         self.seed = seed
 
     @classmethod
@@ -63,11 +63,11 @@ class MaskedObjective(SelfSupervised):
         made.pixels = pixels_of(task.preprocess.bands)
         return made
 
-    def encoded_at(self, places: Tensor, patches: Tensor, images: Tensor) -> Tensor:
+    def encode_at(self, places: Tensor, patches: Tensor, images: Tensor) -> Tensor:
         """Return the encoder's output at `places` [batch, n] for patch embeddings [batch, patches, width]."""
         grid = self.model.grid(images)
-        tokens = encoded(self.model, self.model.place(patches, grid), grid)
-        return at(tokens[:, self.model.config.prefix :], places)
+        tokens = encode_normalised(self.model, self.model.place(patches, grid), grid)
+        return tokens_at(tokens[:, self.model.config.prefix :], places)
 
     def pictures(
         self, images: Tensor, hidden: Tensor, prediction: Tensor, target: Tensor, mask: Tensor | None = None
@@ -80,20 +80,20 @@ class MaskedObjective(SelfSupervised):
         inside = pixel_mask(hidden, images, patch)
         return {
             "input": images,
-            "mask": hatched(images, hidden, patch) if mask is None else mask,
+            "mask": hatch_patches(images, hidden, patch) if mask is None else mask,
             "prediction": torch.where(inside, prediction, images),
             "target": torch.where(inside, target, images),
         }
 
 
-def hatched(images: Tensor, hidden: Tensor, patch: int) -> Tensor:
+def hatch_patches(images: Tensor, hidden: Tensor, patch: int) -> Tensor:
     """Return uint8 `images` with a hatch over the patches `hidden`, bool [batch, patches]."""
     rows, columns = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     hatch = torch.where((rows[:, None] + columns) % 4 == 0, 216, 104).to(torch.uint8)
     return torch.where(pixel_mask(hidden, images, patch), hatch, images)
 
 
-def need_pixels(images: Tensor, what: str) -> None:
+def require_pixels(images: Tensor, what: str) -> None:
     """Raise UsageError unless `images` are uint8 [batch, 3, height, width], from which colours can be read."""
     if images.dtype != torch.uint8 or images.shape[1] != 3:
         raise UsageError(

@@ -24,7 +24,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.files import parse_json, replacing
 from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.objective.base import Prepared
-from vitrail.objective.self_supervised import SelfSupervised, need_pixels, to_pixels
+from vitrail.objective.self_supervised import SelfSupervised, require_pixels, to_pixels
 from vitrail.objective.settings import Tokenizer
 from vitrail.ranges import LARGEST_SIDE
 from vitrail.words import shown
@@ -78,8 +78,8 @@ class ImageTokenizer(nn.Module):
                 f"this tokenizer gives each patch of {self.patch} pixels a token: images of {images.shape[-2]} x "
                 f"{images.shape[-1]} pixels are not whole patches"
             )
-        found = self.encoder(scaled(images)).movedim(1, -1)
-        return F.layer_norm(found, found.shape[-1:])  # otherwise one feature, brightness, dominates all others
+        vectors = self.encoder(to_unit_range(images)).movedim(1, -1)
+        return F.layer_norm(vectors, vectors.shape[-1:])  # otherwise one feature, brightness, dominates all others
 
     @torch.no_grad()
     def codes(self, images: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class ImageTokenizer(nn.Module):
     @torch.no_grad()
     def pictures(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return uint8 images [batch, 3, height, width] for tokens [batch, patches]."""
-        return unscaled(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
+        return from_unit_range(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
 
     def paint(self, vectors: Tensor) -> Tensor:
         """Return pixels in -1..1 [batch, 3, height, width] for vectors [batch, rows, columns, features]."""
@@ -103,13 +103,13 @@ class ImageTokenizer(nn.Module):
             save_file(tensors, temporary, metadata=header)
 
 
-def scaled(images: Tensor) -> Tensor:
+def to_unit_range(images: Tensor) -> Tensor:
     """uint8 0..255 -> float32 -1..1."""
-    need_pixels(images, "a visual token")
+    require_pixels(images, "a visual token")
     return images.float() / 127.5 - 1
 
 
-def unscaled(values: Tensor) -> Tensor:
+def from_unit_range(values: Tensor) -> Tensor:
     """float -1..1 -> uint8 0..255."""
     return to_pixels((values + 1) * 127.5)
 
@@ -133,9 +133,9 @@ def load_tokenizer(source: str | Path) -> ImageTokenizer:
             config, patch = _config((opened.metadata() or {})["tokenizer"])
             with torch.device("meta"):
                 needed = {name: tuple(like.shape) for name, like in ImageTokenizer(config, patch).state_dict().items()}
-            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-            if wrong := sorted(name for name in needed | found if needed.get(name) != found.get(name)):
-                shape, valid = found.get(wrong[0]), needed.get(wrong[0])
+            stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            if wrong := sorted(name for name in needed | stored if needed.get(name) != stored.get(name)):
+                shape, valid = stored.get(wrong[0]), needed.get(wrong[0])
                 raise ValueError(f"{shown(wrong[0])} has the shape {shape}; its settings require {valid}")
             tokenizer = ImageTokenizer(config, patch)
             tokenizer.load_state_dict({name: opened.get_tensor(name) for name in needed})
@@ -175,14 +175,14 @@ class TokenizerObjective(SelfSupervised):
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
-        book, found = self.model.codebook, self.model.find(prepared.images).float()
-        codes = book.nearest(found)
+        book, vectors = self.model.codebook, self.model.find(prepared.images).float()
+        codes = book.nearest(vectors)
         chosen = book.vectors[codes]
-        painted = self.model.paint(found + (chosen - found).detach())
-        losses = (painted - scaled(prepared.images)).square().mean((1, 2, 3))
+        painted = self.model.paint(vectors + (chosen - vectors).detach())
+        losses = (painted - to_unit_range(prepared.images)).square().mean((1, 2, 3))
         if self.training:
-            losses = losses + self.config.commitment * (found - chosen).square().mean((1, 2, 3))
-            tally = book.tally(found, codes)
+            losses = losses + self.config.commitment * (vectors - chosen).square().mean((1, 2, 3))
+            tally = book.tally(vectors, codes)
             self._tally = tally if self._tally is None else self._tally + tally
         return losses.sum(), len(prepared), {"use": book.use * len(prepared)}
 
@@ -200,7 +200,7 @@ class TokenizerObjective(SelfSupervised):
         codes = self.model.codebook.nearest(self.model.find(images))
         shades = (codes * 255 // (self.config.codes - 1)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
         shades = shades.repeat_interleave(self.model.patch, -2).repeat_interleave(self.model.patch, -1)
-        pictures = unscaled(self.model.paint(self.model.codebook.vectors[codes]))
+        pictures = from_unit_range(self.model.paint(self.model.codebook.vectors[codes]))
         return {"input": images, "tokens": shades, "prediction": pictures, "target": images}
 
 
@@ -228,12 +228,12 @@ class Codebook(nn.Module):
         self.register_buffer("counts", torch.zeros(codes))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
-    def nearest(self, found: Tensor) -> Tensor:
+    def nearest(self, features: Tensor) -> Tensor:
         """Return the codes, int64 [...], nearest to vectors [..., features], in float32 whatever their precision."""
-        with torch.autocast(found.device.type, enabled=False):
-            rows = found.float().flatten(0, -2)
+        with torch.autocast(features.device.type, enabled=False):
+            rows = features.float().flatten(0, -2)
             distances = torch.addmm(self.vectors.square().sum(1), rows, self.vectors.T, alpha=-2)
-            return distances.argmin(1).view(found.shape[:-1])
+            return distances.argmin(1).view(features.shape[:-1])
 
     @property
     def use(self) -> Tensor:
@@ -242,12 +242,12 @@ class Codebook(nn.Module):
         return torch.special.entr(shares).sum().exp() / len(shares)
 
     @torch.no_grad()
-    def tally(self, found: Tensor, codes: Tensor) -> Tensor:
+    def tally(self, features: Tensor, codes: Tensor) -> Tensor:
         """Return the input of `move` [codes, features + 2]: sum of vectors, number, sum of squared distances per code.
 
         found: [..., features]; codes: the nearest code of each. The tallies of micro-batches can be added.
         """
-        rows = found.float().flatten(0, -2)
+        rows = features.float().flatten(0, -2)
         far = (rows - self.vectors[codes.flatten()]).square().sum(1, keepdim=True)
         rows = torch.cat([rows, torch.ones_like(far), far], 1)
         rows = rows if rows.device.type == "mps" else rows.double()  # mps has no float64

@@ -66,10 +66,10 @@ def distance_figure(model: Any, source: IndexedSource) -> DistanceFigure | None:
         return None
     rows = evenly_spaced(len(source), images_for(model, len(source)))
     pictures = Pictures(Subset(source, rows), eval_transform(model.card.preprocess), _BATCH)
-    found = attention_distance(model, pictures.tensors(next(model.parameters()).device))
-    figure = draw_distances({"best model": found})
+    distances = attention_distance(model, pictures.tensors(next(model.parameters()).device))
+    figure = draw_distances({"best model": distances})
     figure.axes[0].set_title("")  # there is only one model, and the text gives the number of images
-    return DistanceFigure(page_svg(figure, _description(found)), found.images, model.config)
+    return DistanceFigure(page_svg(figure, _description(distances)), distances.images, model.config)
 
 
 def _has_grid(model: Any) -> bool:
@@ -92,13 +92,13 @@ def position_figure(model: Any) -> PositionFigure | None:
         return PositionFigure(kind, None)
     if "positions" in own_parts(model.config):  # not necessarily a table
         return None
-    found = position_tiles(model)
-    rows, columns = found.values.shape[:2]
+    tiles = position_tiles(model)
+    rows, columns = tiles.values.shape[:2]
     describe = (
-        f"{found.about}: {rows} by {columns} positions of patches, each compared with all others by "
-        f"{found.quantity}. The lowest value is {found.values.min():.2f}."
+        f"{tiles.about}: {rows} by {columns} positions of patches, each compared with all others by "
+        f"{tiles.quantity}. The lowest value is {tiles.values.min():.2f}."
     )
-    return PositionFigure(kind, page_svg(draw_positions({"": found}), describe), "layer" in found.about)
+    return PositionFigure(kind, page_svg(draw_positions({"": tiles}), describe), "layer" in tiles.about)
 
 
 def page_svg(figure: Figure, describe: str) -> Markup:
@@ -110,14 +110,14 @@ def page_svg(figure: Figure, describe: str) -> Markup:
     return Markup(text.replace("<svg ", '<svg fill="currentColor" ', 1).replace("#000000", "currentColor"))
 
 
-def _description(found: Distances) -> str:
-    depth = 1 + max(layer for layer, _, _ in found.places)
+def _description(distances: Distances) -> str:
+    depth = 1 + max(layer for layer, _, _ in distances.places)
     layers = f"{depth} layers" if depth > 1 else "one layer"
     ends = []
     for name, wanted in (("first", 0), ("last", depth - 1)):
-        mean = found.mean[[row for row, place in enumerate(found.places) if place[0] == wanted]]
+        mean = distances.mean[[row for row, place in enumerate(distances.places) if place[0] == wanted]]
         ends.append(f"in the {name} layer from {mean.min():.1f} to {mean.max():.1f}")
     return (
-        f"Mean attention distance in pixels of every head in {layers} over {found.images} images: "
-        f"{', '.join(ends)}; with equal attention to all patches it would be {found.uniform.max():.1f}."
+        f"Mean attention distance in pixels of every head in {layers} over {distances.images} images: "
+        f"{', '.join(ends)}; with equal attention to all patches it would be {distances.uniform.max():.1f}."
     )

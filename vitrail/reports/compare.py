@@ -24,10 +24,10 @@ from vitrail.reports.cost import RunCost, cost_of
 from vitrail.reports.curves import comparison_curves
 from vitrail.reports.figures import SERIES
 from vitrail.reports.folds import Folds, join_folds
-from vitrail.reports.gallery import Exhibit, decoded_image, true_class
+from vitrail.reports.gallery import Exhibit, decode_image, true_class
 from vitrail.reports.page import render, write_page
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
-from vitrail.reports.significance import Pair, holm, pair
+from vitrail.reports.significance import Pair, holm, pair_predictions
 from vitrail.reports.tables import MOST_CLASSES
 from vitrail.weights.load import read_card
 from vitrail.words import distinct_labels, without_folders
@@ -69,7 +69,7 @@ class Comparison:
         return sorted(set(range(1, len(self.runs))) - {one.number for one in self.against})
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Read and compare run folders.
 
     Raises DataError if a folder is not a run folder, UsageError for fewer than two or the same folder twice.
@@ -103,8 +103,8 @@ def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
         if fingerprint := run.data_facts.get("fingerprint"):
             values["data (fingerprint)"] = fingerprint
     names = dict.fromkeys(name for values in each for name in values)
-    found = {name: [values.get(name) for values in each] for name in names}
-    return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
+    settings = {name: [values.get(name) for values in each] for name in names}
+    return {name: values for name, values in settings.items() if any(value != values[0] for value in values)}
 
 
 def _against_first(runs: Sequence[RunRecord], labels: Sequence[str], notes: list[str]) -> list[Against]:
@@ -135,7 +135,7 @@ def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
     identify = _image_ids if all(fingerprints) and fingerprints[0] != fingerprints[1] else _split_of
     if identify(first) != identify(second):
         raise DataError("their validation images are not the same")
-    return pair(first.evaluation, second.evaluation)
+    return pair_predictions(first.evaluation, second.evaluation)
 
 
 def _image_ids(run: RunRecord) -> list[str]:
@@ -191,10 +191,10 @@ class Disagreement:
     shown: list[Exhibit]
 
 
-def class_shifts(found: Comparison) -> list[ClassShift]:
+def class_shifts(comparison: Comparison) -> list[ClassShift]:
     """Return every class that all compared runs know, the largest difference first."""
-    numbers = [0, *(one.number for one in found.against)]
-    evaluations = [one for one in (found.runs[number].evaluation for number in numbers) if one is not None]
+    numbers = [0, *(one.number for one in comparison.against)]
+    evaluations = [one for one in (comparison.runs[number].evaluation for number in numbers) if one is not None]
     if len(numbers) < 2:
         return []
     accuracy = np.stack([one.class_accuracy for one in evaluations], axis=1)
@@ -207,22 +207,22 @@ def class_shifts(found: Comparison) -> list[ClassShift]:
     ]
 
 
-def disagreements(found: Comparison, source: Any) -> list[Disagreement]:
+def disagreements(comparison: Comparison, source: Any) -> list[Disagreement]:
     """Return the images that only one of two runs gets right. `source` holds the validation images."""
-    most = min(MOST_EACH, max(1, MOST_TOTAL // (2 * max(len(found.against), 1))))
+    most = min(MOST_EACH, max(1, MOST_TOTAL // (2 * max(len(comparison.against), 1))))
     both = []
-    for one in found.against:
+    for one in comparison.against:
         first, second = one.pair.first_right, one.pair.second_right
-        both.append(_disagreement(found, one, (one.number, 0), second & ~first, source, most))
-        both.append(_disagreement(found, one, (0, one.number), first & ~second, source, most))
+        both.append(_disagreement(comparison, one, (one.number, 0), second & ~first, source, most))
+        both.append(_disagreement(comparison, one, (0, one.number), first & ~second, source, most))
     return [gallery for gallery in both if gallery.shown]
 
 
 def _disagreement(
-    found: Comparison, one: Against, order: tuple[int, int], differ: np.ndarray, source: Any, most: int
+    comparison: Comparison, one: Against, order: tuple[int, int], differ: np.ndarray, source: Any, most: int
 ) -> Disagreement:
     """Collect the images where bool [n] `differ` is true, those with the largest difference in loss first."""
-    first, second = found.runs[0].evaluation, found.runs[one.number].evaluation
+    first, second = comparison.runs[0].evaluation, comparison.runs[one.number].evaluation
     assert first is not None and second is not None
     rows = np.stack([one.pair.first_rows, one.pair.second_rows], axis=1)[differ]
     gap = np.abs(first.loss[rows[:, 0]] - second.loss[rows[:, 1]])
@@ -231,7 +231,7 @@ def _disagreement(
     for a, b in rows[np.argsort(-gap, kind="stable")].tolist():
         if len(shown) == most:
             break
-        if (decoded := decoded_image(source, int(first.index[a]), picture)) is not None:
+        if (decoded := decode_image(source, int(first.index[a]), picture)) is not None:
             guessed = [first.guesses(a, 1), second.guesses(b, 1)]
             shown.append(Exhibit(*decoded, true_class(first, a), guessed))
     return Disagreement(*order, len(rows), (0, one.number), shown)
@@ -245,30 +245,30 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
     Notes on the page list what is missing. Raises DataError if a folder is not a run folder, UsageError if a folder is
     given twice or `out` cannot be written.
     """
-    found = compare([Path(folder) for folder in run_folders])
-    notes, galleries = list(found.notes), None
-    if found.against:
-        galleries = attempt(notes, "pictures", lambda: disagreements(found, validation_images(found.runs[0])))
+    comparison = compare_runs([Path(folder) for folder in run_folders])
+    notes, galleries = list(comparison.notes), None
+    if comparison.against:
+        galleries = attempt(notes, "pictures", lambda: disagreements(comparison, validation_images(comparison.runs[0])))
     settings = {
-        name: [run.local(v) for run, v in zip(found.runs, values, strict=True)]
-        for name, values in found.settings.items()
+        name: [run.local(v) for run, v in zip(comparison.runs, values, strict=True)]
+        for name, values in comparison.settings.items()
     }
     page = render(
         "comparison.html",
-        title=f"{', '.join(found.labels[:-1])} and {found.labels[-1]}",
-        found=replace(found, runs=[run.published() for run in found.runs], settings=settings),
-        curves=comparison_curves(found.runs, found.labels),
+        title=f"{', '.join(comparison.labels[:-1])} and {comparison.labels[-1]}",
+        comparison=replace(comparison, runs=[run.shareable() for run in comparison.runs], settings=settings),
+        curves=comparison_curves(comparison.runs, comparison.labels),
         colours=len(SERIES),
         calibration=calibration,
-        shifts=class_shifts(found),
+        shifts=class_shifts(comparison),
         most_classes=MOST_CLASSES,
         galleries=galleries or [],
         notes=without_folders(notes),
     )
     write_page(Path(out), page)
-    if found.folds:
-        found.folds.write(predictions_file(Path(out)))
-    return found
+    if comparison.folds:
+        comparison.folds.write(predictions_file(Path(out)))
+    return comparison
 
 
 def predictions_file(page: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.evaluation.metric import NUMBERS, SEVERAL_LABELS, TITLES
-from vitrail.reports.figures import Points, curves
+from vitrail.reports.figures import Points, draw_curves
 from vitrail.reports.run_record import RunRecord
 
 SHARES = {
@@ -72,4 +72,4 @@ def _figure(title: str, label: str, lines: Mapping[str, Points], **look: Any) ->
         f"lowest {values.min():{form}}, highest {values.max():{form}}"
         for name, (_, values) in lines.items()
     ]
-    return curves(title, label, lines, describe=f"{title} over steps: {'; '.join(each)}.", **look)
+    return draw_curves(title, label, lines, describe=f"{title} over steps: {'; '.join(each)}.", **look)

@@ -26,7 +26,7 @@ from PIL import Image
 
 from vitrail.evaluation.calibration import Calibration, plot
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.confidence import SHOWN, counts_at, curve
+from vitrail.evaluation.confidence import SHOWN, counts_at, risk_coverage_curve
 from vitrail.evaluation.number_scores import NumberScores
 
 INK = "#010203"
@@ -64,7 +64,7 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 @matplotlib.rc_context(_STYLE)
-def curves(
+def draw_curves(
     title: str,
     label: str,
     lines: Mapping[str, Points],
@@ -84,10 +84,10 @@ def curves(
     for name, (steps, values) in lines.items():
         place = (VALIDATION if name == "validation" else TRAINING) if styles is None else styles[name]
         color, dash = SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
-        steps, values = thinned(steps, values, MOST_POINTS)
+        steps, values = thin_curve(steps, values, MOST_POINTS)
         if running_mean and len(steps) > MEAN_POINTS:
             axes.plot(steps, values, dash, color=color, alpha=0.3, linewidth=0.8)
-            steps, values = thinned(steps, values, MEAN_POINTS)
+            steps, values = thin_curve(steps, values, MEAN_POINTS)
         marker = "o" if len(steps) <= 30 else ""
         axes.plot(steps, values, dash, color=color, marker=marker, markersize=4, label=name)
     axes.set_title(title)
@@ -103,7 +103,7 @@ def curves(
     return svg(figure, describe)
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Points:
+def thin_curve(steps: np.ndarray, values: np.ndarray, most: int) -> Points:
     """Return at most `most` points; each is the mean of a section of equal length."""
     if len(steps) <= most:
         return steps, values
@@ -181,7 +181,7 @@ def risk_coverage(found: Classification) -> Markup:
     """Return an SVG of the share of mistakes over the share of images that get a class, with some thresholds."""
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    coverage, risk = curve(found)
+    coverage, risk = risk_coverage_curve(found)
     axes.plot(coverage, risk, color=SERIES[0])
     for threshold, named, wrong in zip(SHOWN, *counts_at(found, SHOWN), strict=True):
         if named:

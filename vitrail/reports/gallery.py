@@ -56,7 +56,7 @@ def exhibits(rows: np.ndarray, evaluation: Results, source: Any, model: Any) -> 
     unused = np.random.default_rng(0)  # nothing is random in evaluation
     found = []
     for row in rows.tolist():
-        if (decoded := decoded_image(source, int(evaluation.index[row]), transform.pixels.read)) is not None:
+        if (decoded := decode_image(source, int(evaluation.index[row]), transform.pixels.read)) is not None:
             found.append((row, decoded[0], transform(decoded[1], unused)))
     maps = _rollouts(model, [image for _, _, image in found], transform.pixels)
     return [
@@ -67,7 +67,7 @@ def exhibits(rows: np.ndarray, evaluation: Results, source: Any, model: Any) -> 
     ]
 
 
-def decoded_image(source: Any, index: int, read: Callable[[Any], np.ndarray]) -> tuple[str, np.ndarray] | None:
+def decode_image(source: Any, index: int, read: Callable[[Any], np.ndarray]) -> tuple[str, np.ndarray] | None:
     """Return id and pixels of image `index`, as `read` returns them; None if it is absent or unreadable."""
     if index >= len(source):  # the results are those of other images
         return None

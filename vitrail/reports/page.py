@@ -73,7 +73,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     page = render(
         "report.html",
         title=folder.resolve().name,
-        record=record.published(),
+        record=record.shareable(),
         network=record.local(tables.network_in_words(record)),
         parameters=None if model is None else sum(parameter.numel() for parameter in model.parameters()),
         suggestions=[
@@ -179,7 +179,7 @@ def points(share: float) -> str:
 @cache
 def environment() -> Environment:
     """Return the templates of this package with the filters that they use."""
-    found = Environment(
+    templates = Environment(
         loader=PackageLoader("vitrail.reports"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -188,10 +188,10 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters = (amount, data_uri, percent, picture, points, short, time_span)
-    found.filters.update({function.__name__: function for function in filters})
-    found.filters["shell_quote"] = shlex.quote
-    found.globals["wilson"] = wilson
-    return found
+    templates.filters.update({function.__name__: function for function in filters})
+    templates.filters["shell_quote"] = shlex.quote
+    templates.globals["wilson"] = wilson
+    return templates
 
 
 def render(template: str, **values: Any) -> str:

@@ -111,7 +111,7 @@ class RunRecord:
         """
         return without_folders(value, str(self.facts.get("directory") or ""))
 
-    def published(self) -> RunRecord:
+    def shareable(self) -> RunRecord:
         """Return the record for a page that others see: see `local`."""
         facts = {name: value for name, value in self.facts.items() if name != "directory"}
         with suppress(ValueError):  # somebody has edited run.json

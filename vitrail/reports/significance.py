@@ -65,7 +65,7 @@ class Pair:
         return mcnemar(self.only_first, self.only_second)
 
 
-def pair(first: Classification, second: Classification) -> Pair:
+def pair_predictions(first: Classification, second: Classification) -> Pair:
     """Match two classifications of the same images by the images' numbers.
 
     Raises DataError if they are evidently not of the same images: other classes, other labels, or no common image.

@@ -133,12 +133,12 @@ def _who(served: ServedModel) -> tuple[str, str, str]:
     return served.name, served.weights_sha256, __version__
 
 
-def _count(service: Service, served: ServedModel, found: RankedClasses) -> None:
+def _count(service: Service, served: ServedModel, ranked: RankedClasses) -> None:
     """Count an image under its predicted classes."""
-    (best,) = served.top(found, 1)
-    labels = served.labels(found)
+    (best,) = served.top(ranked, 1)
+    labels = served.labels(ranked)
     classes = [best["class"]] if labels is None else [one["class"] for one in labels]
-    counted = [] if served.rejected(found) else classes
+    counted = [] if served.rejected(ranked) else classes
     service.metrics.predicted(served.name, best["class"], best["probability"], counted)
 
 

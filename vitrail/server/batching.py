@@ -74,7 +74,7 @@ class Batcher:
             began = time.perf_counter()
             items = [one.item for one in batch]
             try:
-                results = await loop.run_in_executor(self._thread, isolated, batch[0].compute, items)
+                results = await loop.run_in_executor(self._thread, compute_isolated, batch[0].compute, items)
             except asyncio.CancelledError:
                 for one in batch:
                     one.answer.cancel()
@@ -101,7 +101,7 @@ class Batcher:
         return batch
 
 
-def isolated(compute: BatchFunction, items: list[Any]) -> list[Any]:
+def compute_isolated(compute: BatchFunction, items: list[Any]) -> list[Any]:
     """Return a result or an exception for each item: one that breaks a batch fails alone."""
     try:
         answers = list(compute(items))
@@ -113,4 +113,4 @@ def isolated(compute: BatchFunction, items: list[Any]) -> list[Any]:
             log.error("an image failed in the network: %s: %s", type(error).__name__, error)
             return [error]
         log.warning("a batch of %d failed (%s): its images are computed one by one", len(items), error)
-        return [answer for item in items for answer in isolated(compute, [item])]
+        return [answer for item in items for answer in compute_isolated(compute, [item])]

@@ -73,7 +73,7 @@ class Refused(Exception):
         return {"reason": self.reason, "message": str(self), **again}
 
 
-def undecodable(error: DecodeError) -> Refused:
+def refuse_undecodable(error: DecodeError) -> Refused:
     """Return the refusal of a file that cannot be decoded."""
     return Refused(415 if error.reason in NOT_AN_IMAGE else 422, error.reason, str(error))
 

@@ -35,7 +35,7 @@ from vitrail.inspection.overlay import Box, visible_box
 from vitrail.inspection.positions import PositionTiles, position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
-from vitrail.server.limits import Refused, undecodable
+from vitrail.server.limits import Refused, refuse_undecodable
 from vitrail.server.responses import ModelDescription
 from vitrail.tasks.catalog import task_of
 from vitrail.weights.store import checksum
@@ -150,7 +150,7 @@ class ServedModel:
         try:
             image = self.transform.pixels.read(data, max_pixels)
         except DecodeError as error:
-            raise undecodable(error) from error
+            raise refuse_undecodable(error) from error
         height, width = image.shape[:2]
         pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
         shown = self.transform.pixels.shown(pixels)
@@ -159,9 +159,9 @@ class ServedModel:
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
         logits = self.predict(_stack(images)).float().cpu()
-        found = ranked(logits, TOP, self.card.thresholds)
-        predicted: Any = [None] * len(images) if found.predicted is None else found.predicted
-        return _if_finite(map(RankedClasses, found.classes, found.probabilities, predicted), logits)
+        best = ranked(logits, TOP, self.card.thresholds)
+        predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
+        return _if_finite(map(RankedClasses, best.classes, best.probabilities, predicted), logits)
 
     def features(self, images: list[PreparedImage]) -> list[np.ndarray | Exception]:
         """Return float32 features [width] of each image, as `vitrail embed` does."""

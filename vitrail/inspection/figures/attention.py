@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitrail.inspection.distance import Distances
-from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
+from vitrail.inspection.figures.page import (
+    COLOURS,
+    MARKERS,
+    colour_scale,
+    picture_panels,
+    short,
+    show,
+    styled,
+    with_title,
+)
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import TINT, under_attention
 from vitrail.inspection.pictures import Picture
@@ -23,26 +32,25 @@ HEADS_PER_ROW = 8
 
 
 @styled
-def draw_distances(found: Mapping[str, Distances]) -> Figure:
+def draw_distances(distances: Mapping[str, Distances]) -> Figure:
     """Draw every head's mean attention distance over depth, one panel for each network.
 
     A bar is one standard deviation over images to each side. Panels share an axis unless the distances of one network
     are more than twice those of another.
     """
-    figure = Figure(figsize=(3.4 * len(found) + 0.6, 3.2), layout="constrained")
-    reach = [one.uniform.max() for one in found.values()]
+    figure = Figure(figsize=(3.4 * len(distances) + 0.6, 3.2), layout="constrained")
+    reach = [one.uniform.max() for one in distances.values()]
     shared = max(reach) <= 2 * min(reach)
-    panels = figure.subplots(1, len(found), squeeze=False, sharey=shared)[0]
-    for axes, (label, one) in zip(panels, found.items(), strict=True):
+    panels = figure.subplots(1, len(distances), squeeze=False, sharey=shared)[0]
+    for axes, (label, one) in zip(panels, distances.items(), strict=True):
         _distances(axes, one)
         axes.set_title(f"{label}, {one.images} image{'s' if one.images > 1 else ''}")
         axes.set_xlabel("layer")
         axes.set_ylabel("mean attention distance (pixels)" if axes is panels[0] else "")
-    tops = [1.08 * max((one.mean + one.spread).max(), one.uniform.max()) for one in found.values()]
+    tops = [1.08 * max((one.mean + one.spread).max(), one.uniform.max()) for one in distances.values()]
     for axes, top in zip(panels, tops, strict=True):
         axes.set_ylim(0, max(tops) if shared else top)
-    figure.suptitle(wrapped("How far each head looks: mean attention distance by layer", figure.get_figwidth()))
-    return figure
+    return with_title(figure, "How far each head looks: mean attention distance by layer")
 
 
 def _distances(axes: Axes, one: Distances) -> None:
@@ -85,14 +93,13 @@ def draw_overlays(
         show(left, picture.shown, short(picture.name))
         show(right, under_attention(picture.shown, shares, picture.box), short(note))
     _scale(figure, panels, quantity, pictures)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
-def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps], heads: Sequence[int]) -> Figure:
+def draw_heads(title: str, pictures: Sequence[Picture], attentions: Sequence[HeadMaps], heads: Sequence[int]) -> Figure:
     """Draw each picture, and again under the map of every head of a layer."""
-    maps = [(one, place, head) for one in found for place, head in enumerate(heads)]
+    maps = [(one, place, head) for one in attentions for place, head in enumerate(heads)]
     across, lines = min(len(maps), HEADS_PER_ROW), -(-len(maps) // HEADS_PER_ROW)
     rows = len(pictures) * lines
     figure = Figure(figsize=(1.15 * (1 + across) + 0.3, 1.3 * rows + 0.9), layout="constrained")
@@ -102,11 +109,10 @@ def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps
         for at, (one, place, head) in enumerate(maps):
             axes = panels[number * lines + at // across, 1 + at % across]
             tinted = under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box)
-            where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if len(found) > 1 else ""
+            where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if len(attentions) > 1 else ""
             show(axes, tinted, f"head {head}{where}")
     _scale(figure, panels, "attention", pictures)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 def _scale(figure: Figure, panels: np.ndarray, quantity: str, pictures: Sequence[Picture]) -> None:

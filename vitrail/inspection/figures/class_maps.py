@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitrail.data.images.tiles import TileBox, Tiling, starts
 from vitrail.data.masks import IGNORED
-from vitrail.inspection.figures.page import COLOURS, picture_panels, short, show, styled, wrapped
+from vitrail.inspection.figures.page import COLOURS, picture_panels, short, show, styled, with_title
 
 NAMED = 6
 """Maximum number of classes with a colour of their own."""
@@ -61,8 +61,7 @@ def draw_classes(
     ]
     legend = [_entry(*row, total=len(cells)) for row in rows if row[2]]
     figure.legend(handles=legend, loc="outside lower center", ncols=min(3, len(legend)), frameon=False, fontsize=7)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
@@ -76,8 +75,7 @@ def draw_numbers(
     figure, axes = _panels(picture, size)
     drawn = _show(axes[1], values, size, f"{short(name, 40)} of each tile")
     figure.colorbar(drawn, ax=list(axes), orientation="horizontal", shrink=0.4, aspect=40, label=short(name, 40))
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 def _panels(picture: np.ndarray, size: tuple[int, int]) -> tuple[Figure, Sequence[Axes]]:
@@ -167,5 +165,4 @@ def draw_segmentation(
     if len(present) <= IN_LEGEND:
         marks = [Patch(color=colours[label] / 255, label=short(class_names[label])) for label in sorted(present)]
         figure.legend(handles=marks, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)

@@ -10,8 +10,17 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
 from vitrail.inspection.components import PatchComponents
 from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
-from vitrail.inspection.overlay import interpolated
+from vitrail.inspection.figures.page import (
+    COLOURS,
+    MARKERS,
+    colour_scale,
+    picture_panels,
+    short,
+    show,
+    styled,
+    with_title,
+)
+from vitrail.inspection.overlay import interpolate_grid
 from vitrail.inspection.pictures import Picture
 
 NAMED = 25
@@ -26,26 +35,26 @@ THUMBNAIL = 64
 
 @styled
 def draw_components(
-    title: str, pictures: Sequence[Picture], maps: Sequence[np.ndarray], found: PatchComponents
+    title: str, pictures: Sequence[Picture], maps: Sequence[np.ndarray], components: PatchComponents
 ) -> Figure:
     """Draw pictures as rows: the picture, each component as a map, and the first three as red, green and blue.
 
     `maps` are [components, rows, columns], one per picture. A component has one scale for all pictures, from its 2nd to
     its 98th percentile. The colour picture combines the first three maps.
     """
-    count = len(found.directions)
+    count = len(components.directions)
     low, high = np.percentile(np.concatenate([one.reshape(count, -1) for one in maps], axis=1), [2, 98], axis=1)
     columns = 1 + count + (count >= 3)
     figure = Figure(figsize=(1.6 * columns + 0.4, 1.5 * len(pictures) + 0.9), layout="constrained")
     panels = picture_panels(figure, len(pictures), columns)
     for row, (picture, one) in enumerate(zip(pictures, maps, strict=True)):
         size = picture.shown.shape[:2]
-        fine = [interpolated(component, picture.box, *size) for component in one]
+        fine = [interpolate_grid(component, picture.box, *size) for component in one]
         show(panels[row, 0], picture.shown, short(picture.name))
         for number in range(count):
             panels[row, 1 + number].imshow(fine[number], vmin=low[number], vmax=high[number])
             if row == 0:
-                share = found.explained[number]
+                share = components.explained[number]
                 panels[0, 1 + number].set_title(f"component {number + 1}, {share:.0%} of variance", fontsize=6.5)
         if count >= 3:
             span = np.maximum(high - low, np.finfo(np.float64).tiny)
@@ -54,43 +63,40 @@ def draw_components(
             panels[0, -1].set_title("1, 2, 3 as red, green, blue", fontsize=6.5)
     label = "coordinate along a component, one scale for all pictures"
     colour_scale(figure, panels, ("2nd percentile", "98th"), label)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
-def draw_neighbours(title: str, found: Sequence[tuple[Picture, Sequence[tuple[Picture, str]]]]) -> Figure:
+def draw_neighbours(title: str, rows: Sequence[tuple[Picture, Sequence[tuple[Picture, str]]]]) -> Figure:
     """Draw each picture to the left of its nearest neighbours, each of which has a note."""
-    columns = 1 + max(len(near) for _, near in found)
-    figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(found) + 0.5), layout="constrained")
-    panels = picture_panels(figure, len(found), columns)
-    for row, (query, near) in enumerate(found):
+    columns = 1 + max(len(near) for _, near in rows)
+    figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(rows) + 0.5), layout="constrained")
+    panels = picture_panels(figure, len(rows), columns)
+    for row, (query, near) in enumerate(rows):
         show(panels[row, 0], query.shown, f"{short(query.name, 20)}\n", fontweight="bold")
         for column, (picture, note) in enumerate(near, start=1):
             show(panels[row, column], picture.shown, note)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
 def draw_matches(
-    title: str, given: Sequence[Picture], found: Sequence[tuple[Picture, str]], columns: int = 5
+    title: str, given: Sequence[Picture], matches: Sequence[tuple[Picture, str]], columns: int = 5
 ) -> Figure:
     """Draw the given pictures, and below them the pictures that were found, each with a note, the first at the left."""
-    above, below = -(-len(given) // columns), -(-len(found) // columns)
+    above, below = -(-len(given) // columns), -(-len(matches) // columns)
     figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * (above + below) + 0.5), layout="constrained")
     panels = picture_panels(figure, above + below, columns)
     for axes, picture in zip(panels[:above].flat, given, strict=False):
         show(axes, picture.shown, f"given: {short(picture.name, 20)}", fontweight="bold")
-    for axes, (picture, note) in zip(panels[above:].flat, found, strict=False):
+    for axes, (picture, note) in zip(panels[above:].flat, matches, strict=False):
         show(axes, picture.shown, f"{note}  {short(picture.name, 20)}")
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
 @styled
 def draw_map(
-    title: str, found: EmbeddingMap, labels: np.ndarray, class_names: Sequence[str], thumbnails: dict[int, np.ndarray]
+    title: str, plane: EmbeddingMap, labels: np.ndarray, class_names: Sequence[str], thumbnails: dict[int, np.ndarray]
 ) -> Figure:
     """Draw points coloured by class, and the same map as pictures to the right.
 
@@ -102,7 +108,7 @@ def draw_map(
     named = len([label for label in present if label >= 0]) <= NAMED
     colours = {label: COLOURS[number % len(COLOURS)] if label >= 0 else GREY for number, label in enumerate(present)}
     for number, label in enumerate(present):
-        points = found.points[labels == label]
+        points = plane.points[labels == label]
         name = short(class_names[label]) if label >= 0 else "unknown class"
         look = dict(s=9, color=colours[label], marker=MARKERS[number // len(COLOURS) % len(MARKERS)])
         left.scatter(*points.T, **look, linewidths=0, alpha=0.8, label=name if named else None)
@@ -111,25 +117,24 @@ def draw_map(
     for number, thumbnail in thumbnails.items():
         frame = {"edgecolor": colours[int(labels[number])], "linewidth": 1.2, "boxstyle": "square,pad=0"}
         box = OffsetImage(thumbnail, zoom=20 / max(thumbnail.shape[:2]))
-        right.add_artist(AnnotationBbox(box, tuple(found.points[number]), pad=0, bboxprops=frame))
+        right.add_artist(AnnotationBbox(box, tuple(plane.points[number]), pad=0, bboxprops=frame))
     right.set_title(f"the same places as pictures ({len(thumbnails)} of them)")
-    right.plot(*found.points.T, linestyle="none", marker=",", color=GREY)
-    axis = "t-SNE" if found.method == "tsne" else "principal component"
+    right.plot(*plane.points.T, linestyle="none", marker=",", color=GREY)
+    axis = "t-SNE" if plane.method == "tsne" else "principal component"
     for axes in (left, right):
         axes.set_xlabel(f"{axis} 1")
         axes.set_ylabel(f"{axis} 2")
-        if found.method == "tsne":  # the units of t-SNE mean nothing
+        if plane.method == "tsne":  # the units of t-SNE mean nothing
             axes.set_xticks([])
             axes.set_yticks([])
     if named and len(present) > 1:
         longest = max(map(len, left.get_legend_handles_labels()[1]))
         across = min(6, int(9.4 / (0.065 * longest + 0.5)))  # inches
         figure.legend(loc="outside lower center", ncols=across, frameon=False, fontsize=7, markerscale=1.6)
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return figure
+    return with_title(figure, title)
 
 
-def scattered(points: np.ndarray, cells: int = CELLS) -> list[int]:
+def thumbnail_points(points: np.ndarray, cells: int = CELLS) -> list[int]:
     """Return the points to show as pictures: the most central one in each cell of a grid over the map."""
     span = np.maximum(np.ptp(points, axis=0), np.finfo(np.float64).tiny)
     places = (points - points.min(axis=0)) / span * cells

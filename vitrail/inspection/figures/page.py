@@ -144,9 +144,15 @@ def short(name: str, most: int = 26) -> str:
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most - most // 2) :]}"
 
 
-def wrapped(text: str, inches: float) -> str:
+def wrap_text(text: str, inches: float) -> str:
     """Return the text in lines that fit a width in inches."""
     return "\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, max(int(11 * inches), 12)))
+
+
+def with_title(figure: Figure, title: str) -> Figure:
+    """Return the figure, now with a title that fits its width."""
+    figure.suptitle(wrap_text(title, figure.get_figwidth()))
+    return figure
 
 
 def mosaic(tiles: np.ndarray, gap: int, fill: float = np.nan) -> np.ndarray:
@@ -178,4 +184,4 @@ def colour_scale(
     look: dict[str, Any] = dict(orientation="horizontal", shrink=0.35, aspect=30, pad=0.02, panchor=False)
     bar = figure.colorbar(ScalarMappable(cmap=cmap), ax=panels, **look)
     bar.set_ticks([0, 1], labels=ends)
-    bar.set_label(wrapped(label, figure.get_figwidth()), labelpad=2)
+    bar.set_label(wrap_text(label, figure.get_figwidth()), labelpad=2)

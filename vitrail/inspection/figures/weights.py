@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from vitrail.data.item import evenly_spaced
 from vitrail.inspection.components import Filters
-from vitrail.inspection.figures.page import mosaic, styled, wrapped
+from vitrail.inspection.figures.page import mosaic, styled, with_title, wrap_text
 from vitrail.inspection.positions import COSINE, PositionTiles
 
 FILTERS_PER_ROW = 7
@@ -19,23 +19,22 @@ MOST_TILES = 14
 
 
 @styled
-def draw_filters(found: Mapping[str, Filters]) -> Figure:
+def draw_filters(filters: Mapping[str, Filters]) -> Figure:
     """Draw the principal components of filters, one panel for each network label.
 
     Each component has its own scale; grey is 0. Three channels are shown as colours, other numbers as their mean.
     """
-    figure = Figure(figsize=(4.2 * len(found), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (label, one) in zip(panels, found.items(), strict=True):
+    figure = Figure(figsize=(4.2 * len(filters), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(filters), squeeze=False)[0]
+    for axes, (label, one) in zip(panels, filters.items(), strict=True):
         axes.imshow(_pictures(one.components), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_visible(False)
         share = one.explained.sum()
-        axes.set_title(wrapped(f"{label}\n{one.about}", 4.0))
+        axes.set_title(wrap_text(f"{label}\n{one.about}", 4.0))
         axes.set_xlabel(f"{len(one.components)} components, {share:.0%} of the variance, in order of their share")
-    figure.suptitle(wrapped("Principal components of the first layer's filters", figure.get_figwidth()))
-    return figure
+    return with_title(figure, "Principal components of the first layer's filters")
 
 
 def _pictures(components: np.ndarray) -> np.ndarray:
@@ -54,19 +53,19 @@ def _pictures(components: np.ndarray) -> np.ndarray:
 
 
 @styled
-def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
+def draw_positions(results: Mapping[str, PositionTiles]) -> Figure:
     """Draw the tiles of one or more networks, one panel for each label (Figure 10).
 
     Panels of the same quantity share their colours, so they can be compared.
     """
-    columns = min(len(found), 3)
-    rows = -(-len(found) // columns)
+    columns = min(len(results), 3)
+    rows = -(-len(results) // columns)
     figure = Figure(figsize=(3.3 * columns + 0.9, 3.3 * rows + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     limits = {
-        one.quantity: _limits([p for p in found.values() if p.quantity == one.quantity]) for one in found.values()
+        one.quantity: _limits([p for p in results.values() if p.quantity == one.quantity]) for one in results.values()
     }
-    for axes, (label, one) in zip(panels, found.items(), strict=False):
+    for axes, (label, one) in zip(panels, results.items(), strict=False):
         low, high = limits[one.quantity]
         down, across = (evenly_spaced(side, MOST_TILES) for side in one.values.shape[:2])
         tiles = one.values[np.ix_(down, across)]
@@ -80,7 +79,7 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
         axes.spines[:].set_visible(False)
         axes.set_xlabel("column of the patch")
         axes.set_ylabel("row of the patch")
-        axes.set_title(wrapped(f"{label}\n{one.about}", 3.0))
+        axes.set_title(wrap_text(f"{label}\n{one.about}", 3.0))
         figure.colorbar(
             image,
             ax=axes,
@@ -88,10 +87,9 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
             label=one.quantity,
             extend="max" if one.quantity == COSINE else None,
         )
-    for axes in panels[len(found) :]:
+    for axes in panels[len(results) :]:
         axes.set_axis_off()
-    figure.suptitle(wrapped("Each tile: one position compared with all positions", figure.get_figwidth()))
-    return figure
+    return with_title(figure, "Each tile: one position compared with all positions")
 
 
 def _limits(panels: list[PositionTiles]) -> tuple[float, float]:
