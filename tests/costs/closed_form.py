@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.stem import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 

@@ -47,7 +47,7 @@ def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, ex
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.eval()(images), model(images))
     # half precision and the fast form for prediction compute the same
-    from vitrail.model.frozen import freeze
+    from vitrail.model.fast.frozen import freeze
 
     torch.testing.assert_close(freeze(model)(images), model(images), rtol=1e-3, atol=1e-4)
     assert rollout(model, images).shape == (3, 4, 4)
@@ -292,7 +292,7 @@ OWN = """
 
 
 def test_own_positions_of_any_shape_at_another_size_and_type(tmp_path: Path) -> None:
-    from vitrail.model.frozen import freeze
+    from vitrail.model.fast.frozen import freeze
 
     with importable(write(tmp_path, "own_positions", OWN)):
         from own_positions import Wavy

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vitrail.model.attention import Attention
 from vitrail.model.record import attentions
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.model.vit import ViT
 
 KINDS: list[dict[str, Any]] = [

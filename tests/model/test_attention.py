@@ -14,8 +14,8 @@ from vitrail.errors import UsageError
 from vitrail.model.attention import Attention, attend, attention_path, uses_explicit
 from vitrail.model.build import build
 from vitrail.model.layers import LayerNorm, dense, dense_after_gelu
+from vitrail.model.low_rank import adapt
 from vitrail.model.record import attention_maps, tap_attention
-from vitrail.model.rewrites.low_rank import adapt
 from vitrail.model.variants import ViTConfig
 
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)

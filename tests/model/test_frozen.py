@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitrail.model.build import build
-from vitrail.model.frozen import FrozenBlock, Packed, Plain, freeze
-from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.fast.frozen import FrozenBlock, Packed, Plain, freeze
+from vitrail.model.stdconv import StdConv2d
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.costs.count import macs, parameters
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.rewrites.regroup import regroup, regrouped
+from vitrail.model.regroup import regroup, regrouped
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.model.vit import ViT
 

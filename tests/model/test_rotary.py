@@ -22,12 +22,11 @@ from vitrail.inspection.relevance import relevance
 from vitrail.inspection.rollout import rollout
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.frozen import FrozenBlock, freeze
+from vitrail.model.fast.frozen import FrozenBlock, freeze
 from vitrail.model.record import attention_maps
-from vitrail.model.rewrites.regroup import regroup
-from vitrail.model.rotary.positions import RotaryPositions, Rotation
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.regroup import regroup
+from vitrail.model.rotary import RotaryPositions, Rotation
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.model.vit import ViT
 
 DINOV3 = Rotary(base=100.0, coordinates="centred", pairs="halves")

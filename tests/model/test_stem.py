@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import UsageError
-from vitrail.model.resnet.stdconv import StdConv2d
-from vitrail.model.resnet.units import HYBRIDS
-from vitrail.model.stems.convolutional import build_stem, hmlp_stages
-from vitrail.model.variants import ViTConfig, variant
+from vitrail.model.stdconv import StdConv2d
+from vitrail.model.stem import build_stem, hmlp_stages
+from vitrail.model.variants import HYBRIDS, ViTConfig, variant
 
 STEMS = [
     ("linear", "batch"),

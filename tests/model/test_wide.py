@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.frozen import freeze
+from vitrail.model.fast.frozen import freeze
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 

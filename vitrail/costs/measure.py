@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitrail.costs.memory import LiveTensors
 from vitrail.device import ComputePrecision
 from vitrail.model.build import build
-from vitrail.model.frozen import Packed, freeze
+from vitrail.model.fast.frozen import Packed, freeze
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 Mode = Literal["inference", "training"]

@@ -26,7 +26,7 @@ from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import KINDS, EngineName, Installed, RuntimeName
 from vitrail.files import read_json_object, replacing_text
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import checksum

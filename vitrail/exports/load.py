@@ -9,7 +9,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import find_program
 from vitrail.model.limits import ResizeMode
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.ranges import checked
 from vitrail.weights.load import load as load_weights

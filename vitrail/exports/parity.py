@@ -16,7 +16,7 @@ from vitrail.errors import finite
 from vitrail.evaluation.predict import find_images
 from vitrail.exports.kinds import OutputName, RunProgram
 from vitrail.exports.network import compute
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.reference import TOLERANCE, fixed_input, relative_error

@@ -22,7 +22,7 @@ from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName,
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare
 from vitrail.files import beside, check_writable, json_text, sha256, take_place
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.rebuild import card_of, present_card

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.inspection.patches import positive_largest, shares
-from vitrail.model.resnet.stdconv import StdConv2d
-from vitrail.model.stems.patch import LinearStem
+from vitrail.model.stdconv import StdConv2d
+from vitrail.model.stem import LinearStem
 
 COUNT = 28
 """Number of components in the paper's figure."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from vitrail.inspection.maps import on_grid
 from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import pooling_weights
-from vitrail.model.frozen import eval_mode
+from vitrail.model.fast.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT

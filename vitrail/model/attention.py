@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from vitrail.device import has_amx
 from vitrail.model.layers import dense, derivatives, is_plain, linear, may_be_fast, new_linear
-from vitrail.model.rewrites.low_rank import Adapted
-from vitrail.model.rotary.positions import Rotation
+from vitrail.model.low_rank import Adapted
+from vitrail.model.rotary import Rotation
 from vitrail.torch_private import softmax_backward
 
 Path = Literal["auto", "fused", "explicit"]

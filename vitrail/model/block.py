@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias, QKNorm
 from vitrail.model.layers import QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear, new_norm
+from vitrail.model.low_rank import LowRank
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Grid, Positions
 from vitrail.model.recompute import recomputable
-from vitrail.model.rewrites.low_rank import LowRank
 from vitrail.model.variants import ViTConfig
 
 

@@ -9,7 +9,7 @@ import torch
 
 from vitrail.device import free_memory
 from vitrail.errors import UsageError
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.model.vit import ViT
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.model.layers import device_of_constants
 from vitrail.model.own_part import OwnPart, build_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
-from vitrail.model.rotary.positions import RotaryPositions, Rotation
+from vitrail.model.rotary import RotaryPositions, Rotation
 from vitrail.model.variants import ViTConfig
 from vitrail.torch_private import has_hooks
 

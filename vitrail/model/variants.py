@@ -37,9 +37,58 @@ from vitrail.model.limits import (
     check_ranges,
 )
 from vitrail.model.own_part import OwnPart
-from vitrail.model.resnet.units import BIT_UNITS, HYBRIDS
-from vitrail.model.rotary.settings import Rotary
-from vitrail.ranges import DEEPEST
+from vitrail.ranges import DEEPEST, Finite, Positive, Settings
+
+
+@dataclass(frozen=True)
+class Rotary(Settings, section="rotary"):
+    """How queries and keys of the grid's tokens are rotated by their place; tokens in front of the grid are not.
+
+    | model | settings |
+    |---|---|
+    | EVA-02 | `Rotary(reference=(16, 16))` |
+    | DINOv3 | `Rotary(base=100, coordinates="centred", pairs="halves")` |
+    | RoPE-ViT (timm's `vit_*_rope_224`) | `Rotary(base=100, first="column")` |
+    | RoPE-ViT, mixed | `Rotary(frequencies="mixed", base=10, first="column")` |
+    | Perception Encoder | `Rotary(reference=(24, 24), offset=1, first="column")` |
+
+    A head of d features has d / 2 pairs of features. Pair i of one coordinate, i < d / 4, is rotated by the angle
+    coordinate * base^(-4 i / d). Raises UsageError for values that contradict each other.
+    """
+
+    frequencies: Literal["axial", "mixed"] = "axial"
+    """axial: half of the pairs are rotated by the row, half by the column. mixed: each pair of each head and layer has
+    two learned frequencies, one for the row and one for the column (Heo et al. 2024, "Rotary Position Embedding for
+    Vision Transformer")."""
+    base: Positive = 10_000.0
+    """Base of the frequencies: 10,000 in language models and EVA-02, 100 in DINOv3. Mixed: of the initial ones."""
+    coordinates: Literal["index", "centred"] = "index"
+    """index: the number of the row and of the column. centred: the centre of a patch, from -1 to 1 over the image,
+    times 2 pi (DINOv3)."""
+    offset: Finite = 0.0
+    """Added to the numbers of rows and columns. It is 1 in the Perception Encoders with a class token."""
+    reference: tuple[int, int] | None = None
+    """Rows and columns of the grid to which the numbers are scaled, so that images of any size span the same angles
+    (EVA-02). None: they are not scaled."""
+    first: Literal["row", "column"] = "row"
+    """The coordinate that rotates the first half of the pairs."""
+    pairs: Literal["neighbours", "halves"] = "neighbours"
+    """Features 2 i and 2 i + 1 are a pair, or features i and i + d / 2 (DINOv3)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reference is not None and not all(type(side) is int and side > 0 for side in self.reference):
+            raise UsageError(f"rotary.reference is {self.reference}; valid: rows and columns of a grid")
+        if self.reference and self.coordinates == "centred":
+            raise UsageError("rotary.reference scales numbers of rows and columns; centred coordinates have no scale")
+        if self.frequencies == "mixed" and (self.coordinates, self.offset, self.reference) != ("index", 0.0, None):
+            raise UsageError("mixed rotary frequencies go with coordinates 'index', offset 0 and no reference only")
+
+    def __str__(self) -> str:
+        said = [f"base {self.base:g}", f"{self.coordinates} coordinates", f"{self.first} first", f"{self.pairs} paired"]
+        said += [f"offset {self.offset:g}"] if self.offset else []
+        said += [f"for a grid of {self.reference[0]} x {self.reference[1]}"] if self.reference else []
+        return f"{self.frequencies} ({', '.join(said)})"
 
 
 @dataclass(frozen=True)
@@ -68,7 +117,7 @@ class ViTConfig:
     """Hybrid only: number of bottlenecks in each ResNet stage, (3, 4, 9) for R50+B/16; () is the root alone."""
     stem_width: int = 64  # hybrid only: features of the ResNet's root, 64 * width_factor
     std_conv: StdConv = "hybrid"
-    """Hybrid only: how kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
+    """Hybrid only: how kernels are standardised (`vitrail.model.stdconv`). It depends on the weights' source."""
     group_norm_eps: float = 1e-6  # hybrid only
     block: Literal["sequential", "parallel", "axial"] = "sequential"
     branches: int = 1
@@ -259,7 +308,7 @@ class ResNetConfig:
     axial: bool = False
     """Replace each 3x3 convolution by row and column attention with relative positions."""
     std_conv: StdConv = "bit"
-    """How kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
+    """How kernels are standardised (`vitrail.model.stdconv`). It depends on the weights' source."""
     group_norm_eps: float = 1e-5
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -303,6 +352,22 @@ def _set_statistics(config: ViTConfig | ResNetConfig) -> None:
                 raise UsageError(f"{name} has {len(value)} values for {config.channels} channels")
             object.__setattr__(config, name, value[:1] * config.channels)
 
+
+HYBRIDS: dict[tuple[str, int], tuple[int, ...]] = {
+    ("R50", 32): (3, 4, 6, 3),
+    ("R50", 16): (3, 4, 9),
+    ("R26", 32): (2, 2, 2, 2),
+    ("R26", 16): (2, 2, 4),
+}
+"""Hybrids, by name and ratio. /16 moves stage 4's units into stage 3 (paper, section 4.1, option ii)."""
+
+BIT_UNITS: dict[int, tuple[int, ...]] = {
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+"""BiT, by depth."""
 
 # name: width, depth, heads, mlp_dim. B, L, H: paper Table 1; Ti, S: DeiT; g, G: "Scaling Vision Transformers"
 SIZES: dict[str, tuple[int, int, int, int]] = {

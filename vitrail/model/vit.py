@@ -23,8 +23,7 @@ from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, dense, new_norm
 from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
-from vitrail.model.stems.convolutional import build_stem
-from vitrail.model.stems.patch import Normalise, check_images, refuse_script
+from vitrail.model.stem import Normalise, build_stem, check_images, refuse_script
 from vitrail.model.variants import ViTConfig
 from vitrail.ranges import Layers, selected
 from vitrail.torch_private import has_hooks

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import dense, new_linear
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.answers import Answers
 from vitrail.objective.base import Prepared, Task

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.scores import LabelScores
     from vitrail.exports.engine import Engine
-    from vitrail.model.resnet.network import ResNet
+    from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
     from vitrail.weights.card import Card
 

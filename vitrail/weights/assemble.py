@@ -21,7 +21,7 @@ from vitrail.model.build import build
 from vitrail.model.limits import ResizeMode, check_ranges
 from vitrail.model.own_part import OwnPart, own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import Config, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card

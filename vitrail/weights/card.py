@@ -148,7 +148,7 @@ class Card:
         UsageError for a model of other than 3 channels.
         """
         from vitrail.data.images.ops import ModelInput
-        from vitrail.model.stems.patch import Normalise
+        from vitrail.model.stem import Normalise
 
         if self.config.channels != 3 or self.preprocess.bands is not None:
             own = "" if self.preprocess.bands is None else ", with their own depth and statistics"

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.stem import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.ranges import LARGEST_SIDE
 from vitrail.weights.archive import Archive

@@ -21,9 +21,8 @@ from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import names_near, open_regular
 from vitrail.model.build import Network
 from vitrail.model.limits import ResizeMode
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import Config, ViTConfig
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import Config, Rotary, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive

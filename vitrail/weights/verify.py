@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.files import read_json_object
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import open_archive

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.rewrites.low_rank import Adapted, adapt, merged, separated, updated
+from vitrail.model.low_rank import Adapted, adapt, merged, separated, updated
 from vitrail.model.variants import ViTConfig
 
 SIDE = 16

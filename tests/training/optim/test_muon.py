@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from vitrail import world
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.rewrites.low_rank import adapt
+from vitrail.model.low_rank import adapt
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.settings import MAE

@@ -19,8 +19,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.resnet.units import BIT_UNITS
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import BIT_UNITS, ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import FORMATS, recognise

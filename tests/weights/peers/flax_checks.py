@@ -15,7 +15,7 @@ from flax_reference import Result
 from torch import nn
 
 from vitrail.model.build import build
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 
 Arrays = Mapping[str, np.ndarray]

@@ -16,7 +16,7 @@ from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

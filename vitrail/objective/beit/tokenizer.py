@@ -22,7 +22,7 @@ from vitrail import world
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError
 from vitrail.files import parse_json, replacing
-from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.stem import hmlp_stages
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.codebook import Codebook
 from vitrail.objective.colours import need_pixels

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitrail import torch_private, world
 from vitrail.data.images.pixels import pixels_of
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared, Task
 from vitrail.objective.dino.crops import BLUR, GLOBAL, crop_sizes, cut, draw_crops

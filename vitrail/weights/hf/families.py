@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import BLOCK, OUTSIDE, Encoder, apart, gated, keyless
 from vitrail.weights.mapping import (

@@ -12,8 +12,7 @@ from typing import Any
 
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of

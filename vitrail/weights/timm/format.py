@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.files import replacing_text
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive

@@ -27,8 +27,7 @@ from torch import nn
 from vitrail.errors import WeightsError
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors

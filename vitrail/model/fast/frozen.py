@@ -3,7 +3,7 @@
 A trained network repeats work in every call that only training needs. The frozen copy removes it, in four ways:
 
 1. Folding. The scale of the queries, the scale and shift of a norm, and LayerScale are multiplied into the weights
-   of the dense layers next to them (`vitrail.model.wide` does this). The kernels of a ResNet are standardised.
+   of the dense layers next to them (`vitrail.model.fast.wide` does this). The kernels of a ResNet are standardised.
 2. Packing, on a CPU only. oneDNN stores a weight matrix in its own layout; without `Packed` it would convert the
    matrix in every call. The residual is added, and the GELU applied, inside the matrix product.
 3. Joining. The branches of a parallel block become one wide branch, in bfloat16 and on a GPU. In float32 on a CPU
@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 from vitrail.model.attention import Bias, attend_all, attend_first
 from vitrail.model.block import MLP, Block, SwiGLU, swiglu
+from vitrail.model.fast.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
 from vitrail.model.layers import LayerNorm, on_onednn
 from vitrail.model.posemb import AtLayer, Grid, Positions
-from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.stdconv import StdConv2d
 from vitrail.model.vit import ViT
-from vitrail.model.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
 from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_linear_gelu, onednn_pack
 
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.model.axial import RowColumnAttention
 from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, zero_linear
 from vitrail.model.recompute import recomputable
-from vitrail.model.resnet.axial import RowColumnAttention
-from vitrail.model.resnet.stdconv import StdConv2d, group_norm
-from vitrail.model.stems.patch import Normalise, check_images, refuse_script
+from vitrail.model.stdconv import StdConv2d, group_norm
+from vitrail.model.stem import Normalise, check_images, refuse_script
 from vitrail.model.variants import ResNetConfig
 from vitrail.ranges import Layers, selected
 

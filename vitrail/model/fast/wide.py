@@ -5,8 +5,8 @@ many hidden features. The scale and the shift of each branch's norm are folded i
 LayerScale into the layer before it. The last matrix product also adds up the branches. So a block of n branches takes
 as many matrix products, norms and additions as a block of one branch.
 
-The model stores the weights of the separate branches; `freeze` joins them once (`vitrail.model.frozen`; `vitrail study
-three-table4` measures it). In training every step would have to join them, which costs about as much as it saves.
+The model stores the weights of the separate branches; `freeze` joins them once (`vitrail study three-table4` measures
+it). In training every step would have to join them, which costs about as much as it saves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.model.attention import Attention, Bias, rotation_of
 from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU
 from vitrail.model.layers import LayerNorm, QuickGELU, is_plain
-from vitrail.model.rotary.positions import Rotation
+from vitrail.model.rotary import Rotation
 
 
 class Dense(NamedTuple):
