@@ -49,8 +49,8 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.inspection.relevance import relevance as relevance
     from vitrail.inspection.rollout import rollout as rollout
     from vitrail.model.build import create as create
+    from vitrail.model.build import freeze as freeze
     from vitrail.model.build import reset_head as reset_head
-    from vitrail.model.fast.frozen import freeze as freeze
     from vitrail.model.own_part import OwnPart as OwnPart
     from vitrail.model.posemb import AtLayer as AtLayer
     from vitrail.model.posemb import Positions as Positions
@@ -121,8 +121,7 @@ _MODULES = {
     "vitrail.inspection.positions": "position_tiles",
     "vitrail.inspection.relevance": "relevance",
     "vitrail.inspection.rollout": "rollout",
-    "vitrail.model.build": "create reset_head",
-    "vitrail.model.fast.frozen": "freeze",
+    "vitrail.model.build": "create freeze reset_head",
     "vitrail.model.own_part": "OwnPart",
     "vitrail.model.posemb": "AtLayer Positions",
     "vitrail.model.record": "attention_maps tap_attention",

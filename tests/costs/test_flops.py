@@ -12,8 +12,8 @@ from pairwise import pairwise
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.costs.count import macs, parameters, training_flops
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
 from vitrail.model.vit import ViT
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vitrail.costs.count import _activation_bytes, activation_bytes
 from vitrail.costs.memory import kept_bytes, largest_batch
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 
 SMALL: dict[str, Any] = dict(width=32, depth=2, heads=2, mlp_dim=48, patch=16, image_size=(32, 48), classes=10)
@@ -133,7 +133,7 @@ CASES = [(config, *HOW[number % 4]) for number, config in enumerate(CPU)] + [
 @pytest.mark.parametrize(("config", "amx", "precision"), list(dict.fromkeys(CASES)))
 def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AMX attention is computed in another way."""
-    monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)
+    monkeypatch.setattr("vitrail.model.fast.attention._HAS_AMX", amx)
     monkeypatch.setattr("vitrail.costs.count._activation_bytes", _activation_bytes.__wrapped__)  # without its cache
     seen = on_this_cpu(config, precision)
     # torch says that LayerNorm keeps the statistics of bfloat16 in bfloat16, and its kernel for the CPU keeps float32

@@ -47,7 +47,7 @@ def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, ex
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.eval()(images), model(images))
     # half precision and the fast form for prediction compute the same
-    from vitrail.model.fast.frozen import freeze
+    from vitrail.model.build import freeze
 
     torch.testing.assert_close(freeze(model)(images), model(images), rtol=1e-3, atol=1e-4)
     assert rollout(model, images).shape == (3, 4, 4)
@@ -260,9 +260,9 @@ OWN = """
 
     class WhereAmI(nn.Module):
         seen = []
-        def forward(self, tokens, bias=None, read=None):
+        def forward(self, tokens, bias=None, num_queries=None):
             self.seen.append((bias.grid, len(bias.places)))
-            return tokens[:, :read]
+            return tokens[:, :num_queries]
 
     @dataclass(frozen=True)
     class Places(OwnPart):
@@ -292,7 +292,7 @@ OWN = """
 
 
 def test_own_positions_of_any_shape_at_another_size_and_type(tmp_path: Path) -> None:
-    from vitrail.model.fast.frozen import freeze
+    from vitrail.model.build import freeze
 
     with importable(write(tmp_path, "own_positions", OWN)):
         from own_positions import Wavy
@@ -330,7 +330,9 @@ def test_parts_that_do_not_keep_their_contract_are_named(
     with importable(write(tmp_path, "contracts", OWN)):
         from contracts import NoConfig, OneArgument, Places
 
-        with pytest.raises(UsageError, match=r"Identity, whose forward takes .*called with \(tokens, bias, read\)"):
+        with pytest.raises(
+            UsageError, match=r"Identity, whose forward takes .*called with \(tokens, bias, num_queries\)"
+        ):
             build(ViTConfig(**TINY, attention=OneArgument()))
         with pytest.raises(UsageError, match=r"NoConfig.build takes \(\).*called with \(config\)"):
             build(ViTConfig(**TINY, head=NoConfig()))

@@ -12,7 +12,7 @@ from tiny_models import KINDS, maps_alive, tiny
 from vitrail.errors import UsageError
 from vitrail.inspection.maps import head_maps
 from vitrail.inspection.patches import component_maps, patch_components
-from vitrail.model.attention import attention_path
+from vitrail.model.compute import attention_path
 from vitrail.model.record import attention_maps
 
 

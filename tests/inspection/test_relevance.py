@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vitrail.errors import UsageError
 from vitrail.inspection.relevance import relevance
-from vitrail.model.attention import attention_path
 from vitrail.model.block import AxialBlock
+from vitrail.model.compute import attention_path
 from vitrail.model.vit import ViT
 
 

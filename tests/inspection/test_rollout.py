@@ -10,8 +10,9 @@ from tiny_models import KINDS, identity, maps_alive, tiny, uniform
 
 from vitrail.errors import UsageError
 from vitrail.inspection.rollout import rollout
-from vitrail.model.attention import Attention, attention_path
+from vitrail.model.attention import Attention
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from vitrail.device import fast_float32
 from vitrail.errors import UsageError
-from vitrail.model.attention import Attention, attend, attention_path, uses_explicit
+from vitrail.model.attention import Attention
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
+from vitrail.model.fast.attention import attend, uses_explicit
 from vitrail.model.layers import LayerNorm, dense, dense_after_gelu
 from vitrail.model.low_rank import adapt
 from vitrail.model.record import attention_maps, tap_attention
@@ -99,7 +101,7 @@ def test_the_rule_prefers_fused_on_a_gpu_and_for_long_sequences() -> None:
 def test_the_rule_with_amx_is_explicit_for_training_in_bfloat16_only(
     monkeypatch: pytest.MonkeyPatch, amx: bool, dtype: torch.dtype, trained: bool, expected: bool
 ) -> None:
-    monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)
+    monkeypatch.setattr("vitrail.model.fast.attention._HAS_AMX", amx)
     like = torch.empty(1, dtype=dtype, requires_grad=trained)
     assert uses_explicit(197, like) is expected
     with torch.no_grad():
@@ -244,7 +246,7 @@ def test_normalised_queries_and_keys_are_those_of_the_formula(kind: str) -> None
     for path in ("fused", "explicit"):
         with attention_path(path):  # type: ignore[arg-type]
             assert torch.allclose(attention(x), output, atol=1e-5)
-            assert torch.allclose(attention(x, read=2), output[:, :2], atol=1e-5)
+            assert torch.allclose(attention(x, num_queries=2), output[:, :2], atol=1e-5)
             hook = attention.qkv.register_forward_hook(lambda *_: None)
             assert torch.allclose(attention(x), output, atol=1e-5)
             hook.remove()

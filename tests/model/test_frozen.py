@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
-from vitrail.model.build import build
-from vitrail.model.fast.frozen import FrozenBlock, Packed, Plain, freeze
+from vitrail.model.build import build, freeze
+from vitrail.model.fast.frozen import FrozenBlock, Packed, Plain
 from vitrail.model.stdconv import StdConv2d
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
@@ -101,16 +101,16 @@ def test_blocks_are_packed_and_joined_where_that_pays(branches: int, dtype: torc
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 
-@pytest.mark.parametrize("read", [None, 1])
-def test_a_frozen_block_of_other_devices_computes_the_same(read: int | None) -> None:
+@pytest.mark.parametrize("num_queries", [None, 1])
+def test_a_frozen_block_of_other_devices_computes_the_same(num_queries: int | None) -> None:
     model = build(ViTConfig(**TINY, block="parallel", branches=3, layer_scale=0.3)).eval()
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1
     x, places = torch.randn(2, 17, 32), torch.arange(16)
     with torch.no_grad():
-        expected = model.blocks[1](x, places, (4, 4), read)
+        expected = model.blocks[1](x, places, (4, 4), num_queries)
         for together in (False, True):
             block = FrozenBlock(
-                model.blocks[1], model.positions, torch.float32, Plain, last=read is not None, together=together
+                model.blocks[1], model.positions, torch.float32, Plain, last=num_queries is not None, together=together
             )
-            torch.testing.assert_close(block(x, places, (4, 4), read), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(block(x, places, (4, 4), num_queries), expected, rtol=1e-4, atol=1e-5)

@@ -13,8 +13,8 @@ from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor
 
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 

@@ -20,9 +20,9 @@ from vitrail.errors import UsageError
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.relevance import relevance
 from vitrail.inspection.rollout import rollout
-from vitrail.model.attention import attention_path
-from vitrail.model.build import build
-from vitrail.model.fast.frozen import FrozenBlock, freeze
+from vitrail.model.build import build, freeze
+from vitrail.model.compute import attention_path
+from vitrail.model.fast.frozen import FrozenBlock
 from vitrail.model.record import attention_maps
 from vitrail.model.regroup import regroup
 from vitrail.model.rotary import RotaryPositions, Rotation

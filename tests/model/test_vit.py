@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from timm.layers import resample_abs_pos_embed
 
 from vitrail.errors import UsageError
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build, create
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import NAMES, ViTConfig
 from vitrail.model.vit import ViT
 

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitrail.model.attention import attention_path
-from vitrail.model.build import build
-from vitrail.model.fast.frozen import freeze
+from vitrail.model.build import build, freeze
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 

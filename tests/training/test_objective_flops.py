@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.costs.count import macs, training_flops
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.objective import BEiTObjective
 from vitrail.objective.beit.tokenizer import ImageTokenizer, TokenizerObjective

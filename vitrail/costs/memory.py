@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.model.layers import computed
+from vitrail.model.compute import computed
 from vitrail.torch_private import TorchDispatchMode, storage_number, tree_leaves
 
 STATE_BYTES = 16

@@ -26,7 +26,7 @@ from vitrail.data.npz import Npz
 from vitrail.device import Precision, compute_precision, fast_float32
 from vitrail.errors import DataError, finite, finite_rows
 from vitrail.files import replacing
-from vitrail.model.fast.frozen import eval_mode, freeze
+from vitrail.model.build import eval_mode, freeze
 
 T = TypeVar("T")
 Predict = Callable[[Tensor], Tensor]

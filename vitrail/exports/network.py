@@ -16,8 +16,8 @@ from torch.export import Dim, ExportedProgram, export
 
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, OutputName, reason
-from vitrail.model.attention import attention_path
-from vitrail.model.fast.frozen import freeze
+from vitrail.model.build import freeze
+from vitrail.model.compute import attention_path
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet import ResNet
 from vitrail.model.stem import LinearStem

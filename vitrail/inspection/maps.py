@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.errors import UsageError
 from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import average_pooling_weights
-from vitrail.model.fast.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.errors import UsageError, finite
 from vitrail.inspection.network import require_vit
-from vitrail.model.fast.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.vit import ViT
 
 COUNT = 3

@@ -33,7 +33,7 @@ from vitrail.inspection.maps import on_grid
 from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import pooling_weights
 from vitrail.model.attention import Attention
-from vitrail.model.fast.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
 from vitrail.model.record import attentions

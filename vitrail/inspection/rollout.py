@@ -24,7 +24,7 @@ from torch import Tensor
 from vitrail.inspection.maps import on_grid
 from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import pooling_weights
-from vitrail.model.fast.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
@@ -40,7 +40,7 @@ def rollout(model: ViT, images: Tensor) -> Tensor:
     grid = model.grid(images)
     flow = _Flow(grid)
     with eval_mode(model), torch.inference_mode(), tap_attention(model, flow.receive):
-        row = pooling_weights(model, model.encode(model.embed(images), grid, read=model.pool.reads), grid)
+        row = pooling_weights(model, model.encode(model.embed(images), grid, num_queries=model.pool.reads), grid)
     with torch.inference_mode():
         shares = torch.einsum("bq,bqk->bk", row, flow.joint())[:, model.config.prefix :]
     return shares.reshape(len(images), *grid).clone()

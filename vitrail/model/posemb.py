@@ -7,6 +7,7 @@ Grid tokens are counted in raster order. The config says which of the tokens in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,11 @@ from vitrail.model.variants import ViTConfig
 from vitrail.torch_private import has_hooks
 
 Grid = tuple[int, int]
+Bias = Callable[[Tensor], Tensor | None]
+"""scaled queries [batch, heads, n, features] -> values to add to the logits [batch or 1, heads, n, tokens]
+
+With rotary positions it has a method `rotation` (`AtLayer`).
+"""
 
 
 class Positions(nn.Module):
@@ -104,6 +110,18 @@ class AtLayer:
     def rotation(self) -> Rotation | None:
         """See `Positions.rotation`."""
         return self.positions.rotation(self.layer, self.places, self.grid)
+
+
+def rotation_of(bias: Bias | None) -> Rotation | None:
+    """Return the rotation of queries and keys that comes with a bias, None without rotary positions."""
+    rotation = getattr(bias, "rotation", None)
+    return None if rotation is None else rotation()
+
+
+def rotated(qkv: Tensor, bias: Bias | None) -> Tensor:
+    """Rotate queries and keys of qkv [batch, tokens, 3, heads, features] by the rotation of `bias`, if it has one."""
+    rotation = rotation_of(bias)
+    return qkv if rotation is None else torch.cat([rotation.turn(qkv[:, :, :2]), qkv[:, :, 2:]], dim=2)
 
 
 class Learned1D(Positions):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.axial import RowColumnAttention
+from vitrail.model.compute import recomputable
 from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, zero_linear
-from vitrail.model.recompute import recomputable
 from vitrail.model.stdconv import StdConv2d, group_norm
 from vitrail.model.stem import Normalise, check_images, refuse_script
 from vitrail.model.variants import ResNetConfig

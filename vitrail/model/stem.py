@@ -15,8 +15,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
+from vitrail.model.compute import compute_dtype
 from vitrail.model.hybrid import HybridStem
-from vitrail.model.layers import Constants, Conv2d, compute_dtype, linear, new_gelu
+from vitrail.model.layers import Constants, Conv2d, linear, new_gelu
 from vitrail.model.own_part import build_part
 from vitrail.model.variants import ViTConfig
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from vitrail.costs.memory import kept_bytes
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective

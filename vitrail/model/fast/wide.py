@@ -17,9 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, rotation_of
+from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU
-from vitrail.model.layers import LayerNorm, QuickGELU, is_plain
+from vitrail.model.fast.attention import scaled
+from vitrail.model.fast.layers import is_plain
+from vitrail.model.layers import LayerNorm, QuickGELU
+from vitrail.model.posemb import Bias, rotation_of
 from vitrail.model.rotary import Rotation
 
 
@@ -46,7 +49,7 @@ class Wide(NamedTuple):
 
 def wide_attention(branches: Sequence[Any]) -> Wide:
     """Return the `AttentionBranch`es of a block as one."""
-    inner = [_fold_norm(branch.norm, *branch.attention.scaled()) for branch in branches]
+    inner = [_fold_norm(branch.norm, *scaled(branch.attention)) for branch in branches]
     outer = [_fold_gamma(branch.attention.out, branch.residual.gamma) for branch in branches]
     return Wide(_concatenate(inner, parts=3), _sum_of(outer))
 

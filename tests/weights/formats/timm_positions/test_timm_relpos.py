@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.exports.network import trace
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card

@@ -25,8 +25,8 @@ from timm_peers import (
 from torch import nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.card import Card
