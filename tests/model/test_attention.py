@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -260,3 +262,37 @@ def test_normalised_queries_and_keys_are_those_of_the_formula(kind: str) -> None
     attention.qkv.weight.data = plain.weight + plain.lora.up.weight @ plain.lora.down.weight
     attention.qkv.bias.data = plain.bias.data
     assert not torch.allclose(found, output, atol=0.1) and torch.allclose(found, expected()[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["fused", "explicit"])
+def test_keys_without_bias_of_a_layer_that_is_called_keep_their_type(path: Any) -> None:
+    """A hook is reason to call the layer; then the keys' bias is taken away again, in float32 if nobody casts it."""
+    torch.manual_seed(0)
+    attention, x = Attention(32, 2, key_bias=False), torch.randn(2, 5, 32)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    plain = attention(x)
+    attention.qkv.register_forward_hook(lambda *_: None)
+    with attention_path(path):
+        assert torch.allclose(attention(x), plain, atol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = attention(x)
+            assert attention.project(x).dtype == torch.bfloat16
+        output.sum().backward()
+    assert ((output.float() - plain).norm() / plain.norm()).item() < 0.02
+    assert attention.qkv.bias.grad[32:64].abs().max() < 1e-5 < attention.qkv.bias.grad[64:].abs().min()
+
+
+@pytest.mark.parametrize("num_queries", [None, 2])
+def test_a_subclass_that_overrides_only_project_is_heard(num_queries: int | None) -> None:
+    class Sharper(Attention):
+        def project(self, x: torch.Tensor) -> torch.Tensor:
+            return super().project(x) * torch.tensor([3.0, 1.0, 1.0]).repeat_interleave(32)
+
+    torch.manual_seed(0)
+    attention, x = Sharper(32, 2), torch.randn(2, 5, 32)
+    query, key, value = F.linear(x, attention.qkv.weight, attention.qkv.bias).unflatten(-1, (3, 2, 16)).unbind(2)
+    maps = torch.einsum("bqhf,bkhf->bhqk", 3 / 4 * query, key).softmax(-1)
+    expected = attention.out(torch.einsum("bhqk,bkhf->bqhf", maps, value).flatten(2))
+    assert torch.allclose(attention(x, None, num_queries), expected[:, :num_queries], atol=1e-5)
+    assert torch.allclose(attention.maps(x), maps, atol=1e-5)

@@ -85,9 +85,8 @@ class Attention(nn.Module):
         query, key, value, added = self._heads(x, bias)  # Eq. 5
         logits = query @ key.transpose(-2, -1)
         maps = (logits if added is None else logits + added.to(logits.dtype)).softmax(dim=-1)  # Eq. 6
-        heads = (maps @ value).transpose(1, 2).flatten(2)  # Eq. 7 for every head: [batch, tokens, width]
-        mixed: Tensor = self.out(heads if self.norm is None else self.norm(heads))  # Eq. 8
-        return mixed[:, :num_queries]
+        heads = (maps @ value).transpose(1, 2).flatten(2)[:, :num_queries]  # Eq. 7 for every head, side by side
+        return self.out(heads if self.norm is None else self.norm(heads))  # type: ignore[no-any-return]  # Eq. 8
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
         """Return the attention maps [batch, heads, tokens, tokens] in float32 of these heads; None means all heads."""
