@@ -73,7 +73,7 @@ def swiglu(hidden: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
 
 
 class Residual(nn.Module):
-    """Dropout, LayerScale and stochastic depth of a branch, before it is added to the residual."""
+    """LayerScale and stochastic depth of a branch, before it is added to the residual."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -85,16 +85,12 @@ class Residual(nn.Module):
     def forward(self, branch: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
         if self.gamma is not None:
-            branch = branch * self.gamma
-        mask = self.keep_mask(branch)
-        return branch if mask is None else branch * mask.to(branch.dtype)
-
-    def keep_mask(self, x: Tensor) -> Tensor | None:
-        """Return stochastic depth's factor for each image of x, [batch, 1, 1]; None if nothing is dropped."""
-        if not (self.training and self.drop_path):
-            return None
-        keep = 1 - self.drop_path
-        return torch.empty(len(x), 1, 1, device=x.device).bernoulli_(keep) / keep
+            branch = branch * self.gamma  # LayerScale
+        if self.training and self.drop_path:  # stochastic depth: an image keeps its branch, or loses it
+            keep = 1 - self.drop_path
+            factors = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep) / keep
+            branch = branch * factors.to(branch.dtype)
+        return branch
 
 
 class AttentionBranch(nn.Module):
@@ -110,8 +106,9 @@ class AttentionBranch(nn.Module):
 
     def forward(self, x: Tensor, bias: Bias | None = None, num_queries: int | None = None) -> Tensor:
         """Return the values to add to x [batch, tokens, width], or to its first `num_queries` tokens."""
-        mixed = self.dropout(self.attention(x if self.norm_after else self.norm(x), bias, num_queries))
-        return self.residual(self.norm(mixed) if self.norm_after else mixed)
+        if self.norm_after:
+            return self.residual(self.norm(self.dropout(self.attention(x, bias, num_queries))))
+        return self.residual(self.dropout(self.attention(self.norm(x), bias, num_queries)))
 
 
 class MLPBranch(nn.Module):
@@ -130,7 +127,9 @@ class MLPBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the values to add to x [batch, tokens, width]."""
-        return self.residual(self.norm(self.mlp(x)) if self.norm_after else self.mlp(self.norm(x)))
+        if self.norm_after:
+            return self.residual(self.norm(self.mlp(x)))
+        return self.residual(self.mlp(self.norm(x)))
 
 
 class Block(nn.Module):

@@ -36,7 +36,7 @@ def dense(layer: nn.Module, x: Tensor) -> Tensor:
 def dense_after_gelu(layer: nn.Module, x: Tensor, approximate: str = "none") -> Tensor:
     """Return layer(GELU(x)) of a dense layer."""
     if HAS_FAST and fast.is_plain(layer) and fast.applies(x):
-        return fast.linear_after_gelu(x, layer.weight, layer.bias, approximate)  # type: ignore[arg-type]
+        return fast.linear(x, layer.weight, layer.bias, gelu=approximate)  # type: ignore[arg-type]
     return layer(F.gelu(x, approximate=approximate))  # type: ignore[no-any-return]
 
 

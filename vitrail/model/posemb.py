@@ -193,8 +193,8 @@ class Relative(Positions):
         table = self.embedding[layer % self.copies, None]
         keys = resize_line(table, 2 * count - 1)[0].to(query.dtype)
         by_offset = query[:, :, front:] @ keys.T  # [batch, heads, tokens, offsets]
-        asking = places[..., : by_offset.shape[2]]
-        offsets = asking[..., :, None] - places[..., None, :] + count - 1
+        query_places = places[..., : by_offset.shape[2]]
+        offsets = query_places[..., :, None] - places[..., None, :] + count - 1
         if offsets.dim() == 3:
             offsets = offsets[:, None]
         bias = by_offset.gather(-1, offsets.expand(*by_offset.shape[:3], -1))

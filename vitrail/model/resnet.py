@@ -109,16 +109,16 @@ class ResNet(nn.Module):
         Raises UsageError for a layer that does not exist.
         """
         wanted = selected(layers, self.layers, "layer")
-        maps, found = self.root(self._prepared(images)), []
+        maps, outputs = self.root(self._prepared(images)), []
         for stage in range(max(wanted) + 1):
             if stage:
                 maps = self.stages[stage - 1](self.root_pool(maps) if stage == 1 else maps)
             if stage in wanted:
-                found.append(F.relu(self.norm(maps)) if norm and stage == len(self.stages) else maps)
-        shaped = found if reshape else [maps.flatten(2).mT for maps in found]
-        return (
-            [(maps, each.flatten(2).mT[:, :0]) for maps, each in zip(shaped, found, strict=True)] if prefix else shaped
-        )
+                outputs.append(F.relu(self.norm(maps)) if norm and stage == len(self.stages) else maps)
+        shaped = outputs if reshape else [maps.flatten(2).mT for maps in outputs]
+        if not prefix:
+            return shaped
+        return [(maps, each.flatten(2).mT[:, :0]) for maps, each in zip(shaped, outputs, strict=True)]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute the network again in the backward pass instead of storing its activations, or store them again."""

@@ -85,10 +85,15 @@ class Rotary(Settings, section="rotary"):
             raise UsageError("mixed rotary frequencies go with coordinates 'index', offset 0 and no reference only")
 
     def __str__(self) -> str:
-        said = [f"base {self.base:g}", f"{self.coordinates} coordinates", f"{self.first} first", f"{self.pairs} paired"]
-        said += [f"offset {self.offset:g}"] if self.offset else []
-        said += [f"for a grid of {self.reference[0]} x {self.reference[1]}"] if self.reference else []
-        return f"{self.frequencies} ({', '.join(said)})"
+        parts = [
+            f"base {self.base:g}",
+            f"{self.coordinates} coordinates",
+            f"{self.first} first",
+            f"{self.pairs} paired",
+        ]
+        parts += [f"offset {self.offset:g}"] if self.offset else []
+        parts += [f"for a grid of {self.reference[0]} x {self.reference[1]}"] if self.reference else []
+        return f"{self.frequencies} ({', '.join(parts)})"
 
 
 @dataclass(frozen=True)

@@ -205,13 +205,13 @@ class ViT(nn.Module):
         """
         grid, wanted = self.grid(images), selected(layers, self.layers, "layer")
         places = torch.arange(grid[0] * grid[1], device=images.device)
-        tokens, found = self.embed(images), []
+        tokens, outputs = self.embed(images), []
         for layer in range(max(wanted) + 1):
             tokens = self._layer(layer, tokens, places, grid)
             if layer in wanted:
-                found.append(self._normed(tokens) if norm else tokens)
+                outputs.append(self._normed(tokens) if norm else tokens)
         front = self.config.prefix
-        pairs = [(_on_grid(each[:, front:], grid) if reshape else each[:, front:], each[:, :front]) for each in found]
+        pairs = [(_on_grid(each[:, front:], grid) if reshape else each[:, front:], each[:, :front]) for each in outputs]
         return pairs if prefix else [tokens for tokens, _ in pairs]
 
     def summary(self, tokens: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def test_the_definition_calls_nothing_of_the_fast_folder(monkeypatch: pytest.Mon
         raise AssertionError("fast")
 
     for module, names in (
-        (layers, ("linear", "linear_after_gelu", "layer_norm", "_Linear")),
+        (layers, ("linear", "layer_norm", "_Linear")),
         (fast_attention, ("attention", "scaled", "attend", "attend_all", "attend_first", "_ExplicitAttention")),
     ):
         for name in names:

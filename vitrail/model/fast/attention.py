@@ -126,8 +126,8 @@ def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     split into heads, which would copy them.
     """
     count, heads = query.shape[1:3]
-    alone = torch.diag_embed(query.movedim(2, -1), dim1=2, dim2=3).flatten(3).flatten(1, 2)  # [batch, n * heads, width]
-    logits = alone @ key.transpose(1, 2)
+    wide = torch.diag_embed(query.movedim(2, -1), dim1=2, dim2=3).flatten(3).flatten(1, 2)  # [batch, n * heads, width]
+    logits = wide @ key.transpose(1, 2)
     if bias is not None:
         logits = logits + bias.transpose(1, 2).flatten(1, 2)
     out = (logits.softmax(-1, dtype=query.dtype) @ value).unflatten(1, (count, heads)).unflatten(-1, (heads, -1))
