@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
         With `num_queries`, only the first `num_queries` tokens are returned; they still attend to all tokens.
         """
-        if HAS_FAST and fast.applies(self):
+        if HAS_FAST and fast.applies():
             return fast.attention(self, x, bias, num_queries)
         query, key, value, added = self._heads(x, bias)  # Eq. 5
         logits = query @ key.transpose(-2, -1)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.device import has_amx
 from vitrail.model.compute import chosen_path, how_computed
@@ -33,7 +33,7 @@ LONGEST_EXPLICIT = 1024
 _HAS_AMX = has_amx()  # asked once: torch.compile cannot trace the question
 
 
-def applies(module: nn.Module) -> bool:
+def applies() -> bool:
     """Return whether `attention` replaces the definition."""
     return how_computed() != "definition"
 
