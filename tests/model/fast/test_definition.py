@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention
+from vitrail.model.block import MLP
 from vitrail.model.build import build
 from vitrail.model.compute import attention_path, computed
 from vitrail.model.fast import attention as fast_attention
@@ -150,3 +151,17 @@ def test_layer_norm_in_the_type_of_the_next_product(dtype: torch.dtype) -> None:
             definition = norm(x)
     assert fast.dtype == dtype and definition.dtype == torch.float32
     torch.testing.assert_close(fast.float(), definition, rtol=0.0, atol=0.0 if dtype == torch.float32 else 0.05)
+
+
+def test_an_mlp_follows_its_dropout_not_its_own_mode() -> None:
+    """Dropout alone is switched on in prediction to sample from a network."""
+    torch.manual_seed(0)
+    mlp, x = MLP(16, 32, dropout=0.5).eval(), torch.randn(2, 5, 16)
+    exact = mlp(x)
+    mlp.dropout.train()
+    with computed("definition"):
+        torch.manual_seed(1)
+        expected = mlp(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(mlp(x), expected)
+    assert not torch.allclose(expected, exact, atol=0.01)
