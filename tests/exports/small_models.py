@@ -48,7 +48,7 @@ ALL = [*VITS, *RESNETS]
 
 
 def config(name: str) -> ViTConfig | ResNetConfig:
-    return RESNETS[name] if name in RESNETS else ViTConfig(**{**TINY, **VITS[name]})
+    return RESNETS[name] if name in RESNETS else ViTConfig.of(**{**TINY, **VITS[name]})
 
 
 def made(name: str = "plain", **changes: Any) -> Any:

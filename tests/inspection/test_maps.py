@@ -37,7 +37,7 @@ def test_maps_are_the_rows_of_what_is_read(changes: dict[str, Any], monkeypatch:
                 else:
                     expected[:, :, :, line] = mean
         else:
-            cls = maps[:, :, : 1 + model.config.distilled].mean(axis=2)
+            cls = maps[:, :, : 1 + model.config.origin.distilled].mean(axis=2)
             grid = maps[:, :, prefix:].mean(axis=2)
             row = {"cls": cls, "cls+gap": (cls + grid) / 2}.get(pool, grid)
             expected = row[:, :, prefix:].reshape(2, 2, 3, 4)

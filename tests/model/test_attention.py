@@ -47,7 +47,7 @@ def test_fast_float32_stays_float32() -> None:
 def test_taps_give_the_maps_the_network_used(options: dict, path: str) -> None:
     """Independent check: the tapped map, applied to the values by hand, gives the module's own output."""
     torch.manual_seed(0)
-    model = build(ViTConfig(**(TINY | options))).eval()
+    model = build(ViTConfig.of(**(TINY | options))).eval()
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1
     images = torch.randn(2, 3, 32, 32)
@@ -71,7 +71,7 @@ def test_taps_give_the_maps_the_network_used(options: dict, path: str) -> None:
 
 
 def test_taps_hand_over_only_what_was_asked_for_and_leave_nothing_behind() -> None:
-    model = build(ViTConfig(**TINY)).eval()
+    model = build(ViTConfig.of(**TINY)).eval()
     images = torch.randn(2, 3, 32, 32)
     full = attention_maps(model, images)
     some = attention_maps(model, images, layers=[-1, 0], heads=[1])
@@ -85,7 +85,7 @@ def test_taps_hand_over_only_what_was_asked_for_and_leave_nothing_behind() -> No
 
 
 def test_block_outputs_lead_to_the_logits() -> None:
-    model = build(ViTConfig(**TINY)).eval()
+    model = build(ViTConfig.of(**TINY)).eval()
     torch.nn.init.normal_(model.head.weight)
     images = torch.randn(2, 3, 32, 32)
     outputs = block_outputs(model, images, layers=[-1])
@@ -98,7 +98,7 @@ def test_block_outputs_lead_to_the_logits() -> None:
 def test_normalised_queries_and_keys_are_those_of_the_formula(kind: str) -> None:
     """Attention, its first tokens, its maps, with a hook and with a low-rank update, against torch's layer_norm."""
     torch.manual_seed(0)
-    model = build(ViTConfig(**TINY, qk_norm=kind))  # type: ignore[arg-type]
+    model = build(ViTConfig.of(**TINY, qk_norm=kind))  # type: ignore[arg-type]
     attention, x = model.blocks[0].attentions[0].attention, torch.randn(2, 17, 32)
     with torch.no_grad():
         for parameter in attention.parameters():

@@ -33,7 +33,7 @@ STEMS = [
 
 def tiny(stem: str, patch: int = 16, **values: object) -> ViTConfig:
     base = ViTConfig(width=32, depth=1, heads=2, mlp_dim=64, patch=patch, image_size=(patch * 2, patch * 2))
-    return replace(base, stem=stem, **values)
+    return base.changed(stem=stem, **values)
 
 
 @torch.no_grad()

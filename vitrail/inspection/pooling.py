@@ -25,7 +25,7 @@ def average_pooling_weights(config: ViTConfig, grid: Grid) -> Tensor:
     """Return pooling weights [tokens] in float32, the same for all images; for MAP, those of an average pool."""
     row = torch.zeros(config.prefix + grid[0] * grid[1])
     if config.pool == "cls":
-        row[: 1 + config.distilled] = 1 / (1 + config.distilled)
+        row[: 1 + config.origin.distilled] = 1 / (1 + config.origin.distilled)
         return row
     row[config.prefix :] = 1 / (grid[0] * grid[1])
     if config.pool == "cls+gap":

@@ -98,8 +98,8 @@ class AttentionBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = new_norm(config.norm, config.width, config.norm_eps)
-        self.norm_after = config.norm_after
+        self.norm = new_norm(config.origin, config.width)
+        self.norm_after = config.origin.norm_after
         self.attention = build_attention(config)
         self.dropout = nn.Dropout(config.dropout)
         self.residual = Residual(config, drop_path)
@@ -116,13 +116,13 @@ class MLPBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = new_norm(config.norm, config.width, config.norm_eps)
-        self.norm_after = config.norm_after
-        if config.mlp == "swiglu":
-            norm = new_norm(config.norm, config.mlp_dim, config.norm_eps) if config.mlp_norm else None
+        self.norm = new_norm(config.origin, config.width)
+        self.norm_after = config.origin.norm_after
+        if config.origin.mlp == "swiglu":
+            norm = new_norm(config.origin, config.mlp_dim) if config.origin.mlp_norm else None
             self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout, norm)
         else:
-            self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
+            self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.origin.gelu)
         self.residual = Residual(config, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,18 +194,19 @@ class AxialBlock(nn.Module):
 def build_attention(config: ViTConfig) -> Attention:
     """Return the attention of a config, or a module of the user's own that is called in the same way."""
     if config.attention is None:
-        norm = new_norm(config.norm, config.width, config.norm_eps) if config.attention_norm else None
-        return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm, qk_norm=_qk_norm(config))
+        key_bias, qk_norm = config.origin.key_bias, _qk_norm(config)
+        norm = new_norm(config.origin, config.width) if config.origin.attention_norm else None
+        return Attention(config.width, config.heads, key_bias=key_bias, norm=norm, qk_norm=qk_norm)
     attention: Attention = build_part(config.attention, config, {}, nn.Module, ("tokens", "bias", "num_queries"))
     return attention
 
 
 def _qk_norm(config: ViTConfig) -> QKNorm | None:
-    if config.qk_norm == "none":
+    if config.origin.qk_norm == "none":
         return None
     head = config.width // config.heads
-    features = head if config.qk_norm == "head" else config.width
-    query, key = (new_norm(config.norm, features, config.norm_eps) for _ in range(2))
+    features = head if config.origin.qk_norm == "head" else config.width
+    query, key = (new_norm(config.origin, features) for _ in range(2))
     return QKNorm(query, key, features, head**-0.5)
 
 

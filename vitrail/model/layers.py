@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.compute import HAS_FAST
+from vitrail.model.variants import Origin
 
 if HAS_FAST:
     from vitrail.model.fast import layers as fast
@@ -130,9 +131,9 @@ def new_gelu(kind: str) -> nn.Module:
     return QuickGELU() if kind == "quick" else nn.GELU(approximate="tanh" if kind == "tanh" else "none")
 
 
-def new_norm(kind: str, features: int, eps: float) -> nn.Module:
-    """Return the norm over the last dimension that a config's `norm` names: "layer" or "rms"."""
-    return RMSNorm(features, eps=eps) if kind == "rms" else LayerNorm(features, eps=eps)
+def new_norm(origin: Origin, features: int) -> nn.Module:
+    """Return the norm over the last dimension of a config's kind and epsilon."""
+    return (RMSNorm if origin.norm == "rms" else LayerNorm)(features, eps=origin.norm_eps)
 
 
 class LayerNorm(nn.LayerNorm):

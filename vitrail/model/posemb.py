@@ -38,7 +38,7 @@ class Positions(nn.Module):
         super().__init__()
         self.config, self.copies = config, config.position_tables
         self.at_input = config.place == "input"
-        self.rotary = None if config.rotary is None else RotaryPositions(config, config.rotary)
+        self.rotary = None if config.origin.rotary is None else RotaryPositions(config, config.origin.rotary)
 
     @property
     def needs_grid(self) -> bool:
@@ -79,7 +79,7 @@ class Positions(nn.Module):
         if not missing:
             return table
         # zeros for the tokens in front without a position: before the registers' rows if they have some, else after
-        front = 0 if self.config.register_positions else table.shape[1] - grid[0] * grid[1]
+        front = 0 if self.config.origin.register_positions else table.shape[1] - grid[0] * grid[1]
         return torch.cat([table[:, :front], table.new_zeros(1, missing, table.shape[2]), table[:, front:]], dim=1)
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
@@ -134,7 +134,7 @@ class Learned1D(Positions):
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
-        return resize_positions(self.embedding[layer, None], self.config.grid, grid, self.config.resize_mode)
+        return resize_positions(self.embedding[layer, None], self.config.grid, grid, self.config.origin.resize_mode)
 
 
 class Learned2D(Positions):
@@ -166,7 +166,7 @@ class SinCos(Positions):
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
         width = self.config.width
-        divisor = width // 4 if self.config.sines == "mae" else None
+        divisor = width // 4 if self.config.origin.sines == "mae" else None
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
             return sincos_2d(grid, width, divisor)[None].to(self.where)
         return _sincos_table(grid, width, divisor, self.where.device, self.where.dtype)
@@ -219,7 +219,7 @@ class RelativeBias(Positions):
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
         """See `Positions.logits`."""
         table = self.bias[layer % self.copies, None]
-        table = resize_bias(table, self.config.grid, grid, self.config.resize_mode)[0]
+        table = resize_bias(table, self.config.grid, grid, self.config.origin.resize_mode)[0]
         rows = bias_rows(places, grid, class_token=self.config.has_class_token)[..., : query.shape[2], :]
         bias = rearrange(F.embedding(rows, table), "... q k h -> ... h q k")
         return bias if places.dim() == 2 else bias[None]

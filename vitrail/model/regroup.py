@@ -52,7 +52,7 @@ def regrouped(config: ViTConfig, branches: int) -> ViTConfig:
         raise UsageError(f"{blocks} blocks cannot be grouped into layers of {branches} branches; valid: {valid}")
     block = "parallel" if branches > 1 else "sequential"
     changed = replace(config, depth=blocks // branches, branches=branches, block=block)  # type: ignore[arg-type]
-    if config.rotary and config.rotary.frequencies == "mixed" and changed.depth != config.depth:
+    if config.origin.rotary and config.origin.rotary.frequencies == "mixed" and changed.depth != config.depth:
         raise UsageError("mixed rotary frequencies are those of one layer each: such a network cannot be regrouped")
     if config.positions not in ("none", "sincos") and changed.position_tables != config.position_tables:
         raise UsageError(

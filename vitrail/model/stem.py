@@ -158,7 +158,7 @@ class NormalisedStem(_Layers):
 
     def __init__(self, config: ViTConfig) -> None:
         _, *after = str(config.stem).split("+")
-        layers = {"norm": _norm(config.width, config), "gelu": new_gelu(config.gelu)}
+        layers = {"norm": _norm(config.width, config), "gelu": new_gelu(config.origin.gelu)}
         projection = Conv2d(config.channels, config.width, config.patch, config.patch)
         super().__init__([projection, *(layers[name] for name in after)])
 
@@ -206,7 +206,7 @@ class HMLPStem(_Layers):
         inputs, width = config.channels, config.width // 4
         *stages, last = hmlp_stages(config.patch)
         for kernel in stages:
-            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), new_gelu(config.gelu)]
+            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), new_gelu(config.origin.gelu)]
             inputs = width
         layers += [Conv2d(inputs, config.width, last, last), _norm(config.width, config)]
         super().__init__(layers)
@@ -239,7 +239,7 @@ class LayerNorm2d(nn.LayerNorm):
 
 def _norm(features: int, config: ViTConfig) -> nn.Module:
     if config.stem_norm == "layer":
-        return LayerNorm2d(features, eps=config.norm_eps)
+        return LayerNorm2d(features, eps=config.origin.norm_eps)
     return nn.BatchNorm2d(features)
 
 

@@ -59,15 +59,15 @@ class ViT(nn.Module):
     def _build(self, config: ViTConfig) -> None:
         self.stem = build_stem(config)
         self.cls = nn.Parameter(torch.empty(1, 1, config.width)) if config.has_class_token else None
-        self.dist = nn.Parameter(torch.empty(1, 1, config.width)) if config.distilled else None
+        self.dist = nn.Parameter(torch.empty(1, 1, config.width)) if config.origin.distilled else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.positions = build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        norm = partial(new_norm, config.norm, config.width, config.norm_eps)
-        self.patch_norm = norm() if config.patch_norm else nn.Identity()
-        self.pre_norm = norm() if config.pre_norm else nn.Identity()
+        norm = partial(new_norm, config.origin, config.width)
+        self.patch_norm = norm() if config.origin.patch_norm else nn.Identity()
+        self.pre_norm = norm() if config.origin.pre_norm else nn.Identity()
         self.blocks = build_blocks(config, self.positions)
-        self.norm = nn.Identity() if config.final_norm == "none" else norm()
+        self.norm = nn.Identity() if config.origin.final_norm == "none" else norm()
         self.pool = build_pool(config)
         self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head, self.head_dist = build_heads(config)
@@ -168,7 +168,7 @@ class ViT(nn.Module):
         return tokens + positions
 
     def _normed(self, tokens: Tensor) -> Tensor:
-        return self.norm(tokens) if self.config.final_norm == "tokens" else tokens
+        return self.norm(tokens) if self.config.origin.final_norm == "tokens" else tokens
 
     @property
     def like(self) -> Tensor:
@@ -217,7 +217,7 @@ class ViT(nn.Module):
     def summary(self, tokens: Tensor) -> Tensor:
         """Encoded tokens [batch, prefix + kept, width] -> features: pool, LayerNorm if it is there, pre-logits."""
         pooled = self.pool(tokens, self.config.prefix)
-        if self.config.final_norm == "pooled":
+        if self.config.origin.final_norm == "pooled":
             pooled = self.norm(pooled.unflatten(-1, (-1, self.config.width))).flatten(-2)
         return self.pre_logits(pooled)
 
@@ -252,7 +252,7 @@ class ViT(nn.Module):
         They are timm's own for its Vision Transformer: the stem, tokens and positions; each block, where the last one
         includes the final norm; the head. `coarse` makes no difference.
         """
-        norm = [(r"^norm\.", (99999,))] if self.config.final_norm == "tokens" else []
+        norm = [(r"^norm\.", (99999,))] if self.config.origin.final_norm == "tokens" else []
         stem = r"^(?:stem|cls|dist|registers|positions|patch_norm|pre_norm)\b"
         return dict(stem=stem, blocks=[(r"^blocks\.(\d+)\.", None), *norm])
 

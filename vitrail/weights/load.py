@@ -205,7 +205,7 @@ DINOV3_TERMS = (
 def _with_terms(found: ForeignModel) -> ForeignModel:
     """Put the licence of the published weights on the card of a DINOv3 without a licence, and its terms in a note."""
     config, licence = found.card.config, found.card.licence or DINOV3_LICENCE
-    if not isinstance(config, ViTConfig) or config.rotary != DINOV3 or licence != DINOV3_LICENCE:
+    if not isinstance(config, ViTConfig) or config.origin.rotary != DINOV3 or licence != DINOV3_LICENCE:
         return found
     how = "licence" if found.card.licence else "licence (the file names none)"
     notes = [*found.assumptions, f"{how} {DINOV3_TERMS}"]

@@ -69,7 +69,7 @@ def assert_equal(found: list[Tensor], expected: list[Tensor], tolerance: float) 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_networks(options: dict[str, Any], bf16: bool) -> None:
-    model, images = random(ViTConfig(**(TINY | options))), torch.randn(2, 3, 32, 32)
+    model, images = random(ViTConfig.of(**(TINY | options))), torch.randn(2, 3, 32, 32)
     with computed("definition"):
         expected = results(model, images, bf16)
     for path in ("fused", "explicit"):
@@ -84,7 +84,7 @@ def test_networks(options: dict[str, Any], bf16: bool) -> None:
     "options", [dict(), dict(key_bias=False, positions="relative_bias"), dict(qk_norm="head"), EVA]
 )
 def test_attention(options: dict[str, Any], num_queries: int | None, kind: str, bf16: bool) -> None:
-    block = random(ViTConfig(**(TINY | options))).blocks[0]  # type: ignore[index]
+    block = random(ViTConfig.of(**(TINY | options))).blocks[0]  # type: ignore[index]
     attention, bias = block.attentions[0].attention, block.bias(torch.arange(16), (4, 4))
     if kind == "low rank":
         adapt(attention, [attention], rank=2, scale=0.7)
@@ -116,7 +116,7 @@ def test_the_definition_calls_nothing_of_the_fast_folder(monkeypatch: pytest.Mon
     ):
         for name in names:
             monkeypatch.setattr(module, name, refuse)
-    model, images = random(ViTConfig(**TINY)), torch.randn(2, 3, 32, 32)
+    model, images = random(ViTConfig.of(**TINY)), torch.randn(2, 3, 32, 32)
     with computed("definition"):
         for bf16 in (False, True):
             results(model, images, bf16)
@@ -128,7 +128,7 @@ def test_the_definition_calls_nothing_of_the_fast_folder(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("path", ["fused", "explicit"])
 def test_the_last_layer_computes_the_tokens_that_the_head_reads(path: Any) -> None:
-    model = random(ViTConfig(**TINY, distilled=True)).eval()
+    model = random(ViTConfig.of(**TINY, distilled=True)).eval()
     tokens: list[tuple[int, ...]] = []
     images = torch.randn(2, 3, 32, 32)
     with attention_path(path), torch.no_grad():

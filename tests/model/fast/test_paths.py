@@ -65,7 +65,7 @@ def test_explicit_backward_against_finite_differences() -> None:
 
 def test_bfloat16_stays_close_to_float32_on_both_paths() -> None:
     torch.manual_seed(0)
-    model = build(ViTConfig(**TINY))
+    model = build(ViTConfig.of(**TINY))
     torch.nn.init.normal_(model.head.weight)
     images = torch.randn(4, 3, 32, 32)
     exact = model(images)

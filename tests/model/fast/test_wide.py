@@ -22,7 +22,7 @@ TINY = dict(
 def pair(**options: Any) -> tuple[ViT, nn.Module]:
     """The same network twice, branch by branch and joined; no parameter is a special value."""
     torch.manual_seed(0)
-    apart = build(ViTConfig(**(TINY | options)))
+    apart = build(ViTConfig.of(**(TINY | options)))
     assert isinstance(apart, ViT)
     for parameter in apart.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1

@@ -38,7 +38,7 @@ SHARDED = Optim(name="muon", lr=0.01, weight_decay=0.3, layer_decay=0.7)
 
 def network(**changes: Any) -> Any:
     torch.manual_seed(0)
-    return build(ViTConfig(**{**SIZES, **changes}))
+    return build(ViTConfig.of(**{**SIZES, **changes}))
 
 
 def layer_of(name: str) -> str:

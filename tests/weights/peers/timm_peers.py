@@ -146,7 +146,7 @@ def assert_equal(ours: ViT | ResNet, theirs: nn.Module, batch: Tensor) -> None:
     for layer, (mine, other) in enumerate(zip(_blocks(ours, batch), outputs, strict=True)):
         assert error(mine, other) < TOLERANCE[batch.dtype], f"block {layer}"
     found = ours(batch)
-    if isinstance(ours, ViT) and ours.config.distilled and not ours.config.classes:
+    if isinstance(ours, ViT) and ours.config.origin.distilled and not ours.config.classes:
         found = found.unflatten(1, (2, -1)).mean(1)  # timm's features are the average of the two tokens'
     assert error(found, expected) < TOLERANCE[batch.dtype]
 
