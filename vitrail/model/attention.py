@@ -24,36 +24,6 @@ if HAS_FAST:
     from vitrail.model.fast import attention as fast
 
 
-class QKNorm(nn.Module):
-    """Norms of queries and keys before their product ("Scaling Vision Transformers to 22 Billion Parameters", 2.1).
-
-    Each norm is over groups of `features` features: those of a head, or all of a token. Queries are scaled afterwards,
-    because a norm removes the scale of its input.
-    """
-
-    def __init__(self, query: nn.Module, key: nn.Module, features: int, scale: float) -> None:
-        super().__init__()
-        self.query, self.key = query, key
-        self.features, self.scale = features, scale
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Return normalised, scaled queries: [..., width] -> the same shape."""
-        return self._normed(self.query, x) * self.scale
-
-    def keys_values(self, x: Tensor) -> Tensor:
-        """Return keys and values [..., 2 * width] with the keys normalised."""
-        keys, values = x.chunk(2, dim=-1)
-        return torch.cat([self._normed(self.key, keys), values], dim=-1)
-
-    def forward(self, qkv: Tensor) -> Tensor:
-        """Return queries, keys and values [..., 3 * width] with queries and keys as above."""
-        width = qkv.shape[-1] // 3
-        return torch.cat([self.queries(qkv[..., :width]), self.keys_values(qkv[..., width:])], dim=-1)
-
-    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
-        return norm(x.unflatten(-1, (-1, self.features))).flatten(-2).to(x.dtype)  # type: ignore[no-any-return]
-
-
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A, Eq. 5-8): tokens [batch, tokens, width] -> the same shape.
 
@@ -129,3 +99,33 @@ class Attention(nn.Module):
         added = bias(qkv[:, :, 0].transpose(1, 2)) if bias else None
         query, key, value = rotated(qkv, bias).permute(2, 0, 3, 1, 4)
         return query, key, value, added
+
+
+class QKNorm(nn.Module):
+    """Norms of queries and keys before their product ("Scaling Vision Transformers to 22 Billion Parameters", 2.1).
+
+    Each norm is over groups of `features` features: those of a head, or all of a token. Queries are scaled afterwards,
+    because a norm removes the scale of its input.
+    """
+
+    def __init__(self, query: nn.Module, key: nn.Module, features: int, scale: float) -> None:
+        super().__init__()
+        self.query, self.key = query, key
+        self.features, self.scale = features, scale
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return normalised, scaled queries: [..., width] -> the same shape."""
+        return self._normed(self.query, x) * self.scale
+
+    def keys_values(self, x: Tensor) -> Tensor:
+        """Return keys and values [..., 2 * width] with the keys normalised."""
+        keys, values = x.chunk(2, dim=-1)
+        return torch.cat([self._normed(self.key, keys), values], dim=-1)
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """Return queries, keys and values [..., 3 * width] with queries and keys as above."""
+        width = qkv.shape[-1] // 3
+        return torch.cat([self.queries(qkv[..., :width]), self.keys_values(qkv[..., width:])], dim=-1)
+
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x.unflatten(-1, (-1, self.features))).flatten(-2).to(x.dtype)  # type: ignore[no-any-return]

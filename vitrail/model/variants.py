@@ -148,6 +148,7 @@ class Origin:
 
 
 ORIGIN_FIELDS = frozenset(item.name for item in fields(Origin))
+"""Names of the fields of `Origin`."""
 
 
 @dataclass(frozen=True)
