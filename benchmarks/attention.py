@@ -1,7 +1,7 @@
 """Attention only, forward and backward: torch's fused kernel against the explicit path, on the CPU.
 
-`vitrail.model.attention.uses_explicit` decides by these results. They cover the sequence lengths of small images, 224
-px and 384 px, in both precisions. Both paths must agree to rounding before they are timed.
+`vitrail.model.fast.attention.uses_explicit` decides by these results. They cover the sequence lengths of small images,
+224 px and 384 px, in both precisions. Both paths must agree to rounding before they are timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TOLERANCE = {"float32": 1e-5, "bf16": 2e-2}
 
 def path_step(path: Any, qkv: Tensor, grad: Tensor) -> Callable[[], Tensor]:
     """Return a step that computes attention on one path and returns the gradient of qkv."""
-    from vitrail.model.attention import attend, attention_path
+    from vitrail.model.compute import attention_path
+    from vitrail.model.fast.attention import attend
 
     def step() -> Tensor:
         with attention_path(path):

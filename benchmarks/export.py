@@ -34,7 +34,7 @@ from vitrail.exports.engine import Engine
 from vitrail.exports.int8 import Samples, quantise
 from vitrail.exports.kinds import KINDS, runtime
 from vitrail.exports.write import export_model
-from vitrail.model.frozen import freeze
+from vitrail.model.build import freeze
 
 CASES = {"S/16": peers.S16, "B/16": peers.B16}
 BATCHES = (1, 8)

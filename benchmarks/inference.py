@@ -23,7 +23,7 @@ from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.peers import Architecture
 from vitrail.device import keep_freed_memory
-from vitrail.model.frozen import freeze
+from vitrail.model.build import freeze
 
 BATCHES = (1, 8)
 PRECISIONS = ("float32", "bf16")

@@ -26,7 +26,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from vitrail.device import fast_bf16
 from vitrail.model.build import build
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import ViTConfig, flat
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.schedule import learning_rate
@@ -269,7 +269,7 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
     sizes = np.array([len(part.labels) for part in learned])
     shares = sizes**0.75 / (sizes**0.75).sum()  # small sets are seen a little more often than their size
     classes = all_classes(args.shards)
-    config = ViTConfig(**NETWORK, classes=len(classes))
+    config = ViTConfig.of(**NETWORK, classes=len(classes))
     model = build(config).to(device, memory_format=torch.channels_last)
     teacher = Teacher().to(device, memory_format=torch.channels_last)
     pupil = Pupil(model, config.width, teacher.width).to(device)
@@ -317,7 +317,7 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
         if step % 1000 == 0:
             write(args.out, model, average)
     model.eval()
-    results: dict[str, Any] = {"seen": earlier + seen, "minutes": minutes, "config": asdict(config)}
+    results: dict[str, Any] = {"seen": earlier + seen, "minutes": minutes, "config": flat(config)}
     results["weights"] = accuracies(model, held_out, config.image_size[0])
     with average.swapped():
         for side in sorted(set(args.sides)):
@@ -341,7 +341,7 @@ def ship(args: argparse.Namespace) -> None:
     """Write the weights of the last stage as a model of vitrail, in half precision, with its card."""
     log = json.loads((args.last / "log.json").read_text())
     tensors = load_file(args.last / "weights.safetensors")
-    model = build(ViTConfig(**NETWORK, classes=len(log["classes"])))
+    model = build(ViTConfig.of(**NETWORK, classes=len(log["classes"])))
     model.load_state_dict(tensors)  # in float32 from now on, with the values of the file
     names = dict(line.rstrip("\n").split("\t") for line in args.names.open())
     titles = [names.get(name, name).split(",")[0] for name in log["classes"]]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitrail import OwnPart
-from vitrail.model.attention import Attention, attend_all
+from vitrail.model.attention import Attention
 from vitrail.ranges import Positive
 
 
@@ -21,10 +21,6 @@ class NormedAttention(Attention):
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         query, key = self.norm_query(query) * query.shape[-1] ** -0.5, self.norm_key(key)
         return torch.stack([query, key, value.to(query.dtype)], dim=-3).flatten(-3)
-
-    def forward(self, x, bias=None, read=None):
-        """[batch, tokens, width] -> the same shape, or its first `read` tokens."""
-        return self.out(attend_all(self.project(x), self.heads, bias)[:, :read])
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,15 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.inspection.relevance import relevance as relevance
     from vitrail.inspection.rollout import rollout as rollout
     from vitrail.model.build import create as create
+    from vitrail.model.build import freeze as freeze
     from vitrail.model.build import reset_head as reset_head
-    from vitrail.model.frozen import freeze as freeze
     from vitrail.model.own_part import OwnPart as OwnPart
     from vitrail.model.posemb import AtLayer as AtLayer
     from vitrail.model.posemb import Positions as Positions
     from vitrail.model.record import attention_maps as attention_maps
     from vitrail.model.record import tap_attention as tap_attention
-    from vitrail.model.resnet.network import ResNet as ResNet
-    from vitrail.model.rewrites.regroup import regroup as regroup
+    from vitrail.model.regroup import regroup as regroup
+    from vitrail.model.resnet import ResNet as ResNet
     from vitrail.model.variants import ResNetConfig as ResNetConfig
     from vitrail.model.variants import ViTConfig as ViTConfig
     from vitrail.model.variants import variant as variant
@@ -119,13 +119,12 @@ _MODULES = {
     "vitrail.inspection.positions": "position_tiles",
     "vitrail.inspection.relevance": "relevance",
     "vitrail.inspection.rollout": "rollout",
-    "vitrail.model.build": "create reset_head",
-    "vitrail.model.frozen": "freeze",
+    "vitrail.model.build": "create freeze reset_head",
     "vitrail.model.own_part": "OwnPart",
     "vitrail.model.posemb": "AtLayer Positions",
     "vitrail.model.record": "attention_maps tap_attention",
-    "vitrail.model.rewrites.regroup": "regroup",
-    "vitrail.model.resnet.network": "ResNet",
+    "vitrail.model.regroup": "regroup",
+    "vitrail.model.resnet": "ResNet",
     "vitrail.model.variants": "ResNetConfig ViTConfig variant",
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.stem import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 
@@ -62,7 +62,7 @@ def _vit(tally: _Tally, config: ViTConfig, height: int, width: int) -> None:
     if config.pre_logits:
         tally.dense(config.pooled, config.pre_logits, 1)
     if config.classes:
-        tally.dense(config.head_width, config.classes, 1, times=1 + config.distilled)
+        tally.dense(config.head_width, config.classes, 1, times=1 + config.origin.distilled)
 
 
 def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: int) -> None:
@@ -72,7 +72,7 @@ def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: 
     tally.dense(width, 3 * width, lines * tokens, times=count)  # q, k, v
     tally.macs += count * lines * 2 * tokens**2 * width  # q k^T, and the maps times v
     tally.dense(width, width, lines * tokens, times=count)
-    gates = config.mlp_dim if config.mlp == "swiglu" else 0
+    gates = config.mlp_dim if config.origin.mlp == "swiglu" else 0
     tally.dense(width, config.mlp_dim + gates, lines * tokens, times=count)
     tally.dense(config.mlp_dim, width, lines * tokens, times=count)
     if config.layer_scale is not None:

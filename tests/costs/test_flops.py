@@ -12,8 +12,8 @@ from pairwise import pairwise
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.costs.count import macs, parameters, training_flops
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
 from vitrail.model.vit import ViT
 
@@ -50,43 +50,43 @@ def test_every_name(name):
 def prefixes() -> list[ViTConfig]:
     """Tokens in front of the grid and their positions, what is read of them, and the gated MLP."""
     configs = [
-        ViTConfig(**TINY, class_token=True, pool=pool, positions=positions, registers=2, register_positions=True)
+        ViTConfig.of(**TINY, class_token=True, pool=pool, positions=positions, registers=2, register_positions=True)
         for pool, positions in itertools.product(("cls", "gap", "map", "cls+gap"), ("1d", "2d"))
     ]
     configs += [
-        ViTConfig(**TINY, positions="relative_bias", place=place, pool=pool)
+        ViTConfig.of(**TINY, positions="relative_bias", place=place, pool=pool)
         for place, pool in itertools.product(("input", "shared"), ("cls", "gap"))
     ]
-    configs.append(ViTConfig(**TINY, distilled=True, final_norm="pooled"))
-    configs.append(ViTConfig(**TINY, distilled=True, cls_position=False, registers=1))
-    configs.append(ViTConfig(**TINY, pool="cls+gap", pre_logits=8))
-    configs.append(ViTConfig(**TINY, pool="map", mlp="swiglu", final_norm="pooled"))
-    configs.append(ViTConfig(**{**TINY, "classes": 0}, distilled=True))
+    configs.append(ViTConfig.of(**TINY, distilled=True, final_norm="pooled"))
+    configs.append(ViTConfig.of(**TINY, distilled=True, cls_position=False, registers=1))
+    configs.append(ViTConfig.of(**TINY, pool="cls+gap", pre_logits=8))
+    configs.append(ViTConfig.of(**TINY, pool="map", mlp="swiglu", final_norm="pooled"))
+    configs.append(ViTConfig.of(**{**TINY, "classes": 0}, distilled=True))
     return configs
 
 
 def options() -> list:
     configs = [
-        ViTConfig(**TINY, positions=positions, place=place, pool=pool, registers=registers)
+        ViTConfig.of(**TINY, positions=positions, place=place, pool=pool, registers=registers)
         for positions, place, pool, registers in pairwise(
             *(("none", "1d", "2d", "relative", "sincos"), ("input", "every", "shared"), ("cls", "gap", "map"), (0, 3)),
             valid=lambda positions, place, pool, registers: positions not in ("none", "sincos") or place != "every",
         )
     ]
-    configs.append(ViTConfig(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
-    configs.append(ViTConfig(**{**TINY, "classes": 0, "channels": 5}))
-    configs.append(ViTConfig(**TINY, block="parallel", branches=3, layer_scale=1e-4, positions="relative"))
+    configs.append(ViTConfig.of(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
+    configs.append(ViTConfig.of(**{**TINY, "classes": 0, "channels": 5}))
+    configs.append(ViTConfig.of(**TINY, block="parallel", branches=3, layer_scale=1e-4, positions="relative"))
     configs += prefixes()
     for positions, pool in itertools.product(("1d", "relative"), ("gap", "map")):
-        configs.append(ViTConfig(**TINY, block="axial", pool=pool, positions=positions))
+        configs.append(ViTConfig.of(**TINY, block="axial", pool=pool, positions=positions))
     stems = pairwise(("levit", "early", "hmlp"), ("batch", "layer"), (2, 16))
     for stem, norm, patch in stems:
         size = (2 * patch, 3 * patch)
-        configs.append(ViTConfig(**{**TINY, "patch": patch, "image_size": size}, stem=stem, stem_norm=norm))
+        configs.append(ViTConfig.of(**{**TINY, "patch": patch, "image_size": size}, stem=stem, stem_norm=norm))
     for patch in (7, 12, 14):
-        configs.append(ViTConfig(**{**TINY, "patch": patch, "image_size": 2 * patch}, stem="hmlp"))
+        configs.append(ViTConfig.of(**{**TINY, "patch": patch, "image_size": 2 * patch}, stem="hmlp"))
     for units in ((), (1,), (2, 1), (1, 2, 1), (1, 1, 1, 2)):
-        configs.append(ViTConfig(**{**TINY, "patch": 32, "image_size": (64, 96)}, stem="resnet", stem_units=units))
+        configs.append(ViTConfig.of(**{**TINY, "patch": 32, "image_size": (64, 96)}, stem="resnet", stem_units=units))
     for axial, size in itertools.product((False, True), ((64, 64), (64, 96), (70, 45))):
         configs.append(ResNetConfig(units=(2, 1, 2), width=32, image_size=size, classes=3, axial=axial))
     configs.append(ResNetConfig(units=(1, 1), width=16, image_size=33, classes=0, channels=1))

@@ -16,8 +16,8 @@ from random_inputs import MANY
 from torch import Tensor
 
 from vitrail.costs.count import _activation_bytes, activation_bytes, kept_bytes, largest_batch
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 
 SMALL: dict[str, Any] = dict(width=32, depth=2, heads=2, mlp_dim=48, patch=16, image_size=(32, 48), classes=10)
@@ -25,35 +25,35 @@ SMALL: dict[str, Any] = dict(width=32, depth=2, heads=2, mlp_dim=48, patch=16, i
 
 def options() -> list[ViTConfig | ResNetConfig]:
     configs: list[ViTConfig | ResNetConfig] = [
-        ViTConfig(**SMALL, positions=positions, place=place, pool=pool, registers=registers)
+        ViTConfig.of(**SMALL, positions=positions, place=place, pool=pool, registers=registers)
         for positions, place, pool, registers in pairwise(
             *(("1d", "2d", "relative", "relative_bias"), ("input", "shared"), ("cls", "gap", "map", "cls+gap"), (0, 4)),
             valid=lambda positions, place, pool, registers: not (positions == "relative_bias" and registers),
         )
     ]
     configs += [
-        ViTConfig(**SMALL, positions="1d", place="every", class_token=True, pool="gap", final_norm="pooled"),
-        ViTConfig(**SMALL, layer_scale=1e-4, drop_path=0.1, pre_logits=24),
-        ViTConfig(**SMALL, mlp="swiglu", pool="map", final_norm="pooled"),
-        ViTConfig(**SMALL, mlp="swiglu", layer_scale=1e-4),
-        ViTConfig(**SMALL, distilled=True),
-        ViTConfig(**{**SMALL, "classes": 0}, pool="gap", positions="none"),
-        ViTConfig(**SMALL, block="parallel", branches=2, layer_scale=1e-4, drop_path=0.1),
-        ViTConfig(**SMALL, block="axial", pool="gap"),
-        ViTConfig(**SMALL, block="axial", pool="map", positions="relative"),
+        ViTConfig.of(**SMALL, positions="1d", place="every", class_token=True, pool="gap", final_norm="pooled"),
+        ViTConfig.of(**SMALL, layer_scale=1e-4, drop_path=0.1, pre_logits=24),
+        ViTConfig.of(**SMALL, mlp="swiglu", pool="map", final_norm="pooled"),
+        ViTConfig.of(**SMALL, mlp="swiglu", layer_scale=1e-4),
+        ViTConfig.of(**SMALL, distilled=True),
+        ViTConfig.of(**{**SMALL, "classes": 0}, pool="gap", positions="none"),
+        ViTConfig.of(**SMALL, block="parallel", branches=2, layer_scale=1e-4, drop_path=0.1),
+        ViTConfig.of(**SMALL, block="axial", pool="gap"),
+        ViTConfig.of(**SMALL, block="axial", pool="map", positions="relative"),
     ]
     shallow = {**SMALL, "depth": 1}
     stems = itertools.product(("levit", "early", "hmlp"), ("batch", "layer"))
     for stem, norm in stems if MANY else (("levit", "batch"), ("early", "layer"), ("hmlp", "batch"), ("hmlp", "layer")):
-        configs.append(ViTConfig(**shallow, stem=stem, stem_norm=norm))
+        configs.append(ViTConfig.of(**shallow, stem=stem, stem_norm=norm))
     for units, patch in (((), 32), ((1, 2, 1), 16), ((1, 1, 1, 1), 32)):
         size = dict(patch=patch, image_size=(32, 64))
-        configs.append(ViTConfig(**{**shallow, **size}, stem="resnet", stem_units=units))
+        configs.append(ViTConfig.of(**{**shallow, **size}, stem="resnet", stem_units=units))
     for units, axial, size in (((2, 1), False, (32, 64)), ((1, 1), True, (47, 70))):
         configs.append(ResNetConfig(units=units, width=32, image_size=size, classes=10, axial=axial))
     # deep enough to be counted on fewer layers
-    configs.append(ViTConfig(**{**SMALL, "depth": 8}, layer_scale=1e-4, drop_path=0.1))
-    configs.append(ViTConfig(**{**SMALL, "depth": 8}, positions="1d", place="every"))
+    configs.append(ViTConfig.of(**{**SMALL, "depth": 8}, layer_scale=1e-4, drop_path=0.1))
+    configs.append(ViTConfig.of(**{**SMALL, "depth": 8}, positions="1d", place="every"))
     configs.append(ResNetConfig(units=(1, 6), width=32, image_size=(47, 70), classes=10))
     return configs
 
@@ -132,7 +132,7 @@ CASES = [(config, *HOW[number % 4]) for number, config in enumerate(CPU)] + [
 @pytest.mark.parametrize(("config", "amx", "precision"), list(dict.fromkeys(CASES)))
 def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AMX attention is computed in another way."""
-    monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)
+    monkeypatch.setattr("vitrail.model.fast.attention._HAS_AMX", amx)
     monkeypatch.setattr("vitrail.costs.count._activation_bytes", _activation_bytes.__wrapped__)  # without its cache
     seen = on_this_cpu(config, precision)
     # torch says that LayerNorm keeps the statistics of bfloat16 in bfloat16, and its kernel for the CPU keeps float32

@@ -47,7 +47,7 @@ def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, ex
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.eval()(images), model(images))
     # half precision and the fast form for prediction compute the same
-    from vitrail.model.frozen import freeze
+    from vitrail.model.build import freeze
 
     torch.testing.assert_close(freeze(model)(images), model(images), rtol=1e-3, atol=1e-4)
     assert rollout(model, images).shape == (3, 4, 4)
@@ -88,7 +88,7 @@ def test_somebody_elses_model_imports_nothing(tmp_path: Path, capsys: pytest.Cap
 def test_foreign_formats_refuse_own_parts(tmp_path: Path, examples: None) -> None:
     from cosine_head import Cosine
 
-    model = build(ViTConfig(**TINY, head=Cosine()))
+    model = build(ViTConfig.of(**TINY, head=Cosine()))
     for format in ("timm", "google", "big_vision", "hf", "torchvision", "deit"):
         with pytest.raises(WeightsError, match="cannot hold the head"):
             vitrail.save(model, tmp_path / ("x.npz" if format in ("google", "big_vision") else "x"), format)
@@ -100,7 +100,7 @@ def test_foreign_formats_refuse_own_parts(tmp_path: Path, examples: None) -> Non
 def test_a_cosine_head_is_bounded_and_follows_the_angle(examples: None) -> None:
     from cosine_head import Cosine
 
-    head = build(ViTConfig(**TINY, head=Cosine(scale=3.0))).head
+    head = build(ViTConfig.of(**TINY, head=Cosine(scale=3.0))).head
     features = torch.randn(4, 16)
     expected = torch.stack([F.cosine_similarity(features, row[None]) for row in head.weight], dim=1) * 3
     torch.testing.assert_close(head(features), expected)
@@ -109,7 +109,7 @@ def test_a_cosine_head_is_bounded_and_follows_the_angle(examples: None) -> None:
 def test_a_stem_without_overlap_is_the_linear_stem(examples: None) -> None:
     from overlapping_stem import Overlapping
 
-    linear, own = build(ViTConfig(**TINY)), build(ViTConfig(**TINY, stem=Overlapping(overlap=0)))
+    linear, own = build(ViTConfig.of(**TINY)), build(ViTConfig.of(**TINY, stem=Overlapping(overlap=0)))
     own.load_state_dict(linear.state_dict())
     images = torch.randint(256, (2, 3, 16, 24), dtype=torch.uint8)
     torch.testing.assert_close(own.features(images), linear.features(images), rtol=1e-4, atol=1e-5)
@@ -118,7 +118,7 @@ def test_a_stem_without_overlap_is_the_linear_stem(examples: None) -> None:
 def test_alibi_is_the_published_bias(examples: None) -> None:
     from alibi import Alibi
 
-    model = build(ViTConfig(**TINY, positions=Alibi(slope=0.25), registers=1)).eval()
+    model = build(ViTConfig.of(**TINY, positions=Alibi(slope=0.25), registers=1)).eval()
     attention = model.blocks[0].attentions[0]
     images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
     tokens = attention.norm(model.embed(images))
@@ -142,7 +142,7 @@ def test_alibi_is_the_published_bias(examples: None) -> None:
 def test_qk_norm_is_torchs_attention_of_normed_queries(examples: None) -> None:
     from qk_norm import QKNorm
 
-    attention = build(ViTConfig(**TINY, attention=QKNorm())).blocks[0].attentions[0].attention
+    attention = build(ViTConfig.of(**TINY, attention=QKNorm())).blocks[0].attentions[0].attention
     x = torch.randn(2, 5, 16)
     query, key, value = (
         nn.functional.linear(x, attention.qkv.weight, attention.qkv.bias)
@@ -190,7 +190,7 @@ def test_a_wrong_stem_is_refused_with_the_reason(name: str, mine: Path) -> None:
     write(mine, name, f"{head}@dataclass(frozen=True)\nclass Mine(OwnPart):\n    {text}")
     stem = __import__(name).Mine()
     with pytest.raises(UsageError) as error:
-        build(ViTConfig(**TINY, stem=stem))(torch.zeros(1, 3, 16, 16))
+        build(ViTConfig.of(**TINY, stem=stem))(torch.zeros(1, 3, 16, 16))
     assert reason in str(error.value)
 
 
@@ -198,7 +198,7 @@ def test_positions_must_be_positions(examples: None) -> None:
     from cosine_head import Cosine
 
     with pytest.raises(UsageError, match="must return a Positions"):
-        build(ViTConfig(**TINY, positions=Cosine()))
+        build(ViTConfig.of(**TINY, positions=Cosine()))
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ OWN = """
 
     class WhereAmI(nn.Module):
         seen = []
-        def forward(self, tokens, bias=None, read=None):
+        def forward(self, tokens, bias=None, num_queries=None):
             self.seen.append((bias.grid, len(bias.places)))
-            return tokens[:, :read]
+            return tokens[:, :num_queries]
 
     @dataclass(frozen=True)
     class Places(OwnPart):
@@ -292,12 +292,12 @@ OWN = """
 
 
 def test_own_positions_of_any_shape_at_another_size_and_type(tmp_path: Path) -> None:
-    from vitrail.model.frozen import freeze
+    from vitrail.model.build import freeze
 
     with importable(write(tmp_path, "own_positions", OWN)):
         from own_positions import Wavy
 
-        model = build(ViTConfig(**TINY, positions=Wavy()))
+        model = build(ViTConfig.of(**TINY, positions=Wavy()))
         rows = torch.arange(4.0)[:, None]
         model.positions.raster.data[:] = rows.expand(4, 4).reshape(1, 16, 1)
         vitrail.save(model, tmp_path / "saved")
@@ -313,7 +313,7 @@ def test_own_attention_knows_where_its_tokens_are(tmp_path: Path) -> None:
     with importable(write(tmp_path, "own_attention", OWN)):
         from own_attention import Places, WhereAmI
 
-        model = build(ViTConfig(**TINY, attention=Places()))
+        model = build(ViTConfig.of(**TINY, attention=Places()))
         model(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
         model(torch.zeros(1, 3, 8, 16, dtype=torch.uint8))
         assert WhereAmI.seen == [((4, 4), 16)] * 2 + [((2, 4), 8)] * 2
@@ -330,12 +330,14 @@ def test_parts_that_do_not_keep_their_contract_are_named(
     with importable(write(tmp_path, "contracts", OWN)):
         from contracts import NoConfig, OneArgument, Places
 
-        with pytest.raises(UsageError, match=r"Identity, whose forward takes .*called with \(tokens, bias, read\)"):
-            build(ViTConfig(**TINY, attention=OneArgument()))
+        with pytest.raises(
+            UsageError, match=r"Identity, whose forward takes .*called with \(tokens, bias, num_queries\)"
+        ):
+            build(ViTConfig.of(**TINY, attention=OneArgument()))
         with pytest.raises(UsageError, match=r"NoConfig.build takes \(\).*called with \(config\)"):
-            build(ViTConfig(**TINY, head=NoConfig()))
+            build(ViTConfig.of(**TINY, head=NoConfig()))
         with pytest.raises(UsageError, match="must return a Positions"):
-            build(ViTConfig(**TINY, positions=Places()))
+            build(ViTConfig.of(**TINY, positions=Places()))
         train = ["train", "digits", "--out", str(tmp_path / "runs"), "--objective"]
         assert cli.main([*train, "contracts:Unfinished"]) == 2
         assert "abstract method" in capsys.readouterr().err

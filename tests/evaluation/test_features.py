@@ -82,7 +82,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_features_are_what_the_classifier_is_given(options: dict[str, Any]) -> None:
-    model = random_model(ViTConfig(**(TINY | options)))
+    model = random_model(ViTConfig.of(**(TINY | options)))
     seen: list[Tensor] = []
     heads = [model.head] if model.head_dist is None else [model.head, model.head_dist]
     for head in heads:
@@ -121,7 +121,7 @@ def test_features_of_a_resnet_are_the_means_of_its_last_map(axial: bool) -> None
 )
 def test_features_are_timms_pre_logits(ours: dict[str, Any], theirs: dict[str, Any], tmp_path: Path) -> None:
     one_head = dict(width=64, heads=1, mlp_dim=128)  # timm's files say nothing of the heads: 64 features each
-    config = ViTConfig(**(TINY | one_head | ours))  # type: ignore[arg-type]
+    config = ViTConfig.of(**(TINY | one_head | ours))  # type: ignore[arg-type]
     model = random_model(config)
     model.card = Card(config, NAMES)
     save(model, tmp_path / "model.safetensors", "timm")
@@ -138,7 +138,7 @@ def test_features_are_timms_pre_logits(ours: dict[str, Any], theirs: dict[str, A
 
 
 def test_extracting_leaves_model_and_random_numbers_alone() -> None:
-    model = random_model(ViTConfig(**TINY, dropout=0.5)).train()  # type: ignore[arg-type]
+    model = random_model(ViTConfig.of(**TINY, dropout=0.5)).train()  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
     first, second = (extract(model, shuffled(7), NAMES) for _ in range(2))
@@ -149,7 +149,7 @@ def test_extracting_leaves_model_and_random_numbers_alone() -> None:
 
 
 def test_reduced_precision_agrees_to_its_rounding() -> None:
-    model = random_model(ViTConfig(**TINY))  # type: ignore[arg-type]
+    model = random_model(ViTConfig.of(**TINY))  # type: ignore[arg-type]
     exact = extract(model, shuffled(9), NAMES, precision="float32").features
     rounded = extract(model, shuffled(9), NAMES, precision="bf16").features
     assert 0 < np.abs(exact - rounded).max() < 0.05 * np.abs(exact).max()
@@ -254,7 +254,7 @@ def test_images_without_a_class_are_embedded_but_not_counted() -> None:
 
 
 def test_a_module_keeps_its_place() -> None:
-    model = random_model(ViTConfig(**TINY))  # type: ignore[arg-type]
+    model = random_model(ViTConfig.of(**TINY))  # type: ignore[arg-type]
     assert isinstance(model, nn.Module)
     extract(model, shuffled(3), NAMES, device="cpu")
     assert all(parameter.dtype == torch.float32 and parameter.requires_grad for parameter in model.parameters())

@@ -12,8 +12,7 @@ from torch import nn
 from vitrail.data.settings import Preprocess
 from vitrail.exports.write import Exported
 from vitrail.model.build import build
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, Rotary, ViTConfig
 from vitrail.weights.card import Card
 
 Programs = Callable[..., Exported]
@@ -49,7 +48,7 @@ ALL = [*VITS, *RESNETS]
 
 
 def config(name: str) -> ViTConfig | ResNetConfig:
-    return RESNETS[name] if name in RESNETS else ViTConfig(**{**TINY, **VITS[name]})
+    return RESNETS[name] if name in RESNETS else ViTConfig.of(**{**TINY, **VITS[name]})
 
 
 def made(name: str = "plain", **changes: Any) -> Any:

@@ -12,8 +12,8 @@ from tiny_models import KINDS, identity, maps_alive, tiny, uniform
 
 from vitrail.errors import UsageError
 from vitrail.inspection.distance import attention_distance, grid_distances
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig
 

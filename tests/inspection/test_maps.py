@@ -12,7 +12,7 @@ from tiny_models import KINDS, maps_alive, tiny
 from vitrail.errors import UsageError
 from vitrail.inspection.components import component_maps, patch_components
 from vitrail.inspection.maps import head_maps
-from vitrail.model.attention import attention_path
+from vitrail.model.compute import attention_path
 from vitrail.model.record import attention_maps
 
 
@@ -37,7 +37,7 @@ def test_maps_are_the_rows_of_what_is_read(changes: dict[str, Any], monkeypatch:
                 else:
                     expected[:, :, :, line] = mean
         else:
-            cls = maps[:, :, : 1 + model.config.distilled].mean(axis=2)
+            cls = maps[:, :, : 1 + model.config.origin.distilled].mean(axis=2)
             grid = maps[:, :, prefix:].mean(axis=2)
             row = {"cls": cls, "cls+gap": (cls + grid) / 2}.get(pool, grid)
             expected = row[:, :, prefix:].reshape(2, 2, 3, 4)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vitrail.errors import UsageError
 from vitrail.inspection.relevance import relevance
-from vitrail.model.attention import attention_path
 from vitrail.model.block import AxialBlock
+from vitrail.model.compute import attention_path
 from vitrail.model.vit import ViT
 
 
@@ -59,7 +59,7 @@ def plain(model: ViT, images: Tensor) -> tuple[Tensor, list[list[Tensor]], Tenso
                 hidden = F.gelu(F.linear(norm(branch.norm, x), branch.mlp.fc1.weight, branch.mlp.fc1.bias))
                 added.append(F.linear(hidden, branch.mlp.fc2.weight, branch.mlp.fc2.bias))
             x = x + sum(added)
-    if model.config.final_norm == "tokens":
+    if model.config.origin.final_norm == "tokens":
         x = norm(model.norm, x)
     return model.classify(model.summary(x)), layers, x
 
@@ -76,18 +76,19 @@ def reference(model: ViT, images: Tensor, target: int) -> Tensor:
         joint = joint + sum(bar @ joint for bar in bars)
     prefix, pool = model.config.prefix, model.config.pool
     mixed = joint - torch.eye(encoded.shape[1])  # what attention brought
-    cls = mixed[:, : 1 + model.config.distilled].mean(dim=1)
+    cls = mixed[:, : 1 + model.config.origin.distilled].mean(dim=1)
     grid = mixed[:, prefix:].mean(dim=1)
     row = {"cls": cls, "gap": grid, "cls+gap": (cls + grid) / 2}.get(pool)
     if row is None:
-        row = (probe_bar(model, encoded, target)[:, None] @ joint[:, 0 if model.config.pool_prefix else prefix :])[:, 0]
+        first = 0 if model.config.origin.pool_prefix else prefix
+        row = (probe_bar(model, encoded, target)[:, None] @ joint[:, first:])[:, 0]
     return row[:, prefix:].reshape(len(images), *model.grid(images))
 
 
 def probe_bar(model: ViT, encoded: Tensor, target: int) -> Tensor:
     """A_bar of MAP's probe, its maps a variable of their own."""
-    pool, heads = model.pool, model.config.pool_heads or model.config.heads
-    tokens = encoded.detach()[:, 0 if model.config.pool_prefix else model.config.prefix :]
+    pool, heads = model.pool, model.config.origin.pool_heads or model.config.heads
+    tokens = encoded.detach()[:, 0 if model.config.origin.pool_prefix else model.config.prefix :]
     query = F.linear(pool.probe, pool.query.weight, pool.query.bias).unflatten(-1, (heads, -1)).transpose(1, 2)
     key, value = F.linear(tokens, pool.key_value.weight, pool.key_value.bias).chunk(2, dim=-1)
     key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (key, value))

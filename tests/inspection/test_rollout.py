@@ -10,8 +10,9 @@ from tiny_models import KINDS, identity, maps_alive, tiny, uniform
 
 from vitrail.errors import UsageError
 from vitrail.inspection.rollout import rollout
-from vitrail.model.attention import Attention, attention_path
+from vitrail.model.attention import Attention
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
@@ -30,8 +31,8 @@ def reference(layers: list[np.ndarray]) -> np.ndarray:
 
 def probe_attention(model: ViT, images: torch.Tensor) -> np.ndarray:
     """MAP's attention by hand, mean over heads: [batch, patches]."""
-    pool, heads = model.pool, model.config.pool_heads or model.config.heads
-    first = 0 if model.config.pool_prefix else model.config.prefix
+    pool, heads = model.pool, model.config.origin.pool_heads or model.config.heads
+    first = 0 if model.config.origin.pool_prefix else model.config.prefix
     tokens = model.encode(model.embed(images), model.grid(images))[:, first:].detach().numpy()
     width = tokens.shape[2] // heads
     query = (pool.probe[0, 0] @ pool.query.weight.T + pool.query.bias).detach().numpy()
@@ -51,10 +52,10 @@ def test_rollout_is_the_product_of_the_averaged_maps(changes: dict[str, Any]) ->
     images = torch.randn(2, 3, 12, 16)
     layers = [found.maps.numpy() for found in attention_maps(model, images)]
     joint, prefix, pool = reference(layers), model.config.prefix, model.config.pool
-    row = joint[:, : 1 + model.config.distilled].mean(axis=1)
+    row = joint[:, : 1 + model.config.origin.distilled].mean(axis=1)
     if pool == "map":
         row = np.einsum(
-            "bq,bqk->bk", probe_attention(model, images), joint[:, 0 if model.config.pool_prefix else prefix :]
+            "bq,bqk->bk", probe_attention(model, images), joint[:, 0 if model.config.origin.pool_prefix else prefix :]
         )
     elif pool != "cls":
         grid = joint[:, prefix:].mean(axis=1)

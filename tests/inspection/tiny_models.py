@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vitrail.model.attention import Attention
 from vitrail.model.record import attentions
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.model.vit import ViT
 
 KINDS: list[dict[str, Any]] = [
@@ -40,7 +39,7 @@ def tiny(**changes: Any) -> ViT:
     """A ViT of 3 layers for 12 x 16 pixels, with weights that make its maps differ."""
     torch.manual_seed(0)
     values: dict[str, Any] = dict(width=16, depth=3, heads=2, mlp_dim=32, patch=4, image_size=(12, 16), classes=3)
-    model = ViT(ViTConfig(**{**values, **changes}))
+    model = ViT(ViTConfig.of(**{**values, **changes}))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()

@@ -19,7 +19,7 @@ POSITIONS = ("none", "1d", "2d", "relative", "sincos", "relative_bias")
 
 def randomised(**options: object) -> ViT:
     torch.manual_seed(0)
-    model = build(ViTConfig(**(TINY | options)))  # type: ignore[arg-type]
+    model = build(ViTConfig.of(**(TINY | options)))  # type: ignore[arg-type]
     assert isinstance(model, ViT)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,7 +45,7 @@ def test_every_combination_runs_or_is_refused(pool: str, positions: str) -> None
         )
         if impossible:
             with pytest.raises(UsageError):
-                ViTConfig(**(TINY | options))
+                ViTConfig.of(**(TINY | options))
             continue
         model = randomised(**options)
         has_token = reads or bool(class_token)
@@ -114,7 +114,7 @@ def test_a_new_head_is_zero_and_sees_the_pooled_features(options: dict) -> None:
     model = randomised(**options)
     images = torch.randn(2, 3, 8, 12)
     with torch.no_grad():
-        pooled = build(ViTConfig(**(TINY | options | dict(pre_logits=None, classes=0))))
+        pooled = build(ViTConfig.of(**(TINY | options | dict(pre_logits=None, classes=0))))
         pooled.load_state_dict(model.state_dict(), strict=False)
         expected = pooled(images)
         model.reset_head(7)
@@ -155,4 +155,4 @@ def test_a_head_is_reset_where_and_as_what_the_model_is() -> None:
 )
 def test_contradictions_are_named(options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ViTConfig(**(TINY | options))
+        ViTConfig.of(**(TINY | options))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import UsageError
-from vitrail.model.frozen import freeze
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.build import freeze
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 

@@ -13,8 +13,8 @@ from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor
 
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
@@ -70,7 +70,7 @@ def to_timm(tensors: dict[str, Tensor], norm: str = "norm") -> dict[str, Tensor]
 def random_model(**options: object) -> ViT:
     """A model in which every tensor matters: biases, norms, tokens and the zero heads included."""
     torch.manual_seed(0)
-    model = build(ViTConfig(**(TINY | options)))  # type: ignore[arg-type]
+    model = build(ViTConfig.of(**(TINY | options)))  # type: ignore[arg-type]
     assert isinstance(model, ViT)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -73,7 +73,7 @@ def test_a_line_keeps_its_ends() -> None:
 
 
 def test_2d_positions_are_column_then_row() -> None:
-    positions = build_positions(ViTConfig(**TINY, positions="2d"))
+    positions = build_positions(ViTConfig.of(**TINY, positions="2d"))
     torch.nn.init.normal_(positions.rows), torch.nn.init.normal_(positions.columns)
     torch.nn.init.normal_(positions.front)
     tokens = positions.tokens(None, (3, 4))[0]
@@ -87,7 +87,7 @@ def test_2d_positions_are_column_then_row() -> None:
 
 def test_relative_logits_by_hand() -> None:
     """D.4: the query attends to the embedding of p_q - p_k."""
-    positions = build_positions(ViTConfig(**TINY, positions="relative"))
+    positions = build_positions(ViTConfig.of(**TINY, positions="relative"))
     torch.nn.init.normal_(positions.embedding)
     query = torch.randn(2, 2, 13, 16)
     bias = positions.logits(1, query, torch.arange(12), (3, 4))
@@ -100,7 +100,7 @@ def test_relative_logits_by_hand() -> None:
 
 @pytest.mark.parametrize(("place", "copies"), [("input", 1), ("every", 2), ("shared", 1)])
 def test_where_positions_are_added(place: str, copies: int) -> None:
-    positions = build_positions(ViTConfig(**TINY, place=place))
+    positions = build_positions(ViTConfig.of(**TINY, place=place))
     torch.nn.init.normal_(positions.embedding)
     assert len(positions.embedding) == copies
     added = [layer for layer in (None, 0, 1) if positions.tokens(layer, (3, 4)) is not None]
@@ -111,7 +111,7 @@ def test_where_positions_are_added(place: str, copies: int) -> None:
 
 
 def test_registers_have_no_position() -> None:
-    positions = build_positions(ViTConfig(**TINY, registers=2))
+    positions = build_positions(ViTConfig.of(**TINY, registers=2))
     torch.nn.init.normal_(positions.embedding)
     tokens = positions.tokens(None, (3, 4))[0]
     assert tokens.shape == (15, 32)
@@ -129,7 +129,7 @@ def test_sincos_in_closed_form() -> None:
 
 
 def test_sincos_tables_of_the_last_few_grids_are_kept() -> None:
-    positions = build_positions(ViTConfig(**TINY, positions="sincos", pool="gap"))
+    positions = build_positions(ViTConfig.of(**TINY, positions="sincos", pool="gap"))
     with torch.inference_mode():  # evaluation comes first; training takes what it left behind
         first = positions.tokens(None, (3, 4))
     assert positions.tokens(None, (3, 4)) is first and not first.is_inference()
@@ -149,7 +149,7 @@ def test_registers_with_positions_follow_the_class_token(positions: str) -> None
     """And where the class token has none, the registers' rows are still the registers'."""
     for cls_position, distilled in ((True, False), (False, False), (True, True), (False, True)):
         options = dict(registers=2, register_positions=True, cls_position=cls_position, distilled=distilled)
-        module = build_positions(ViTConfig(**TINY, positions=positions, **options))
+        module = build_positions(ViTConfig.of(**TINY, positions=positions, **options))
         for table in module.parameters():
             torch.nn.init.normal_(table)
         front = module.front[0] if positions == "2d" else module.embedding[0, :-12]
@@ -179,7 +179,7 @@ def _statistics(name: str, kind: str, tensor: torch.Tensor, config: ViTConfig) -
         return abs(tensor.std().item() / std - 1) < 0.05 and tensor.abs().max().item() <= 2 * std / 0.8796 + 1e-6
     assert kind.startswith("xavier_uniform")
     parts = tensor.chunk(3) if name.endswith("qkv.weight") else [tensor.flatten(0, -2)]
-    if name.endswith("fc1.weight") and config.mlp == "swiglu":
+    if name.endswith("fc1.weight") and config.origin.mlp == "swiglu":
         parts = tensor.chunk(2)
     for part in parts:
         bound = math.sqrt(6 / (part.shape[0] + part.shape[1]))
@@ -203,7 +203,7 @@ def test_every_tensor_is_initialised_as_the_table_says() -> None:
     ):
         torch.manual_seed(0)
         shape = dict(width=192, depth=2, heads=3, mlp_dim=768, patch=8, image_size=64)
-        config = ViTConfig(**shape, classes=50, **options)
+        config = ViTConfig.of(**shape, classes=50, **options)
         for name, tensor in build(config).named_parameters():
             patterns = {row: re.escape(row).replace(r"\*", ".*") for row in rows}
             matching = [row for row, pattern in patterns.items() if re.search(rf"(^|\.){pattern}$", name)]
@@ -242,4 +242,4 @@ def test_names_are_the_papers() -> None:
         variant("B/16", dept=3)
     for wrong_value in (dict(image_size=30), dict(heads=5), dict(block="axial"), dict(branches=2)):
         with pytest.raises(UsageError):
-            ViTConfig(**(TINY | wrong_value))
+            ViTConfig.of(**(TINY | wrong_value))

@@ -13,9 +13,9 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=3)
 CONFIGS: dict[str, ViTConfig | ResNetConfig] = {
-    "plain": ViTConfig(**TINY),
-    "parallel": ViTConfig(**TINY, block="parallel", branches=2),
-    "axial": ViTConfig(**TINY, block="axial", pool="gap", positions="relative"),
+    "plain": ViTConfig.of(**TINY),
+    "parallel": ViTConfig.of(**TINY, block="parallel", branches=2),
+    "axial": ViTConfig.of(**TINY, block="axial", pool="gap", positions="relative"),
     "resnet": ResNetConfig(width=32, units=(1, 1), classes=3, image_size=(32, 32)),
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.costs.count import macs, parameters
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.rewrites.regroup import regroup, regrouped
+from vitrail.model.regroup import regroup, regrouped
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.model.vit import ViT
 
@@ -24,7 +24,7 @@ TINY = dict(width=16, depth=6, heads=2, mlp_dim=32, patch=8, image_size=16, clas
 
 def made(**options: Any) -> ViT:
     torch.manual_seed(0)
-    model = build(ViTConfig(**(TINY | options)))
+    model = build(ViTConfig.of(**(TINY | options)))
     assert isinstance(model, ViT)
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) * 0.2
@@ -143,7 +143,7 @@ def test_what_learns_where_and_how_it_was_is_kept() -> None:
 
 
 def test_what_cannot_be_regrouped_is_refused() -> None:
-    config = ViTConfig(**TINY)
+    config = ViTConfig.of(**TINY)
     with pytest.raises(UsageError, match="6 blocks cannot be grouped into layers of 4 branches; valid: 1, 2, 3, 6"):
         regrouped(config, 4)
     with pytest.raises(UsageError, match="axial"):

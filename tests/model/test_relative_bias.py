@@ -25,7 +25,7 @@ grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 def positions(grid: tuple[int, int], **options: object) -> RelativeBias:
     torch.manual_seed(0)
     size = (8 * grid[0], 8 * grid[1])
-    module = build_positions(ViTConfig(**(TINY | dict(image_size=size) | options)))  # type: ignore[arg-type]
+    module = build_positions(ViTConfig.of(**(TINY | dict(image_size=size) | options)))  # type: ignore[arg-type]
     assert isinstance(module, RelativeBias)
     torch.nn.init.normal_(module.bias)
     return module

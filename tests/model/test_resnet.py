@@ -14,10 +14,9 @@ from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.model.resnet.axial import AxisAttention, RowColumnAttention
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.resnet.units import BIT_UNITS
-from vitrail.model.variants import ResNetConfig, variant
+from vitrail.model.axial import AxisAttention, RowColumnAttention
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import BIT_UNITS, ResNetConfig, variant
 
 BIT_NAMES = ["R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"]
 REGISTERED = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}

@@ -20,14 +20,13 @@ from vitrail.errors import UsageError
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.relevance import relevance
 from vitrail.inspection.rollout import rollout
-from vitrail.model.attention import attention_path
-from vitrail.model.build import build
-from vitrail.model.frozen import FrozenBlock, freeze
+from vitrail.model.build import build, freeze
+from vitrail.model.compute import attention_path
+from vitrail.model.fast.frozen import FrozenBlock
 from vitrail.model.record import attention_maps
-from vitrail.model.rewrites.regroup import regroup
-from vitrail.model.rotary.positions import RotaryPositions, Rotation
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.regroup import regroup
+from vitrail.model.rotary import RotaryPositions, Rotation
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.model.vit import ViT
 
 DINOV3 = Rotary(base=100.0, coordinates="centred", pairs="halves")
@@ -38,7 +37,7 @@ TINY: dict[str, Any] = dict(
 
 def random(**changes: Any) -> ViT:
     torch.manual_seed(0)
-    model = build(ViTConfig(**(TINY | changes)))
+    model = build(ViTConfig.of(**(TINY | changes)))
     assert isinstance(model, ViT)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +46,7 @@ def random(**changes: Any) -> ViT:
 
 
 def rotation(settings: Rotary, grid: tuple[int, int], layer: int = 0, prefix: bool = False) -> Rotation:
-    config = ViTConfig(**(TINY | dict(rotary=settings, pool="cls" if prefix else "gap")))
+    config = ViTConfig.of(**(TINY | dict(rotary=settings, pool="cls" if prefix else "gap")))
     module = RotaryPositions(config, settings)
     module.reset_parameters()
     return module(layer, torch.arange(grid[0] * grid[1]), grid)
@@ -82,7 +81,7 @@ def test_axial_angles_are_timms(theirs: nn.Module, settings: Rotary) -> None:
 def test_mixed_angles_and_their_start_are_timms() -> None:
     theirs = RotaryEmbeddingMixed(32, 2, 2, feat_shape=(3, 4), grid_indexing="xy", temperature=10.0)
     settings = Rotary("mixed", base=10.0, first="column")
-    module = RotaryPositions(ViTConfig(**(TINY | dict(rotary=settings, pool="gap"))), settings)
+    module = RotaryPositions(ViTConfig.of(**(TINY | dict(rotary=settings, pool="gap"))), settings)
     assert module.frequencies is not None
     torch.manual_seed(0)
     module.reset_parameters()
@@ -205,18 +204,18 @@ def test_values_that_do_not_fit_are_refused() -> None:
         with pytest.raises(UsageError, match=message):
             Rotary(**wrong)
     with pytest.raises(UsageError, match="multiple of 4 features"):
-        ViTConfig(**(TINY | dict(heads=16)))
+        ViTConfig.of(**(TINY | dict(heads=16)))
     with pytest.raises(UsageError, match="mlp 'swiglu'"):
-        ViTConfig(**(TINY | dict(mlp_norm=True)))
+        ViTConfig.of(**(TINY | dict(mlp_norm=True)))
     with pytest.raises(UsageError, match="mixed rotary frequencies"):
         regroup(random(rotary=Rotary("mixed")), 2)
-    assert regroup(random(), 2).config.rotary == DINOV3
+    assert regroup(random(), 2).config.origin.rotary == DINOV3
 
 
 def test_a_cached_table_is_never_that_of_a_count() -> None:
     """Counting runs on tensors without values, which must not be kept for networks that run."""
     from vitrail.costs.count import activation_bytes, macs
 
-    config = ViTConfig(**(TINY | dict(image_size=(8 * 5, 8 * 7))))
-    assert macs(config) == macs(replace(config, rotary=None)) and activation_bytes(config, place="cpu") > 0
+    config = ViTConfig.of(**(TINY | dict(image_size=(8 * 5, 8 * 7))))
+    assert macs(config) == macs(config.changed(rotary=None)) and activation_bytes(config, place="cpu") > 0
     assert torch.isfinite(build(config)(torch.randn(1, 3, 40, 56))).all()

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import UsageError
-from vitrail.model.resnet.stdconv import StdConv2d
-from vitrail.model.resnet.units import HYBRIDS
-from vitrail.model.stems.convolutional import build_stem, hmlp_stages
-from vitrail.model.variants import ViTConfig, variant
+from vitrail.model.stdconv import StdConv2d
+from vitrail.model.stem import build_stem, hmlp_stages
+from vitrail.model.variants import HYBRIDS, ViTConfig, variant
 
 STEMS = [
     ("linear", "batch"),
@@ -34,7 +33,7 @@ STEMS = [
 
 def tiny(stem: str, patch: int = 16, **values: object) -> ViTConfig:
     base = ViTConfig(width=32, depth=1, heads=2, mlp_dim=64, patch=patch, image_size=(patch * 2, patch * 2))
-    return replace(base, stem=stem, **values)
+    return base.changed(stem=stem, **values)
 
 
 @torch.no_grad()

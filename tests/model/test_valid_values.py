@@ -13,7 +13,7 @@ from torch import Tensor
 import vitrail
 from vitrail.errors import UsageError
 from vitrail.model.limits import RANGES
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import Origin, ResNetConfig, ViTConfig, flat, variant
 from vitrail.ranges import Range, limits, ranged_types
 from vitrail.training.run import Model
 
@@ -44,9 +44,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "said"), WRONG)
 def test_wrong_values_are_refused_with_the_valid_ones(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        ViTConfig(**values)
+        ViTConfig.of(**values)
     with pytest.raises(UsageError, match=f"model Ti/16: .*{said}"):
         vitrail.create("Ti/16", **values)
+
+
+def test_fields_of_the_origin_go_by_their_names_too() -> None:
+    config = ViTConfig.of(width=64, heads=2, qk_norm="head", norm_eps=1e-5)
+    assert config == ViTConfig(width=64, heads=2, origin=Origin(qk_norm="head", norm_eps=1e-5))
+    deeper = ViTConfig(width=64, heads=2, depth=3, origin=Origin(qk_norm="head"))
+    assert config.changed(depth=3, norm_eps=1e-6) == deeper
+    assert config.changed(origin=Origin(), gelu="tanh").origin == Origin(gelu="tanh")
+    assert flat(config) == flat(ViTConfig()) | dict(width=64, heads=2, qk_norm="head", norm_eps=1e-5)
+    assert variant("Ti/16", qk_norm="head").origin == Origin(qk_norm="head")  # type: ignore[union-attr]
 
 
 def test_a_single_number_stands_for_all_channels_and_both_sides() -> None:
@@ -55,8 +65,8 @@ def test_a_single_number_stands_for_all_channels_and_both_sides() -> None:
     assert ResNetConfig(mean=0, channels=2).mean == (0, 0)
 
 
-@pytest.mark.parametrize("kind", [ViTConfig, ResNetConfig])
-def test_every_word_of_a_config_is_checked(kind: type) -> None:
+@pytest.mark.parametrize(("kind", "least"), [(ViTConfig, 8), (Origin, 7), (ResNetConfig, 1)])
+def test_every_word_of_a_config_is_checked(kind: type, least: int) -> None:
     """Every field with a list of words refuses another word, so that none is forgotten in a new field."""
     hints = get_type_hints(kind)
     worded = [
@@ -64,7 +74,7 @@ def test_every_word_of_a_config_is_checked(kind: type) -> None:
         for item in fields(kind)
         if any(get_origin(part) is Literal for part in (hints[item.name], *get_args(hints[item.name])))
     ]
-    assert len(worded) >= (10 if kind is ViTConfig else 1)
+    assert len(worded) >= least
     for name in worded:
         with pytest.raises(UsageError, match=f"{name} is 'another'"):
             kind(**{name: "another"})

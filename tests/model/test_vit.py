@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from timm.layers import resample_abs_pos_embed
 
 from vitrail.errors import UsageError
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build, create
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import NAMES, ViTConfig
 from vitrail.model.vit import ViT
 
@@ -79,7 +79,7 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     ],
 )
 def test_equals_timm_forward_and_backward(path: str, ours: dict, theirs: dict) -> None:
-    model = build(ViTConfig(**(TINY | ours)))
+    model = build(ViTConfig.of(**(TINY | ours)))
     randomise(model)
     settings_ = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2, num_classes=5)
     peer = timm.models.VisionTransformer(**(settings_ | theirs))
@@ -107,7 +107,7 @@ def to_timm_grads(model: ViT) -> dict[str, torch.Tensor]:
 
 
 def test_equals_transformers() -> None:
-    model = build(ViTConfig(**TINY, norm_eps=1e-12, pre_logits=None))
+    model = build(ViTConfig.of(**TINY, norm_eps=1e-12, pre_logits=None))
     randomise(model)
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32,
@@ -140,7 +140,7 @@ def test_equals_transformers() -> None:
 
 
 def test_equals_torchvision() -> None:
-    model = build(ViTConfig(**TINY, pre_logits=24))
+    model = build(ViTConfig.of(**TINY, pre_logits=24))
     randomise(model)
     peer = torchvision.models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=5,
@@ -172,7 +172,7 @@ def test_uint8_images_are_normalised_exactly_as_floats() -> None:
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     for stem in ("linear", "hmlp", "early"):
-        model = build(ViTConfig(**TINY, stem=stem, mean=mean, std=std)).eval()
+        model = build(ViTConfig.of(**TINY, stem=stem, mean=mean, std=std)).eval()
         randomise(model)
         shape = (1, 3, 1, 1)
         floats = (images / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
@@ -181,7 +181,7 @@ def test_uint8_images_are_normalised_exactly_as_floats() -> None:
 
 
 def test_a_resolution_the_positions_were_not_made_for_equals_timm() -> None:
-    model = build(ViTConfig(**TINY, resize_mode="timm"))
+    model = build(ViTConfig.of(**TINY, resize_mode="timm"))
     randomise(model)
     peer = timm.models.VisionTransformer(
         img_size=(48, 64), patch_size=8, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2, num_classes=5
@@ -204,7 +204,7 @@ POSITIONS = ("none", "1d", "2d", "relative", "sincos", "relative_bias")
 )
 def test_every_position_place_and_head_trains(positions: str, place: str, pool: str) -> None:
     torch.manual_seed(0)
-    model = build(ViTConfig(**TINY, positions=positions, place=place, pool=pool))
+    model = build(ViTConfig.of(**TINY, positions=positions, place=place, pool=pool))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     losses = []
@@ -227,7 +227,7 @@ def test_every_position_place_and_head_trains(positions: str, place: str, pool: 
 )  # fmt: skip
 def test_any_size_divisible_by_the_patch(rows: int, columns: int, patch: int, block: dict, channels: int) -> None:
     shape = dict(patch=patch, image_size=(rows * patch, columns * patch), channels=channels)
-    config = ViTConfig(**(TINY | shape | block))
+    config = ViTConfig.of(**(TINY | shape | block))
     model = build(config)
     assert model(torch.randn(2, channels, rows * patch, columns * patch)).shape == (2, 5)
     assert model(torch.randn(2, channels, (rows + 1) * patch, columns * patch)).shape == (2, 5)
@@ -241,7 +241,7 @@ def test_parallel_costs_what_the_same_depth_in_a_row_costs() -> None:
     counts, flops = [], []
     for depth, branches in ((6, 1), (3, 2), (2, 3)):
         block = "parallel" if branches > 1 else "sequential"
-        model = build(ViTConfig(**(TINY | dict(depth=depth, block=block, branches=branches, pool="gap"))))
+        model = build(ViTConfig.of(**(TINY | dict(depth=depth, block=block, branches=branches, pool="gap"))))
         counts.append(sum(p.numel() for p in model.parameters()))
         with FlopCounterMode(display=False) as counter, attention_path("explicit"), torch.no_grad():
             model.to("meta")(torch.empty(1, 3, 32, 32, device="meta"))
@@ -251,7 +251,7 @@ def test_parallel_costs_what_the_same_depth_in_a_row_costs() -> None:
 
 
 def test_parallel_branches_add_to_the_same_input() -> None:
-    model = build(ViTConfig(**(TINY | dict(depth=1, block="parallel", branches=2))))
+    model = build(ViTConfig.of(**(TINY | dict(depth=1, block="parallel", branches=2))))
     randomise(model)
     x = torch.randn(2, 17, 32)
     block, places = model.blocks[0], torch.arange(16)
@@ -261,7 +261,7 @@ def test_parallel_branches_add_to_the_same_input() -> None:
 
 
 def test_axial_attention_stays_in_its_row_and_column() -> None:
-    model = build(ViTConfig(**(TINY | dict(block="axial", pool="gap", depth=1)))).eval()
+    model = build(ViTConfig.of(**(TINY | dict(block="axial", pool="gap", depth=1)))).eval()
     randomise(model)
     x = torch.randn(1, 16, 32)
     changed = x.clone()
@@ -276,7 +276,7 @@ def test_axial_attention_stays_in_its_row_and_column() -> None:
 
 
 def test_dropout_sits_where_appendix_b1_puts_it() -> None:
-    model = build(ViTConfig(**(TINY | dict(dropout=0.5))))
+    model = build(ViTConfig.of(**(TINY | dict(dropout=0.5))))
     randomise(model)
     images = torch.randn(2, 3, 32, 32)
     model.eval()
@@ -302,7 +302,7 @@ def test_dropout_sits_where_appendix_b1_puts_it() -> None:
 
 
 def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() -> None:
-    model = build(ViTConfig(**(TINY | dict(depth=2, drop_path=0.5))))
+    model = build(ViTConfig.of(**(TINY | dict(depth=2, drop_path=0.5))))
     residual = model.blocks[1].mlps[0].residual
     assert (model.blocks[0].mlps[0].residual.drop_path, residual.drop_path) == (0.0, 0.5)
     torch.manual_seed(0)
@@ -317,7 +317,7 @@ def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() ->
 def test_encoding_a_subset_equals_encoding_a_shorter_sequence() -> None:
     """keep= drops tokens after their positions were added: what masked pre-training needs."""
     for positions, place in itertools.product(("1d", "relative", "2d", "relative_bias"), ("input", "every", "shared")):
-        model = build(ViTConfig(**(TINY | dict(positions=positions, place=place)))).eval()
+        model = build(ViTConfig.of(**(TINY | dict(positions=positions, place=place)))).eval()
         randomise(model)
         tokens = model.embed(torch.randn(2, 3, 32, 32))
         everything = torch.arange(16).expand(2, 16)
@@ -343,7 +343,7 @@ def test_encoding_a_subset_equals_encoding_a_shorter_sequence() -> None:
 )
 @pytest.mark.parametrize("block", [dict(), dict(block="parallel", branches=2)])
 def test_sparing_the_last_layer_what_nobody_reads_changes_nothing(options: dict, block: dict) -> None:
-    model = build(ViTConfig(**(TINY | options | block)))
+    model = build(ViTConfig.of(**(TINY | options | block)))
     randomise(model)
     images = torch.randn(2, 3, 32, 32)
     everything = model.encode(model.embed(images))
@@ -359,7 +359,7 @@ def test_sparing_the_last_layer_what_nobody_reads_changes_nothing(options: dict,
 
 
 def test_reset_head_is_zero_and_drops_pre_logits() -> None:
-    model = build(ViTConfig(**TINY, pre_logits=16))
+    model = build(ViTConfig.of(**TINY, pre_logits=16))
     assert model.head.in_features == 16
     model.reset_head(7)
     assert model(torch.randn(2, 3, 32, 32)).eq(0).all()

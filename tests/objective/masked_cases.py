@@ -32,4 +32,4 @@ def batch(count: int = 4, side: int = 32, seed: int = 0) -> Images:
 
 def vit(seed: int = 0, **changes: Any) -> ViT:
     torch.manual_seed(seed)
-    return ViT(ViTConfig(**{**SMALL, **changes}))
+    return ViT(ViTConfig.of(**{**SMALL, **changes}))

@@ -10,7 +10,7 @@ from dino_cases import make
 from masked_cases import batch, vit
 from test_beit import tokenizer
 
-from vitrail.model.rotary.settings import Rotary
+from vitrail.model.variants import Rotary
 from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective

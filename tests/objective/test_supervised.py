@@ -123,7 +123,7 @@ def test_the_initial_loss_of_a_head_bias_has_a_closed_form() -> None:
 
 def test_a_head_bias_is_that_of_both_heads_of_a_distilled_model() -> None:
     """Fresh heads are zero, so every logit is the bias, as with one head."""
-    config = ViTConfig(width=16, depth=1, heads=2, mlp_dim=16, patch=4, image_size=4, classes=21, distilled=True)
+    config = ViTConfig.of(width=16, depth=1, heads=2, mlp_dim=16, patch=4, image_size=4, classes=21, distilled=True)
     task = SupervisedObjective(ViT(config), Supervised(loss="sigmoid", head_bias=-10.0), PLAIN, 21, seed=3)
     total, _, _ = task(batch(9, 21), step=0)
     assert total.item() == pytest.approx(9 * (np.log1p(np.exp(10)) + 20 * np.log1p(np.exp(-10))), rel=1e-5)

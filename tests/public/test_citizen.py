@@ -18,8 +18,7 @@ from torch.nn.utils import parametrize, prune
 
 import vitrail
 from vitrail.errors import UsageError
-from vitrail.model.attention import attention_path
-from vitrail.model.layers import computed
+from vitrail.model.compute import attention_path, computed
 from vitrail.model.vit import ViT
 
 NAMES = {

@@ -184,7 +184,7 @@ def test_a_rate_of_another_network_is_warned_of(
 def test_the_papers_384_pixels_are_392_for_a_patch_of_14(
     patch: int, recipe_name: str, asked: int | None, side: int, small: Path, tmp_path: Path
 ) -> None:
-    config = ViTConfig(**NARROW, patch=patch, image_size=(2 * patch, 2 * patch), classes=3)
+    config = ViTConfig.of(**NARROW, patch=patch, image_size=(2 * patch, 2 * patch), classes=3)
     vitrail.save(build(config), tmp_path / "x")
     settings = {} if asked is None else {"image_size": asked}
     run = choose_run(Asked(small, recipe_name, weights=tmp_path / "x", settings=settings), Known(), tunes=True).run

@@ -55,7 +55,7 @@ def label(html: str) -> str:
 
 
 def test_distances_are_over_images_from_all_of_the_validation_set(digits: Any) -> None:
-    model = network(ViTConfig(**TINY))
+    model = network(ViTConfig.of(**TINY))
     rows = np.linspace(0, len(digits) - 1, 32).round().astype(int)
     stacked = torch.stack([torch.from_numpy(np.array(digits[int(i)].image)) for i in rows]).permute(0, 3, 1, 2)
     expected = attention_distance(model, [stacked])
@@ -67,7 +67,7 @@ def test_distances_are_over_images_from_all_of_the_validation_set(digits: Any) -
 
 
 def test_a_large_network_sees_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network(ViTConfig(**TINY))
+    model = network(ViTConfig.of(**TINY))
     assert images_for(model, 1000) == 32 and images_for(model, 5) == 5
     monkeypatch.setattr(attention, "WORK", 2 * macs(model.config) * 20.5)
     assert images_for(model, 1000) == 20
@@ -76,10 +76,10 @@ def test_a_large_network_sees_fewer_images(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_positions_by_kind(digits: Any) -> None:
-    learned = positioned(network(ViTConfig(**TINY)))
+    learned = positioned(network(ViTConfig.of(**TINY)))
     assert "learned 1-D positions: 4 by 4 positions" in label(learned)
     assert "cosine similarity" in Page(learned).text
-    none = positioned(network(ViTConfig(**{**TINY, "positions": "none"})))
+    none = positioned(network(ViTConfig.of(**{**TINY, "positions": "none"})))
     assert Page(none).tags["svg"] == 0 and "a bag of patches" in Page(none).text
 
 
@@ -94,12 +94,12 @@ def test_positions_by_kind(digits: Any) -> None:
     ],
 )
 def test_what_is_said_fits_the_kind_of_positions(changes: dict[str, str], about: str, said: str) -> None:
-    html = positioned(network(ViTConfig(**{**TINY, **changes})))
+    html = positioned(network(ViTConfig.of(**{**TINY, **changes})))
     assert about in label(html) and said in Page(html).text
 
 
 def test_distances_along_lines_of_an_axial_network(digits: Any) -> None:
-    html = attended(network(ViTConfig(**{**TINY, "block": "axial", "pool": "gap"})), digits)
+    html = attended(network(ViTConfig.of(**{**TINY, "block": "axial", "pool": "gap"})), digits)
     assert "it would be 2.5" in label(html)  # of 4 patches in a line, 2 px each: (6 x 1 + 4 x 2 + 2 x 3) / 16 x 2 px
     text = Page(html).text
     assert "rows" in text and "columns" in text and "measured along its line" in text
@@ -114,7 +114,7 @@ def test_distances_on_the_feature_map_of_a_hybrid(digits: Any) -> None:
 
 
 def test_figures_take_the_ink_of_the_page_and_load_nothing(digits: Any) -> None:
-    model = network(ViTConfig(**TINY))
+    model = network(ViTConfig.of(**TINY))
     for html in (attended(model, digits), positioned(model)):
         page = Page(html)
         assert page.tags["svg"] == 1 and "currentColor" in html and "#000000" not in html
@@ -128,7 +128,7 @@ def test_figures_take_the_ink_of_the_page_and_load_nothing(digits: Any) -> None:
     "config",
     [
         ResNetConfig(units=(1,), width=8, classes=10, image_size=(16, 16)),
-        ViTConfig(**{**TINY, "patch": 8}),  # the image is a single patch
+        ViTConfig.of(**{**TINY, "patch": 8}),  # the image is a single patch
     ],
 )
 def test_a_network_without_a_grid_has_neither(digits: Any, config: ViTConfig | ResNetConfig) -> None:
@@ -146,4 +146,4 @@ def test_images_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     for file in tmp_path.rglob("*.png"):
         file.unlink()
     with pytest.raises(DataError, match="no image to look into"):
-        attended(network(ViTConfig(**TINY)), source)
+        attended(network(ViTConfig.of(**TINY)), source)

@@ -22,7 +22,7 @@ TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, ima
 
 def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
-    config = config or ViTConfig(**TINY)
+    config = config or ViTConfig.of(**TINY)
     model = build(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -45,7 +45,7 @@ REFUSALS = "Failed to load resource: the server responded with a status of 4"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("models")
-    coarse = ViTConfig(**{**TINY, "patch": 8, "depth": 1})
+    coarse = ViTConfig.of(**{**TINY, "patch": 8, "depth": 1})
     with serving(saved(root / "vit"), saved(root / "resnet", resnet()), saved(root / "coarse", coarse)) as running:
         yield running
 

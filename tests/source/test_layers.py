@@ -138,6 +138,32 @@ def test_no_import_circle() -> None:
     assert circles(imports_of_vitrail()) == []
 
 
+FAST = "vitrail.model.fast"
+"""The folder that can be deleted (tests/model/fast/test_deleted.py)."""
+
+
+def importing(source: ast.Module, name: str) -> set[ast.AST]:
+    """The statements that import a package or something in it."""
+    nodes = (node for node in ast.walk(source) if isinstance(node, ast.Import | ast.ImportFrom))
+    return {node for node in nodes if name in ast.unparse(node)}
+
+
+def asking(source: ast.Module) -> set[ast.AST]:
+    """The statements under `if HAS_FAST:` at the top of a file."""
+    tests = (node for node in source.body if isinstance(node, ast.If) and ast.unparse(node.test) == "HAS_FAST")
+    return {statement for test in tests for statement in test.body}
+
+
+def test_what_is_there_for_speed_is_imported_only_if_it_is_there() -> None:
+    using = {
+        name: (importing(tree(path), FAST), asking(tree(path)))
+        for name, path in modules(ROOT).items()
+        if not name.startswith(FAST) and importing(tree(path), FAST)
+    }
+    assert {name for name, (found, allowed) in using.items() if not found <= allowed} == set()
+    assert {*using} == {f"vitrail.model.{name}" for name in ("attention", "block", "build", "layers", "vit")}
+
+
 @pytest.mark.parametrize("package", THIRD_PARTY)
 def test_a_package_needs_only_what_it_promises(package: str) -> None:
     allowed = THIRD_PARTY[package] | set(sys.stdlib_module_names) | {"vitrail"}

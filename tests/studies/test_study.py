@@ -30,7 +30,7 @@ from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, UsageError
-from vitrail.model.attention import attention_path
+from vitrail.model.compute import attention_path
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import BEiT, MaskedPatch, Tokenizer
 from vitrail.studies.catalog import NAMES, study_named

@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.costs.count import macs, training_flops
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.dino import DINOObjective
@@ -65,7 +65,7 @@ def objectives() -> dict[str, tuple]:
     found["beit"] = (BEiTObjective(build(NETWORK), settings, 0, ImageTokenizer(TOKENIZER, 4)), settings, NETWORK)
     found["tokenizer"] = (TokenizerObjective(ImageTokenizer(TOKENIZER, 4)), TOKENIZER, NETWORK)
     resnet = ResNetConfig(units=(1, 1), width=32, image_size=(16, 24), classes=0)
-    every = replace(NETWORK, class_token=False, pool="gap")  # for a class token the last layer is spared the others
+    every = NETWORK.changed(class_token=False, pool="gap")  # for a class token the last layer is spared the others
     found["dino"] = (DINOObjective(build(every), CROPS, 0), CROPS, every)
     found["dino, resnet"] = (DINOObjective(build(resnet), CROPS, 0), CROPS, resnet)
     return found

@@ -57,7 +57,7 @@ def run_of(base: Path, out: Path, **changes: object) -> Run:
 @pytest.mark.parametrize("distilled", [False, True])
 def test_the_classifier_is_that_of_scikit_learn(tmp_path: Path, distilled: bool) -> None:
     """Its predictions agree with logistic regression on the same standardised features, for one of the strengths."""
-    config = replace(CONFIG, distilled=True, pool="cls") if distilled else CONFIG
+    config = CONFIG.changed(distilled=True, pool="cls") if distilled else CONFIG
     torch.manual_seed(0)
     start = save(build(config), tmp_path / "base").path
     run = run_of(start, tmp_path)

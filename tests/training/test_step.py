@@ -43,7 +43,7 @@ def data(count: int = 12) -> Images:
 
 def make(augment: Augment | None = None, **changes: object) -> SupervisedObjective:
     torch.manual_seed(0)
-    model = build(replace(CONFIG, **changes))
+    model = build(CONFIG.changed(**changes))
     torch.nn.init.normal_(model.head.weight)
     return SupervisedObjective(model, Supervised(), augment or Augment(), 5, 0).train()
 

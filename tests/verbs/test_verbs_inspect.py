@@ -42,9 +42,9 @@ def saved(folder: Path, config: ViTConfig | ResNetConfig, names: tuple[str, ...]
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("networks")
-    saved(folder / "plain", ViTConfig(**TINY))
-    saved(folder / "axial", ViTConfig(**{**TINY, "block": "axial", "pool": "gap", "positions": "sincos"}))
-    saved(folder / "bag", ViTConfig(**{**TINY, "positions": "none", "classes": 0}), names=())
+    saved(folder / "plain", ViTConfig.of(**TINY))
+    saved(folder / "axial", ViTConfig.of(**{**TINY, "block": "axial", "pool": "gap", "positions": "sincos"}))
+    saved(folder / "bag", ViTConfig.of(**{**TINY, "positions": "none", "classes": 0}), names=())
     saved(folder / "resnet", ResNetConfig(units=(1,), width=8, classes=3, image_size=(16, 16)))
     return folder
 

@@ -85,7 +85,7 @@ def convolutional(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A ResNet and a hybrid."""
     folder = tmp_path_factory.mktemp("convolutional")
     small = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
-    hybrid = ViTConfig(**small, patch=8, image_size=(16, 16), classes=3, stem="resnet", stem_units=(1,))
+    hybrid = ViTConfig.of(**small, patch=8, image_size=(16, 16), classes=3, stem="resnet", stem_units=(1,))
     resnet = ResNetConfig(units=(1, 1), width=32, image_size=(32, 32), classes=3)
     for name, config in (("hybrid", hybrid), ("resnet", resnet)):
         vitrail.save(build(config), folder / name)

@@ -26,7 +26,7 @@ from vitrail.verbs import weights as verbs
 from vitrail.weights.card import Card
 from vitrail.weights.save import FORMATS, save
 
-CONFIG = ViTConfig(width=64, depth=2, heads=1, mlp_dim=32, patch=8, image_size=(16, 16), classes=2, gelu="tanh")
+CONFIG = ViTConfig.of(width=64, depth=2, heads=1, mlp_dim=32, patch=8, image_size=(16, 16), classes=2, gelu="tanh")
 
 
 def made(config: ViTConfig = CONFIG, **card: Any) -> Any:
@@ -261,7 +261,8 @@ def test_finetune_from_foreign_weights(google: Path, photos: Path, tmp_path: Pat
     result = vitrail.finetune(photos, weights=google, **settings)
     model: Any = vitrail.load(result.folder)
     assert model.card.class_names == ["blue", "red"]
-    assert (model.config.image_size, model.config.gelu, model.config.resize_mode) == ((24, 24), "tanh", "official")
+    origin = model.config.origin
+    assert (model.config.image_size, origin.gelu, origin.resize_mode) == ((24, 24), "tanh", "official")
     decided = json.loads((result.folder / "run.json").read_text())
     assert "vit.npz (google)" in json.dumps(decided)
 
@@ -270,13 +271,13 @@ def test_finetune_from_foreign_weights(google: Path, photos: Path, tmp_path: Pat
 def test_finetune_from_distilled_and_pre_logits_weights(photos: Path, tmp_path: Path) -> None:
     """A new head leaves what only the old head used behind."""
     save(made(replace(CONFIG, pre_logits=8)), tmp_path / "pre.npz", "google")
-    save(made(replace(CONFIG, gelu="erf", distilled=True)), tmp_path / "dist.pth", "deit")
+    save(made(CONFIG.changed(gelu="erf", distilled=True)), tmp_path / "dist.pth", "deit")
     for name in ("pre.npz", "dist.pth"):
         settings = dict(duration="2 steps", batch_size=8, out=str(tmp_path / "runs"))
         result = vitrail.finetune(photos, weights=tmp_path / name, **settings)
         model: Any = vitrail.load(result.folder)
         assert model.config.pre_logits is None
-        assert model.config.distilled == (name == "dist.pth")
+        assert model.config.origin.distilled == (name == "dist.pth")
 
 
 def test_finetune_from_what_is_not_there_is_told_at_once(photos: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_a_new_resolution_changed_is_stored_too(tmp_path: Path, positions: 
 @pytest.mark.parametrize(
     ("config", "format", "name"),
     [
-        (replace(HEADS_OF_64, gelu="tanh"), "google", "base.npz"),
+        (HEADS_OF_64.changed(gelu="tanh"), "google", "base.npz"),
         (HEADS_OF_64, "timm", "base.safetensors"),
         (TINY, "hf", "base"),
         (replace(HEADS_OF_64, layer_scale=0.1, cls_position=False), "deit", "base.pth"),

@@ -10,7 +10,7 @@ from gathered import failures
 
 from vitrail.data.settings import Bands, Preprocess
 from vitrail.errors import UsageError, WeightsError
-from vitrail.model.variants import NAMES, ViTConfig, variant
+from vitrail.model.variants import NAMES, Rotary, ViTConfig, flat, variant
 from vitrail.weights.card import Card
 
 TINY = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=2)
@@ -32,6 +32,25 @@ def survives_json(name: str) -> None:
         reference={"input": "gradient", "logits": [0.5, -1.0, 2.0]},
     )
     assert Card.from_dict(json.loads(json.dumps(card.to_dict()))) == card
+
+
+EVA = Rotary(reference=(16, 16))
+ORIGIN: dict[str, Any] = dict(norm_eps=1e-5, gelu="quick", key_bias=False, rotary=EVA, mlp="swiglu")
+
+
+def test_fields_of_the_origin_stand_beside_the_others_in_a_card() -> None:
+    card = Card(ViTConfig.of(width=64, heads=2, **ORIGIN))
+    written = card.to_dict()["config"]
+    assert "origin" not in written and written.keys() == flat(card.config).keys()
+    assert (written["width"], written["norm_eps"], written["gelu"]) == (64, 1e-5, "quick")
+    assert Card.from_dict(json.loads(json.dumps(card.to_dict()))) == card
+    nested = {name: value for name, value in written.items() if name not in ORIGIN}
+    nested["origin"] = {name: written[name] for name in ORIGIN}
+    assert Card.from_dict({**card.to_dict(), "config": nested}) == card
+    with pytest.raises(WeightsError, match=r"config: norm_eps is 2\.0; valid: 0 to 1"):
+        Card.from_dict({**card.to_dict(), "config": {**written, "norm_eps": 2}})
+    with pytest.raises(WeightsError, match=r"config: gelu: .*'linear'"):
+        Card.from_dict({**card.to_dict(), "config": {**written, "gelu": "linear"}})
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:

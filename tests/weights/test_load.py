@@ -234,7 +234,7 @@ def test_a_new_head_is_zero_and_the_old_one_is_told(
     heads = {name for name in new if name.startswith("head")}
     for name in new:
         assert not new[name].any() if name in heads else torch.equal(new[name], old[name]), name
-    assert len(heads) == (2 + 2 * config.distilled if classes else 0)
+    assert len(heads) == (2 + 2 * config.origin.distilled if classes else 0)
     report = loaded.load_report
     assert set(report.reset) == heads and set(report.loaded) == new.keys() - heads
     assert report.unused == {
@@ -259,7 +259,7 @@ def test_positions_are_resampled_for_another_grid_even_of_as_many_cells(
     found = loaded.positions.embedding.detach().numpy()[0]
     np.testing.assert_array_equal(found[0], table[0])
     assert np.allclose(found[1:], zoomed, atol=1e-6) == (mode is None)
-    assert loaded.config.resize_mode == (mode or "official")
+    assert loaded.config.origin.resize_mode == (mode or "official")
     assert loaded.load_report.resampled == {"positions.embedding": f"8 x 32 -> 16 x 16 px, {mode or 'official'}"}
     assert loaded.config.image_size == loaded.card.preprocess.image_size == (16, 16)
     assert loaded.card.preprocess.crop == 0.9
@@ -299,7 +299,7 @@ def test_a_smaller_patch_makes_more_tokens_with_positions_in_between(tmp_path: P
     file = toy_file(tmp_path / "w", model)
     loaded = load(file, patch=2)
     assert loaded.config.grid == (8, 8) and loaded.stem.weight.shape == (16, 3, 2, 2)
-    expected = resize_positions(model.positions.embedding, (4, 4), (8, 8), model.config.resize_mode)
+    expected = resize_positions(model.positions.embedding, (4, 4), (8, 8), model.config.origin.resize_mode)
     assert torch.equal(loaded.positions.embedding, expected)
     assert loaded.load_report.resampled["positions.embedding"].startswith("4 x 4 patches of 4 -> 8 x 8 patches of 2 px")
     with pytest.raises(UsageError, match="not divisible by the patch, 3 px"):

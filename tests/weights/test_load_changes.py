@@ -17,7 +17,7 @@ from torch import nn
 import vitrail
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.own_part import OwnPart
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card

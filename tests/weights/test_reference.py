@@ -26,7 +26,7 @@ from vitrail.weights.reference import (
 def made(**changes: Any) -> Any:
     values = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 12), classes=3)
     torch.manual_seed(0)
-    model = build(ViTConfig(**{**values, **changes}))
+    model = build(ViTConfig.of(**{**values, **changes}))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     return model.eval()

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ CLASSES = ["cat", "dog", "owl"]
 
 def config(**changes: Any) -> ViTConfig:
     values = dict(width=128, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(16, 16), classes=3)
-    return ViTConfig(**{**values, **changes})
+    return ViTConfig.of(**{**values, **changes})
 
 
 BIT = ResNetConfig(units=(1, 1), width=32, classes=3, image_size=(64, 64))
@@ -136,7 +135,7 @@ class Careless:
 
 
 def swap_gelu(model: Any) -> Any:
-    other = build(replace(model.config, gelu="erf", norm_eps=1e-6))
+    other = build(model.config.changed(gelu="erf", norm_eps=1e-6))
     other.load_state_dict(model.state_dict())
     return other
 

@@ -26,9 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.device import ComputePrecision
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.layers import computed
+from vitrail.model.compute import attention_path, computed
 from vitrail.model.variants import Config, ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.torch_private import FakeTensorMode, TorchDispatchMode, flash_attention, storage_number, tree_leaves
@@ -67,7 +66,7 @@ def activation_bytes(
 
     Every tensor from the pixels to the classifier's input counts once. The loss, gradients of activations, scratch
     space and tensors that do not grow with the batch are not counted. bf16 is autocast with float32 weights. A
-    CPU and an accelerator keep different tensors: see `vitrail.model.attention` and `vitrail.model.layers`.
+    CPU and an accelerator keep different tensors: see `vitrail.model.fast`.
     """
     return _activation_bytes(sized(config, image_size), precision, place)
 

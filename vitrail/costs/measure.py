@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.costs.count import LiveTensors
 from vitrail.device import ComputePrecision
-from vitrail.model.build import build
-from vitrail.model.frozen import Packed, freeze
+from vitrail.model.build import build, freeze
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 Mode = Literal["inference", "training"]
@@ -95,7 +94,8 @@ class TimedNetwork:
 
     def packed_bytes(self) -> int:
         """Return the bytes of a frozen copy's weights, which oneDNN stores in its own layout."""
-        packed = (module.weight for module in self.model.modules() if isinstance(module, Packed))
+        weights = (getattr(module, "weight", None) for module in self.model.modules())
+        packed = (weight for weight in weights if isinstance(weight, Tensor) and weight.is_mkldnn)
         return sum(weight.numel() * weight.element_size() for weight in packed)
 
 

@@ -23,7 +23,7 @@ from vitrail.data.image_names import bad_kinds
 from vitrail.device import Precision, compute_precision, fast_float32
 from vitrail.errors import DataError, finite, finite_rows
 from vitrail.evaluation.results import Guess, Results
-from vitrail.model.frozen import eval_mode, freeze
+from vitrail.model.build import eval_mode, freeze
 
 T = TypeVar("T")
 Predict = Callable[[Tensor], Tensor]
@@ -308,8 +308,8 @@ def applied(
     """Return images -> `call(network, images)` on `device` (None: the device of the model), without gradients.
 
     Images may be on any device; uint8 images are moved as uint8. On a CPU the network is a frozen copy of the model
-    (`vitrail.model.frozen`). On other devices it is the model itself, in eval mode, with float32 weights and autocast.
-    The model and its training mode are not changed.
+    (`vitrail.model.fast.frozen`). On other devices it is the model itself, in eval mode, with float32 weights and
+    autocast. The model and its training mode are not changed.
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)

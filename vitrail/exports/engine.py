@@ -19,7 +19,7 @@ from vitrail.exports.kinds import KINDS, find_program, runtime
 from vitrail.exports.parity import check_here
 from vitrail.files import open_regular
 from vitrail.model.limits import ResizeMode
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.ranges import checked

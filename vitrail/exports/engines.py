@@ -34,7 +34,7 @@ from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import CARD, KINDS, EngineName, Installed, RuntimeName
 from vitrail.exports.parity import compare_outputs, images_to_compare, noise
 from vitrail.files import read_json_object, replacing, replacing_text
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.load import load

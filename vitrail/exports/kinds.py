@@ -87,8 +87,8 @@ class ProgramKind:
     traced: tuple[ProgramPrecision, ...]
     """Precisions in which the network itself is traced. In the other precisions only the weights are stored."""
     attention: Literal["fused", "explicit"]
-    """How attention is traced (`vitrail.model.attention`). ONNX has no operator for the fused one: torch would write it
-    with more transpositions than the explicit one has."""
+    """How attention is traced (`vitrail.model.fast.attention`). ONNX has no operator for the fused one: torch would
+    write it with more transpositions than the explicit one has."""
 
 
 KINDS: dict[str, ProgramKind] = {

@@ -2,7 +2,7 @@
 
 The input is uint8 images, or normalised bands (`Card.input_type`). The normalisation of uint8 images is part of the
 first layer or precedes it. Kernels are standardised, norms and LayerScale are folded into adjacent layers
-(`vitrail.model.frozen`). Positions are computed for the one size, or resampled inside the graph.
+(`vitrail.model.fast.frozen`). Positions are computed for the one size, or resampled inside the graph.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.export import Dim, ExportedProgram, export
 
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, OutputName, reason
-from vitrail.model.attention import attention_path
-from vitrail.model.frozen import freeze
+from vitrail.model.build import freeze
+from vitrail.model.compute import attention_path
 from vitrail.model.posemb import Grid, Positions
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.stems.patch import LinearStem
+from vitrail.model.resnet import ResNet
+from vitrail.model.stem import LinearStem
 from vitrail.model.vit import ViT
 from vitrail.ranges import LARGEST_SIDE
 from vitrail.tasks.catalog import task_of

@@ -23,7 +23,7 @@ from vitrail.evaluation.predict import find_images
 from vitrail.exports.kinds import CARD, KINDS, OutputName, RunProgram
 from vitrail.exports.network import compute
 from vitrail.files import read_json_object
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.reference import TOLERANCE, fixed_input, relative_error

@@ -27,7 +27,7 @@ from vitrail.exports.parity import (
     runtime_version,
 )
 from vitrail.files import beside, check_writable, json_text, sha256, take_place
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.rebuild import card_of, present_card

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError, finite
 from vitrail.inspection.maps import require_vit
-from vitrail.model.frozen import eval_mode
-from vitrail.model.resnet.stdconv import StdConv2d
-from vitrail.model.stems.patch import LinearStem
+from vitrail.model.build import eval_mode
+from vitrail.model.stdconv import StdConv2d
+from vitrail.model.stem import LinearStem
 from vitrail.model.vit import ViT
 
 FILTERS = 28

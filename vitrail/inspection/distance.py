@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.errors import UsageError
 from vitrail.inspection.maps import require_vit
-from vitrail.model.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, attentions, tap_attention
 from vitrail.model.vit import ViT

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.model.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
@@ -114,7 +114,7 @@ def average_pooling_weights(config: ViTConfig, grid: Grid) -> Tensor:
     """Return pooling weights [tokens] in float32, the same for all images; for MAP, those of an average pool."""
     row = torch.zeros(config.prefix + grid[0] * grid[1])
     if config.pool == "cls":
-        row[: 1 + config.distilled] = 1 / (1 + config.distilled)
+        row[: 1 + config.origin.distilled] = 1 / (1 + config.origin.distilled)
         return row
     row[config.prefix :] = 1 / (grid[0] * grid[1])
     if config.pool == "cls+gap":

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError, finite
 from vitrail.inspection.maps import on_grid, pooling_weights, require_vit
 from vitrail.model.attention import Attention
-from vitrail.model.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
 from vitrail.model.record import attentions
@@ -105,7 +105,7 @@ def _from_the_head(model: ViT, last: Tensor, grid: Grid, target: int | None) -> 
     calls: dict[nn.Module, _Call] = {}
     with torch.enable_grad(), _calls_of([pool.out] if isinstance(pool, MAPHead) else [], calls):
         leaf = last.detach().requires_grad_()
-        encoded = model.norm(leaf) if model.config.final_norm == "tokens" else leaf
+        encoded = model.norm(leaf) if model.config.origin.final_norm == "tokens" else leaf
         logits = model.classify(model.summary(encoded)).float()
         chosen = logits.argmax(dim=1) if target is None else torch.full_like(logits[:, 0], target, dtype=torch.int64)
         mixed = [call.arguments[0] for call in calls.values()]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vitrail.inspection.maps import on_grid, pooling_weights, require_vit
-from vitrail.model.frozen import eval_mode
+from vitrail.model.build import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
@@ -38,7 +38,7 @@ def rollout(model: ViT, images: Tensor) -> Tensor:
     grid = model.grid(images)
     flow = _Flow(grid)
     with eval_mode(model), torch.inference_mode(), tap_attention(model, flow.receive):
-        row = pooling_weights(model, model.encode(model.embed(images), grid, read=model.pool.reads), grid)
+        row = pooling_weights(model, model.encode(model.embed(images), grid, num_queries=model.pool.reads), grid)
     with torch.inference_mode():
         shares = torch.einsum("bq,bqk->bk", row, flow.joint())[:, model.config.prefix :]
     return shares.reshape(len(images), *grid).clone()

@@ -1,4 +1,10 @@
-"""Encoder blocks: MSA and MLP with pre-norm residuals (Eq. 2, 3), sequential, parallel, or axial."""
+"""Encoder blocks: MSA and MLP with pre-norm residuals (Eq. 2, 3), sequential, parallel, or axial.
+
+z'_l = MSA(LN(z_{l-1})) + z_{l-1}     (2)  AttentionBranch, added by Block
+z_l  = MLP(LN(z'_l)) + z'_l           (3)  MLPBranch, added by Block
+
+`Residual` holds what a branch may have before it is added: LayerScale and stochastic depth.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +16,15 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, QKNorm
-from vitrail.model.layers import QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear, new_norm
+from vitrail.model.attention import Attention, QKNorm
+from vitrail.model.compute import HAS_FAST, recomputable
+from vitrail.model.layers import dense, dense_after_gelu, new_gelu, new_linear, new_norm
 from vitrail.model.own_part import build_part
-from vitrail.model.posemb import AtLayer, Grid, Positions
-from vitrail.model.recompute import recomputable
-from vitrail.model.rewrites.low_rank import LowRank
+from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
 from vitrail.model.variants import ViTConfig
+
+if HAS_FAST:
+    from vitrail.model.fast import layers as fast
 
 
 class MLP(nn.Module):
@@ -32,10 +40,9 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
         hidden = dense(self.fc1, x)
-        drops = (self.training and self.dropout.p) or not is_plain(self.dropout, nn.Dropout)
-        if drops or not is_plain(self.act, nn.GELU):
-            return self.dropout(dense(self.fc2, self.dropout(self.act(hidden))))
-        return dense_after_gelu(self.fc2, hidden, self.act.approximate)  # type: ignore[arg-type]
+        if HAS_FAST and fast.joins_gelu(self.act, self.dropout):
+            return dense_after_gelu(self.fc2, hidden, self.act.approximate)  # type: ignore[arg-type]
+        return self.dropout(dense(self.fc2, self.dropout(self.act(hidden))))
 
 
 class SwiGLU(nn.Module):
@@ -66,7 +73,7 @@ def swiglu(hidden: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
 
 
 class Residual(nn.Module):
-    """Dropout, LayerScale and stochastic depth of a branch, before it is added to the residual."""
+    """LayerScale and stochastic depth of a branch, before it is added to the residual."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -78,16 +85,12 @@ class Residual(nn.Module):
     def forward(self, branch: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
         if self.gamma is not None:
-            branch = branch * self.gamma
-        alive = self.alive(branch)
-        return branch if alive is None else branch * alive.to(branch.dtype)
-
-    def alive(self, x: Tensor) -> Tensor | None:
-        """Return stochastic depth's factor for each image of x, [batch, 1, 1]; None if nothing is dropped."""
-        if not (self.training and self.drop_path):
-            return None
-        keep = 1 - self.drop_path
-        return torch.empty(len(x), 1, 1, device=x.device).bernoulli_(keep) / keep
+            branch = branch * self.gamma  # LayerScale
+        if self.training and self.drop_path:  # stochastic depth: an image keeps its branch, or loses it
+            keep = 1 - self.drop_path
+            factors = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep) / keep
+            branch = branch * factors.to(branch.dtype)
+        return branch
 
 
 class AttentionBranch(nn.Module):
@@ -95,16 +98,17 @@ class AttentionBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = new_norm(config.norm, config.width, config.norm_eps)
-        self.norm_after = config.norm_after
+        self.norm = new_norm(config.origin, config.width)
+        self.norm_after = config.origin.norm_after
         self.attention = build_attention(config)
         self.dropout = nn.Dropout(config.dropout)
         self.residual = Residual(config, drop_path)
 
-    def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
-        """Return the values to add to x [batch, tokens, width], or to its first `read` tokens."""
-        mixed = self.dropout(self.attention(x if self.norm_after else self.norm(x), bias, read))
-        return self.residual(self.norm(mixed) if self.norm_after else mixed)
+    def forward(self, x: Tensor, bias: Bias | None = None, num_queries: int | None = None) -> Tensor:
+        """Return the values to add to x [batch, tokens, width], or to its first `num_queries` tokens."""
+        if self.norm_after:
+            return self.residual(self.norm(self.dropout(self.attention(x, bias, num_queries))))
+        return self.residual(self.dropout(self.attention(self.norm(x), bias, num_queries)))
 
 
 class MLPBranch(nn.Module):
@@ -112,18 +116,20 @@ class MLPBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = new_norm(config.norm, config.width, config.norm_eps)
-        self.norm_after = config.norm_after
-        if config.mlp == "swiglu":
-            norm = new_norm(config.norm, config.mlp_dim, config.norm_eps) if config.mlp_norm else None
+        self.norm = new_norm(config.origin, config.width)
+        self.norm_after = config.origin.norm_after
+        if config.origin.mlp == "swiglu":
+            norm = new_norm(config.origin, config.mlp_dim) if config.origin.mlp_norm else None
             self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout, norm)
         else:
-            self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
+            self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.origin.gelu)
         self.residual = Residual(config, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the values to add to x [batch, tokens, width]."""
-        return self.residual(self.norm(self.mlp(x)) if self.norm_after else self.mlp(self.norm(x)))
+        if self.norm_after:
+            return self.residual(self.norm(self.mlp(x)))
+        return self.residual(self.mlp(self.norm(x)))
 
 
 class Block(nn.Module):
@@ -147,31 +153,20 @@ class Block(nn.Module):
         """Return the function: queries -> values that this layer adds to the attention logits."""
         return AtLayer(self._positions[0], self.layer, places, grid)
 
-    def takes_read(self) -> bool:
-        """Return whether `read` cannot change a result: only the attention, which is ours, mixes tokens."""
-        return all(isinstance(part, _PER_TOKEN) for part in self.modules())
-
     @recomputable
     def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, num_queries: int | None = None
     ) -> Tensor:
         """x [batch, prefix + tokens, width] -> the same shape.
 
         `places` are the raster indices of the grid's tokens. Only positions that change the attention logits need them
-        and the `grid`. With `read`, only the first `read` tokens are returned; they still attend to all. The last layer
-        uses this.
+        and the `grid`. With `num_queries`, only the first `num_queries` tokens are returned; they still attend to all.
+        The last layer uses this.
         """
         # blocks that do not read their layer's number share one compiled graph
         bias = self.bias(places, grid) if self._positions[0].reaches_attention else None
-        x = sum((branch(x, bias, read) for branch in self.attentions), start=x[:, :read])
-        return sum((branch(x) for branch in self.mlps), start=x)
-
-
-_PER_TOKEN = (
-    *(Block, AttentionBranch, Attention, QKNorm, MLPBranch, MLP, SwiGLU, Residual, QuickGELU, LowRank),
-    *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GELU, nn.SiLU, nn.ReLU, nn.Dropout, nn.Identity),
-)
-"""Types of modules that compute the attention of ours, or each token from itself."""
+        x = sum((msa(x, bias, num_queries) for msa in self.attentions), start=x[:, :num_queries])  # Eq. 2
+        return sum((mlp(x) for mlp in self.mlps), start=x)  # Eq. 3
 
 
 class AxialBlock(nn.Module):
@@ -186,8 +181,8 @@ class AxialBlock(nn.Module):
         self.column = Block(config, layer, positions, drop_path)
 
     @recomputable
-    def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
-        """x [batch, rows * columns, width], all tokens in raster order -> the same shape. `read` is ignored."""
+    def forward(self, x: Tensor, places: Tensor, grid: Grid, num_queries: int | None = None) -> Tensor:
+        """x [batch, rows * columns, width], all tokens in raster order -> the same shape. `num_queries` is ignored."""
         rows, columns = grid
         x = rearrange(x, "b (h w) d -> (b h) w d", h=rows)
         x = self.row(x, places[:columns], grid)
@@ -199,18 +194,19 @@ class AxialBlock(nn.Module):
 def build_attention(config: ViTConfig) -> Attention:
     """Return the attention of a config, or a module of the user's own that is called in the same way."""
     if config.attention is None:
-        norm = new_norm(config.norm, config.width, config.norm_eps) if config.attention_norm else None
-        return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm, qk_norm=_qk_norm(config))
-    attention: Attention = build_part(config.attention, config, {}, nn.Module, ("tokens", "bias", "read"))
+        key_bias, qk_norm = config.origin.key_bias, _qk_norm(config)
+        norm = new_norm(config.origin, config.width) if config.origin.attention_norm else None
+        return Attention(config.width, config.heads, key_bias=key_bias, norm=norm, qk_norm=qk_norm)
+    attention: Attention = build_part(config.attention, config, {}, nn.Module, ("tokens", "bias", "num_queries"))
     return attention
 
 
 def _qk_norm(config: ViTConfig) -> QKNorm | None:
-    if config.qk_norm == "none":
+    if config.origin.qk_norm == "none":
         return None
     head = config.width // config.heads
-    features = head if config.qk_norm == "head" else config.width
-    query, key = (new_norm(config.norm, features, config.norm_eps) for _ in range(2))
+    features = head if config.origin.qk_norm == "head" else config.width
+    query, key = (new_norm(config.origin, features) for _ in range(2))
     return QKNorm(query, key, features, head**-0.5)
 
 

@@ -1,17 +1,26 @@
-"""Build a network with initial weights from a config or a name."""
+"""Build a network with initial weights from a config or a name, change its classifier, or copy it for inference."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
 import torch
+from torch import nn
 
 from vitrail.device import free_memory
 from vitrail.errors import UsageError
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.compute import HAS_FAST
+from vitrail.model.resnet import ResNet
+from vitrail.model.stdconv import StdConv2d
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.model.vit import ViT
+
+if HAS_FAST:
+    from vitrail.model.fast import frozen as fast
 
 Network = TypeVar("Network", bound=ViT | ResNet)
 SURELY_FITS = 2**30
@@ -77,3 +86,32 @@ def reset_head(model: Network, classes: int) -> Network:
         card = model.card.unmeasured()
         model.card = replace(card, config=model.config, class_names=[], thresholds=[], scale=None)
     return model
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a network in eval mode within the block."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@torch.no_grad()
+def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bool = False) -> nn.Module:
+    """Return a copy of a model for inference in `dtype`: images -> logits in that type.
+
+    Outputs are equal to rounding; on a CPU the copy is 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot be
+    trained, saved or tapped. Axial blocks, and blocks with layers that are not plain (hooks, LoRA, quantisation), only
+    change their type. A `portable` copy has only torch's own layers.
+    """
+    frozen = copy.deepcopy(model)
+    for module in frozen.modules():
+        if isinstance(module, StdConv2d):
+            module.fix()  # in the model's type, before it is rounded
+    frozen = frozen.to(dtype).eval().requires_grad_(False)
+    if HAS_FAST and isinstance(model, ViT):
+        fast.freeze_blocks(model, frozen, dtype, portable=portable)
+    return frozen

@@ -54,14 +54,15 @@ class MAPHead(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads, self.reads_prefix = config.pool_heads or config.heads, config.pool_prefix
+        self.heads, self.reads_prefix = config.origin.pool_heads or config.heads, config.origin.pool_prefix
         self.probe = nn.Parameter(torch.zeros(1, 1, config.width))
         whole = config.pool == "map"
         self.query: nn.Module = new_linear(config.width, config.width) if whole else nn.Identity()
         self.key_value = new_linear(config.width, 2 * config.width)
         self.out = new_linear(config.width, config.width)
-        self.norm = new_norm(config.norm, config.width, config.norm_eps) if whole else None
-        self.mlp = MLP(config.width, config.pool_mlp_dim or config.mlp_dim, gelu=config.gelu) if whole else None
+        self.norm = new_norm(config.origin, config.width) if whole else None
+        hidden = config.origin.pool_mlp_dim or config.mlp_dim
+        self.mlp = MLP(config.width, hidden, gelu=config.origin.gelu) if whole else None
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
@@ -93,7 +94,7 @@ def build_pool(config: ViTConfig) -> Pooling:
     if config.pool in ("map", "probe"):
         return MAPHead(config)
     if config.pool == "cls":
-        return ClassToken(1 + config.distilled)
+        return ClassToken(1 + config.origin.distilled)
     return AveragePool() if config.pool == "gap" else ClassTokenAndAverage()
 
 
@@ -116,7 +117,7 @@ def build_heads(config: ViTConfig, like: Tensor | None = None) -> tuple[nn.Modul
     """
     if not config.classes:
         return None, None
-    return _build_head(config, like), _build_head(config, like) if config.distilled else None
+    return _build_head(config, like), _build_head(config, like) if config.origin.distilled else None
 
 
 def _build_head(config: ViTConfig, like: Tensor | None) -> nn.Module:

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from vitrail.model.attention import Attention
+from vitrail.model.axial import AxisAttention
 from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.head import MAPHead, PreLogits
+from vitrail.model.hybrid import HybridBottleneck
 from vitrail.model.own_part import built_in_modules, is_own_part
-from vitrail.model.resnet.axial import AxisAttention
-from vitrail.model.stems.hybrid import HybridBottleneck
-from vitrail.model.stems.patch import LinearStem
+from vitrail.model.stem import LinearStem
 
 
 def init_weights(model: nn.Module) -> None:

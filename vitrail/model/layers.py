@@ -1,176 +1,44 @@
-"""Dense layers and LayerNorm with torch's parameters and results, computed faster on a CPU.
+"""The layers of all networks: torch's own dense layer and norms, and how they are created.
 
-The definition of a network is torch's own: `nn.Linear`, `nn.LayerNorm`, and the formulas of `vitrail.model.attention`.
-In eager mode on a CPU three computations are faster, with results that are equal to rounding
-(tests/model/test_attention.py):
-
-* `linear` calls oneDNN and adds the bias inside the matrix product. torch adds it in a second pass, and sends float32
-  to MKL, which is half as fast on AMD.
-* `layer_norm` writes bfloat16 directly under autocast. torch writes float32, which the next layer casts.
-* `linear_after_gelu` saves the input of the GELU in float32 and computes the GELU again in the backward pass. This
-  saves a quarter of a block's activation memory for 2 % of its time.
-
-A fast computation replaces the definition only where nobody can tell, by two rules that are asked in this file alone:
-
-* `is_plain(layer)`: the layer is torch's own, with its own parameters and without hooks. Then `dense` and the code of
-  the blocks read the parameters themselves. Otherwise (LoRA, parametrizations, pruning, quantisation, hooks) they call
-  the layer.
-* `may_be_fast(x)`: no transform of `torch.func`, no trace and no mode follows the operations. A backward pass that is
-  differentiated again computes by the definition.
-
-`computed("definition")` switches the fast computations off.
+`dense` and `LayerNorm` are torch's computations. Where `vitrail.model.fast.layers` applies, they are faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from typing import Any, Literal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.device import has_onednn
-from vitrail.torch_private import has_hooks, is_observed, onednn_linear
+from vitrail.model.compute import HAS_FAST
+from vitrail.model.variants import Origin
 
-_HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the question
-_speed: ContextVar[Literal["auto", "definition", "fast"]] = ContextVar("speed", default="auto")
-
-
-@contextmanager
-def computed(how: Literal["auto", "definition", "fast"]) -> Iterator[None]:
-    """Context in which networks compute by torch's definitions, or fast even if a mode follows the operations.
-
-    "fast" is for code that counts what the fast computations do (`vitrail.costs`). "auto" is the rule of this file.
-    """
-    token = _speed.set(how)
-    try:
-        yield
-    finally:
-        _speed.reset(token)
-
-
-def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
-    """Return whether a layer is exactly a `kind`, with parameters of its own and without hooks.
-
-    Then code may read its parameters instead of calling it, and nobody can tell.
-    """
-    how = _speed.get()
-    if type(layer) is not kind or how == "definition" or has_hooks(layer):
-        return False
-    return how == "fast" or all(type(parameter) is nn.Parameter for parameter in layer.parameters(recurse=False))
-
-
-def may_be_fast(x: Tensor) -> bool:
-    """Return whether operations with this tensor may differ from torch's own, because nothing follows them."""
-    if torch.compiler.is_compiling():
-        return False
-    how = _speed.get()
-    return how == "fast" or (how == "auto" and type(x) in (Tensor, nn.Parameter) and not is_observed())
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which a matrix product with this tensor is computed, with autocast taken into account."""
-    kind = x.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if autocast else x.dtype
-
-
-def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether matrix products with this tensor, in this type, call oneDNN directly."""
-    return x.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and _HAS_ONEDNN and may_be_fast(x)
-
-
-class _Linear(torch.autograd.Function):
-    """x [..., in], weight [out, in], bias [out] -> [..., out]; with `gelu` ("none" or "tanh") a GELU comes first.
-
-    Only tensors that the required gradients need are saved: a frozen layer saves its input only if it has a GELU.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None) -> Tensor:
-        active = x if gelu is None else F.gelu(x, approximate=gelu)
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        keep_active = needs_weight and gelu is not None and x.dtype == torch.bfloat16
-        keep_x = (needs_x and gelu is not None) or (needs_weight and not keep_active)
-        ctx.save_for_backward(x if keep_x else None, weight if needs_x else None, active if keep_active else None)
-        ctx.gelu = gelu
-        return onednn_linear(active, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, active = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        again = torch.is_grad_enabled()  # this backward pass will be differentiated, which oneDNN's product cannot be
-        grad = grads[0].contiguous()
-        rows = grad.flatten(0, -2)
-        grad_x = grad_weight = grad_bias = None
-        if needs_x:
-            grad_x = F.linear(grad, weight.t()) if again else onednn_linear(grad, weight.t())
-            if ctx.gelu is not None:
-                grad_x = torch.ops.aten.gelu_backward(grad_x, x, approximate=ctx.gelu)
-        if needs_weight:
-            if x is not None and (active is None or again):
-                active = x if ctx.gelu is None else F.gelu(x, approximate=ctx.gelu)
-            grad_weight = rows.t() @ active.flatten(0, -2)
-        if needs_bias:  # a product with ones sums rows of bfloat16 twice as fast as sum(), and adds in float32
-            grad_bias = (rows.new_ones(1, len(rows)) @ rows)[0]
-        return grad_x, grad_weight, grad_bias, None
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, gelu: str | None = None) -> Tensor:
-    """Apply `_Linear` to tensors of this type. They are cast outside of it, where autograd sees the casts."""
-    return _Linear.apply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gelu)
-
-
-def derivatives(
-    definition: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each input that needs one, so that it can be differentiated again.
-
-    grad is the gradient of definition(*inputs).
-    """
-    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    found = iter(torch.autograd.grad(definition(*inputs), wanted, grad, create_graph=True))
-    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+if HAS_FAST:
+    from vitrail.model.fast import layers as fast
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear`: x [..., in], weight [out, in], bias [out] -> [..., out]."""
-    dtype = compute_dtype(x)
-    if on_onednn(x, dtype):
-        return _onednn(x, weight, bias, dtype)
+    if HAS_FAST and fast.applies(x):
+        return fast.linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-def linear_after_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
-    """Return `linear` of GELU(x)."""
-    dtype = compute_dtype(x)
-    if on_onednn(x, dtype):
-        return _onednn(x, weight, bias, dtype, approximate)
-    return F.linear(F.gelu(x, approximate=approximate), weight, bias)
-
-
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return `F.layer_norm` over the last dimension in the type of the next matrix product; statistics are float32."""
-    dtype, shape = compute_dtype(x), (x.shape if weight is None else weight.shape)[-1:]
-    if x.device.type != "cpu" or dtype == torch.float32 or torch.compiler.is_compiling():
-        return F.layer_norm(x, shape, weight, bias, eps)
-    return torch.native_layer_norm(x.to(dtype), shape, weight, bias, eps)[0]
-
-
 def dense(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return layer(x), computed by `linear` if the layer is plain."""
-    return linear(x, layer.weight, layer.bias) if is_plain(layer) else layer(x)  # type: ignore[arg-type]
+    """Return layer(x) of a dense layer."""
+    if HAS_FAST and fast.is_plain(layer) and fast.applies(x):
+        return fast.linear(x, layer.weight, layer.bias)  # type: ignore[arg-type]
+    return layer(x)  # type: ignore[no-any-return]
 
 
 def dense_after_gelu(layer: nn.Module, x: Tensor, approximate: str = "none") -> Tensor:
-    """Return layer(GELU(x)), computed by `linear_after_gelu` if the layer is plain."""
-    if is_plain(layer):
-        return linear_after_gelu(x, layer.weight, layer.bias, approximate)  # type: ignore[arg-type]
-    return layer(F.gelu(x, approximate=approximate))
+    """Return layer(GELU(x)) of a dense layer."""
+    if HAS_FAST and fast.is_plain(layer) and fast.applies(x):
+        return fast.linear(x, layer.weight, layer.bias, gelu=approximate)  # type: ignore[arg-type]
+    return layer(F.gelu(x, approximate=approximate))  # type: ignore[no-any-return]
 
 
 def device_of_constants() -> torch.device:
@@ -263,17 +131,19 @@ def new_gelu(kind: str) -> nn.Module:
     return QuickGELU() if kind == "quick" else nn.GELU(approximate="tanh" if kind == "tanh" else "none")
 
 
-def new_norm(kind: str, features: int, eps: float) -> nn.Module:
-    """Return the norm over the last dimension that a config's `norm` names: "layer" or "rms"."""
-    return RMSNorm(features, eps=eps) if kind == "rms" else LayerNorm(features, eps=eps)
+def new_norm(origin: Origin, features: int) -> nn.Module:
+    """Return the norm over the last dimension of a config's kind and epsilon."""
+    return (RMSNorm if origin.norm == "rms" else LayerNorm)(features, eps=origin.norm_eps)
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension, computed by `layer_norm`."""
+    """`nn.LayerNorm` over the last dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., width] -> the same shape, in the type of the next matrix product."""
-        return layer_norm(input, self.weight, self.bias, self.eps)
+        """[..., width] -> the same shape; fast, in the type of the next matrix product."""
+        if HAS_FAST and fast.applies_to_norm(input):
+            return fast.layer_norm(input, self.weight, self.bias, self.eps)
+        return super().forward(input)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -23,11 +23,11 @@ class OwnPart(Open):
     | field of `ViTConfig` | the module |
     |---|---|
     | `stem` | normalised images [batch, channels, H, W] -> [batch, width, H/patch, W/patch] |
-    | `attention` | (tokens [batch, n, width], bias, read) -> the same shape, or the first `read` tokens |
+    | `attention` | (tokens [batch, n, width], bias, num_queries) -> the same shape, or the first `num_queries` tokens |
     | `positions` | a `vitrail.model.posemb.Positions` |
     | `head` | features [batch, config.head_width] -> logits [batch, config.classes] |
 
-    The module initialises itself. `vitrail.model.attention.Attention` explains `bias` and `read`.
+    The module initialises itself. `vitrail.model.attention.Attention` explains `bias` and `num_queries`.
     """
 
     def build(self, config: Any) -> nn.Module:

@@ -7,6 +7,7 @@ Grid tokens are counted in raster order. The config says which of the tokens in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +19,16 @@ from torch import Tensor, nn
 from vitrail.model.layers import device_of_constants
 from vitrail.model.own_part import OwnPart, build_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
-from vitrail.model.rotary.positions import RotaryPositions, Rotation
+from vitrail.model.rotary import RotaryPositions, Rotation
 from vitrail.model.variants import ViTConfig
 from vitrail.torch_private import has_hooks
 
 Grid = tuple[int, int]
+Bias = Callable[[Tensor], Tensor | None]
+"""scaled queries [batch, heads, n, features] -> values to add to the logits [batch or 1, heads, n, tokens]
+
+With rotary positions it has a method `rotation` (`AtLayer`).
+"""
 
 
 class Positions(nn.Module):
@@ -32,7 +38,7 @@ class Positions(nn.Module):
         super().__init__()
         self.config, self.copies = config, config.position_tables
         self.at_input = config.place == "input"
-        self.rotary = None if config.rotary is None else RotaryPositions(config, config.rotary)
+        self.rotary = None if config.origin.rotary is None else RotaryPositions(config, config.origin.rotary)
 
     @property
     def needs_grid(self) -> bool:
@@ -73,7 +79,7 @@ class Positions(nn.Module):
         if not missing:
             return table
         # zeros for the tokens in front without a position: before the registers' rows if they have some, else after
-        front = 0 if self.config.register_positions else table.shape[1] - grid[0] * grid[1]
+        front = 0 if self.config.origin.register_positions else table.shape[1] - grid[0] * grid[1]
         return torch.cat([table[:, :front], table.new_zeros(1, missing, table.shape[2]), table[:, front:]], dim=1)
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
@@ -106,6 +112,18 @@ class AtLayer:
         return self.positions.rotation(self.layer, self.places, self.grid)
 
 
+def rotation_of(bias: Bias | None) -> Rotation | None:
+    """Return the rotation of queries and keys that comes with a bias, None without rotary positions."""
+    rotation = getattr(bias, "rotation", None)
+    return None if rotation is None else rotation()
+
+
+def rotated(qkv: Tensor, bias: Bias | None) -> Tensor:
+    """Rotate queries and keys of qkv [batch, tokens, 3, heads, features] by the rotation of `bias`, if it has one."""
+    rotation = rotation_of(bias)
+    return qkv if rotation is None else torch.cat([rotation.turn(qkv[:, :, :2]), qkv[:, :, 2:]], dim=2)
+
+
 class Learned1D(Positions):
     """One embedding per patch in raster order: the default of the paper (Eq. 1, E_pos)."""
 
@@ -116,7 +134,7 @@ class Learned1D(Positions):
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
-        return resize_positions(self.embedding[layer, None], self.config.grid, grid, self.config.resize_mode)
+        return resize_positions(self.embedding[layer, None], self.config.grid, grid, self.config.origin.resize_mode)
 
 
 class Learned2D(Positions):
@@ -148,7 +166,7 @@ class SinCos(Positions):
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
         width = self.config.width
-        divisor = width // 4 if self.config.sines == "mae" else None
+        divisor = width // 4 if self.config.origin.sines == "mae" else None
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
             return sincos_2d(grid, width, divisor)[None].to(self.where)
         return _sincos_table(grid, width, divisor, self.where.device, self.where.dtype)
@@ -175,8 +193,8 @@ class Relative(Positions):
         table = self.embedding[layer % self.copies, None]
         keys = resize_line(table, 2 * count - 1)[0].to(query.dtype)
         by_offset = query[:, :, front:] @ keys.T  # [batch, heads, tokens, offsets]
-        asking = places[..., : by_offset.shape[2]]
-        offsets = asking[..., :, None] - places[..., None, :] + count - 1
+        query_places = places[..., : by_offset.shape[2]]
+        offsets = query_places[..., :, None] - places[..., None, :] + count - 1
         if offsets.dim() == 3:
             offsets = offsets[:, None]
         bias = by_offset.gather(-1, offsets.expand(*by_offset.shape[:3], -1))
@@ -201,7 +219,7 @@ class RelativeBias(Positions):
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
         """See `Positions.logits`."""
         table = self.bias[layer % self.copies, None]
-        table = resize_bias(table, self.config.grid, grid, self.config.resize_mode)[0]
+        table = resize_bias(table, self.config.grid, grid, self.config.origin.resize_mode)[0]
         rows = bias_rows(places, grid, class_token=self.config.has_class_token)[..., : query.shape[2], :]
         bias = rearrange(F.embedding(rows, table), "... q k h -> ... h q k")
         return bias if places.dim() == 2 else bias[None]

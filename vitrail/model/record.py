@@ -90,7 +90,7 @@ def attention_maps(
     model: ViT, images: Tensor, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> list[AttentionMap]:
     """Return the maps of these layers and heads for a batch of images, all in memory."""
-    found: list[AttentionMap] = []
-    with torch.no_grad(), tap_attention(model, found.append, layers, heads):
+    recorded: list[AttentionMap] = []
+    with torch.no_grad(), tap_attention(model, recorded.append, layers, heads):
         model.features(images)
-    return found
+    return recorded

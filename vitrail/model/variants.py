@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -37,9 +37,118 @@ from vitrail.model.limits import (
     check_ranges,
 )
 from vitrail.model.own_part import OwnPart
-from vitrail.model.resnet.units import BIT_UNITS, HYBRIDS
-from vitrail.model.rotary.settings import Rotary
-from vitrail.ranges import DEEPEST
+from vitrail.ranges import DEEPEST, Finite, Positive, Settings
+
+
+@dataclass(frozen=True)
+class Rotary(Settings, section="rotary"):
+    """How queries and keys of the grid's tokens are rotated by their place; tokens in front of the grid are not.
+
+    | model | settings |
+    |---|---|
+    | EVA-02 | `Rotary(reference=(16, 16))` |
+    | DINOv3 | `Rotary(base=100, coordinates="centred", pairs="halves")` |
+    | RoPE-ViT (timm's `vit_*_rope_224`) | `Rotary(base=100, first="column")` |
+    | RoPE-ViT, mixed | `Rotary(frequencies="mixed", base=10, first="column")` |
+    | Perception Encoder | `Rotary(reference=(24, 24), offset=1, first="column")` |
+
+    A head of d features has d / 2 pairs of features. Pair i of one coordinate, i < d / 4, is rotated by the angle
+    coordinate * base^(-4 i / d). Raises UsageError for values that contradict each other.
+    """
+
+    frequencies: Literal["axial", "mixed"] = "axial"
+    """axial: half of the pairs are rotated by the row, half by the column. mixed: each pair of each head and layer has
+    two learned frequencies, one for the row and one for the column (Heo et al. 2024, "Rotary Position Embedding for
+    Vision Transformer")."""
+    base: Positive = 10_000.0
+    """Base of the frequencies: 10,000 in language models and EVA-02, 100 in DINOv3. Mixed: of the initial ones."""
+    coordinates: Literal["index", "centred"] = "index"
+    """index: the number of the row and of the column. centred: the centre of a patch, from -1 to 1 over the image,
+    times 2 pi (DINOv3)."""
+    offset: Finite = 0.0
+    """Added to the numbers of rows and columns. It is 1 in the Perception Encoders with a class token."""
+    reference: tuple[int, int] | None = None
+    """Rows and columns of the grid to which the numbers are scaled, so that images of any size span the same angles
+    (EVA-02). None: they are not scaled."""
+    first: Literal["row", "column"] = "row"
+    """The coordinate that rotates the first half of the pairs."""
+    pairs: Literal["neighbours", "halves"] = "neighbours"
+    """Features 2 i and 2 i + 1 are a pair, or features i and i + d / 2 (DINOv3)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reference is not None and not all(type(side) is int and side > 0 for side in self.reference):
+            raise UsageError(f"rotary.reference is {self.reference}; valid: rows and columns of a grid")
+        if self.reference and self.coordinates == "centred":
+            raise UsageError("rotary.reference scales numbers of rows and columns; centred coordinates have no scale")
+        if self.frequencies == "mixed" and (self.coordinates, self.offset, self.reference) != ("index", 0.0, None):
+            raise UsageError("mixed rotary frequencies go with coordinates 'index', offset 0 and no reference only")
+
+    def __str__(self) -> str:
+        parts = [
+            f"base {self.base:g}",
+            f"{self.coordinates} coordinates",
+            f"{self.first} first",
+            f"{self.pairs} paired",
+        ]
+        parts += [f"offset {self.offset:g}"] if self.offset else []
+        parts += [f"for a grid of {self.reference[0]} x {self.reference[1]}"] if self.reference else []
+        return f"{self.frequencies} ({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What differs from the paper's network in weights of other origins: no flag, recipe or study sets these fields.
+
+    Raises UsageError for values outside of `vitrail.model.limits.RANGES`, and for values that contradict each other.
+    """
+
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """swiglu: silu(gate) * value (DINOv2's giant), where mlp_dim is the number of features after the product."""
+    mlp_norm: bool = False  # SwiGLU only: a LayerNorm after the product (EVA-02, B and L)
+    attention_norm: bool = False  # a LayerNorm before the output projection of the attention (EVA-02-CLIP)
+    qk_norm: QKNormKind = "none"
+    """Norms of queries and keys before their product (Dehghani et al. 2023, section 2.1), over the features of each
+    head, or over the whole width (InternViT 6B)."""
+    key_bias: bool = True
+    """Whether keys have a bias. With rotary positions it matters: EVA-02 and DINOv3 have none."""
+    rotary: Rotary | None = None
+    """Rotary positions, alone (DINOv3: with positions "none") or beside the others (EVA-02). None: no rotary ones."""
+    sines: Sines = "moco"
+    """Frequencies of sincos positions, 1 to 1/10000: with the last (MoCo v3, big_vision), or without (MAE, AIMv2)."""
+    resize_mode: ResizeMode = "official"
+    """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""
+    register_positions: bool = False  # whether registers have position embeddings
+    pool_heads: int | None = None  # pools 'map' and 'probe' only: number of heads of the probe (default: heads)
+    pool_mlp_dim: int | None = None  # pool 'map' only: hidden width of its MLP (default: mlp_dim)
+    pool_prefix: bool = False
+    """Whether pool 'map' or 'probe' also reads the tokens in front of the grid (Perception Encoder)."""
+    class_token: bool | None = None
+    """Whether there is a class token. None: if the pool reads it. BEiT and MAE have one with pool 'gap', too."""
+    distilled: bool = False
+    """Whether there is a distillation token. Its classifier is averaged with the class token's (DeiT, section 4)."""
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
+    """Where Eq. 4's LayerNorm is applied: to all tokens, to the pooled features (BEiT and MAE, fine-tuned), or nowhere
+    (InternViT)."""
+    norm_after: bool = False
+    """Whether the norms of a block come behind attention and MLP, before the addition (Swin V2, timm's rpn)."""
+    pre_norm: bool = False
+    """Whether a LayerNorm of its own stands before the first block (CLIP, Radford et al. 2021)."""
+    norm_eps: float = 1e-6
+    norm: Norm = "layer"
+    """Kind of all norms. rms: RMSNorm, without mean and shift (Zhang and Sennrich 2019; AIMv2, InternViT 6B)."""
+    patch_norm: bool = False  # a norm of the patch embeddings, before positions (AIMv2)
+    gelu: Gelu = "erf"
+    """quick: x * sigmoid(1.702 x), CLIP's approximation (Hendrycks and Gimpel 2016, section 2)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.mlp_norm and self.mlp != "swiglu":
+            raise UsageError(f"mlp_norm is the norm of gated MLPs: use mlp 'swiglu', not {self.mlp!r}")
+
+
+ORIGIN_FIELDS = frozenset(item.name for item in fields(Origin))
+"""Names of the fields of `Origin`."""
 
 
 @dataclass(frozen=True)
@@ -68,51 +177,20 @@ class ViTConfig:
     """Hybrid only: number of bottlenecks in each ResNet stage, (3, 4, 9) for R50+B/16; () is the root alone."""
     stem_width: int = 64  # hybrid only: features of the ResNet's root, 64 * width_factor
     std_conv: StdConv = "hybrid"
-    """Hybrid only: how kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
+    """Hybrid only: how kernels are standardised (`vitrail.model.stdconv`). It depends on the weights' source."""
     group_norm_eps: float = 1e-6  # hybrid only
     block: Literal["sequential", "parallel", "axial"] = "sequential"
     branches: int = 1
     """Parallel only: number of parallel attentions, and of parallel MLPs, in each block."""
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    """swiglu: silu(gate) * value (DINOv2's giant), where mlp_dim is the number of features after the product."""
-    mlp_norm: bool = False  # SwiGLU only: a LayerNorm after the product (EVA-02, B and L)
     attention: OwnPart | None = None  # of the user's own; None: multi-head self-attention
-    attention_norm: bool = False  # a LayerNorm before the output projection of the attention (EVA-02-CLIP)
-    qk_norm: QKNormKind = "none"
-    """Norms of queries and keys before their product (Dehghani et al. 2023, section 2.1), over the features of each
-    head, or over the whole width (InternViT 6B)."""
-    key_bias: bool = True
-    """Whether keys have a bias. With rotary positions it matters: EVA-02 and DINOv3 have none."""
     positions: PositionKind | OwnPart = "1d"
-    rotary: Rotary | None = None
-    """Rotary positions, alone (DINOv3: with positions "none") or beside the others (EVA-02). None: no rotary ones."""
-    sines: Sines = "moco"
-    """Frequencies of sincos positions, 1 to 1/10000: with the last (MoCo v3, big_vision), or without (MAE, AIMv2)."""
     place: PositionPlace = "input"
-    resize_mode: ResizeMode = "official"
-    """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""
     cls_position: bool = True
     """Whether class and distillation token have position embeddings. In DeiT-III and big_vision they have none."""
-    register_positions: bool = False  # whether registers have position embeddings
     pool: Pool = "cls"
     """map: attention pooling with an MLP (Scaling Vision Transformers). probe: attention pooling without an MLP, whose
     query is the probe itself (AIMv2)."""
-    pool_heads: int | None = None  # pools 'map' and 'probe' only: number of heads of the probe (default: heads)
-    pool_mlp_dim: int | None = None  # pool 'map' only: hidden width of its MLP (default: mlp_dim)
-    pool_prefix: bool = False
-    """Whether pool 'map' or 'probe' also reads the tokens in front of the grid (Perception Encoder)."""
-    class_token: bool | None = None
-    """Whether there is a class token. None: if the pool reads it. BEiT and MAE have one with pool 'gap', too."""
-    distilled: bool = False
-    """Whether there is a distillation token. Its classifier is averaged with the class token's (DeiT, section 4)."""
     registers: int = 0
-    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
-    """Where Eq. 4's LayerNorm is applied: to all tokens, to the pooled features (BEiT and MAE, fine-tuned), or nowhere
-    (InternViT)."""
-    norm_after: bool = False
-    """Whether the norms of a block come behind attention and MLP, before the addition (Swin V2, timm's rpn)."""
-    pre_norm: bool = False
-    """Whether a LayerNorm of its own stands before the first block (CLIP, Radford et al. 2021)."""
     head: OwnPart | None = None  # of the user's own; None: a linear layer
     pre_logits: int | None = None
     """Width of the tanh hidden layer before the classifier (section 3.1, pre-training only)."""
@@ -121,15 +199,21 @@ class ViTConfig:
     """Stochastic depth: the rate of the last block; the rates rise linearly from 0."""
     drop_path_shape: Literal["linear", "constant"] = "linear"
     layer_scale: float | None = None  # initial value; None means no LayerScale
-    norm_eps: float = 1e-6
-    norm: Norm = "layer"
-    """Kind of all norms. rms: RMSNorm, without mean and shift (Zhang and Sennrich 2019; AIMv2, InternViT 6B)."""
-    patch_norm: bool = False  # a norm of the patch embeddings, before positions (AIMv2)
-    gelu: Gelu = "erf"
-    """quick: x * sigmoid(1.702 x), CLIP's approximation (Hendrycks and Gimpel 2016, section 2)."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean and standard deviation of pixels in [0, 1], for uint8 images. One value may stand for all channels."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    origin: Origin = Origin()
+    """Fields that only weights of other origins need. Files hold them beside the others (`flat`)."""
+
+    @classmethod
+    def of(cls, **values: Any) -> ViTConfig:
+        """Return the config with these values, those of `Origin` by their names, too."""
+        return cls().changed(**values)
+
+    def changed(self, **values: Any) -> ViTConfig:
+        """Return the config with other values, those of `Origin` by their names, too."""
+        own = {name: values.pop(name) for name in ORIGIN_FIELDS & values.keys()}
+        return replace(self, origin=replace(values.pop("origin", self.origin), **own), **values)
 
     def __post_init__(self) -> None:
         _set_tuples(self, "stem_units")
@@ -154,17 +238,15 @@ class ViTConfig:
             raise UsageError(f"{self.branches} branches do not go with {self.block} blocks")
         if self.positions in ("2d", "sincos") and self.width % 4:
             raise UsageError(f"{self.positions} positions need a width divisible by 4, not {self.width}")
-        if self.rotary and (features := self.width // self.heads) % 4:
+        if self.origin.rotary and (features := self.width // self.heads) % 4:
             raise UsageError(f"rotary positions need heads with a multiple of 4 features, not {features}")
-        if self.width % (self.pool_heads or 1):
-            raise UsageError(f"width {self.width} is not divisible by {self.pool_heads} heads of the pool")
-        if self.mlp_norm and self.mlp != "swiglu":
-            raise UsageError(f"mlp_norm is the norm of gated MLPs: use mlp 'swiglu', not {self.mlp!r}")
+        if self.width % (self.origin.pool_heads or 1):
+            raise UsageError(f"width {self.width} is not divisible by {self.origin.pool_heads} heads of the pool")
         self._check_prefix()
 
     def _check_prefix(self) -> None:
         """Check the tokens in front of the grid, their pool and their positions."""
-        if self.class_token is False and self.pool in ("cls", "cls+gap"):
+        if self.origin.class_token is False and self.pool in ("cls", "cls+gap"):
             raise UsageError(
                 f"pool {self.pool!r} reads the class token, so class_token cannot be false: use pool 'gap' or 'map'"
             )
@@ -173,9 +255,9 @@ class ViTConfig:
             ("pool_prefix", ("map", "probe")),
             ("pool_mlp_dim", ("map",)),
         ):
-            if getattr(self, name) and self.pool not in pools:
+            if getattr(self.origin, name) and self.pool not in pools:
                 raise UsageError(f"{name} is a setting of pool {' or '.join(map(repr, pools))}, not {self.pool!r}")
-        if self.distilled and (self.pool != "cls" or self.pre_logits):
+        if self.origin.distilled and (self.pool != "cls" or self.pre_logits):
             raise UsageError(
                 "a distilled model has one classifier on its class token and one on its distillation token: "
                 f"use pool 'cls' and no pre_logits, not pool {self.pool!r} and pre_logits {self.pre_logits}"
@@ -185,7 +267,7 @@ class ViTConfig:
                 "relative_bias positions exist for the grid and a class token only: "
                 "use 0 registers and no distillation token"
             )
-        if self.register_positions and self.positions not in ("1d", "2d"):
+        if self.origin.register_positions and self.positions not in ("1d", "2d"):
             raise UsageError(
                 f"register_positions are rows of a learned table, which {self.positions} positions do not have: "
                 "use positions '1d' or '2d'"
@@ -210,18 +292,18 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         """Whether there is a class token, even one that the pool does not read."""
-        return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
+        return self.pool in ("cls", "cls+gap") if self.origin.class_token is None else self.origin.class_token
 
     @property
     def prefix(self) -> int:
         """Number of tokens in front of the grid's: class token, distillation token, registers, in this order."""
-        return self.has_class_token + self.distilled + self.registers
+        return self.has_class_token + self.origin.distilled + self.registers
 
     @property
     def front(self) -> int:
         """Number of tokens of the prefix that have a row in a learned table of positions."""
-        tokens = (self.has_class_token + self.distilled) * self.cls_position
-        return tokens + self.registers * self.register_positions
+        tokens = (self.has_class_token + self.origin.distilled) * self.cls_position
+        return tokens + self.registers * self.origin.register_positions
 
     @property
     def position_tables(self) -> int:
@@ -233,7 +315,7 @@ class ViTConfig:
     @property
     def pooled(self) -> int:
         """Number of features of an image after the pool."""
-        return self.width * (2 if self.distilled or self.pool == "cls+gap" else 1)
+        return self.width * (2 if self.origin.distilled or self.pool == "cls+gap" else 1)
 
     @property
     def features(self) -> int:
@@ -243,7 +325,7 @@ class ViTConfig:
     @property
     def head_width(self) -> int:
         """Number of inputs of each classifier."""
-        return self.features // (1 + self.distilled)
+        return self.features // (1 + self.origin.distilled)
 
 
 @dataclass(frozen=True)
@@ -259,7 +341,7 @@ class ResNetConfig:
     axial: bool = False
     """Replace each 3x3 convolution by row and column attention with relative positions."""
     std_conv: StdConv = "bit"
-    """How kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
+    """How kernels are standardised (`vitrail.model.stdconv`). It depends on the weights' source."""
     group_norm_eps: float = 1e-5
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -276,6 +358,13 @@ class ResNetConfig:
     def features(self) -> int:
         """Number of features of an image, those of the last stage."""
         return self.width * 4 * 2 ** (len(self.units) - 1)
+
+
+def flat(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
+    """Return every field of a config by its name, those of its `Origin` beside the others: the form of files."""
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    origin = values.pop("origin", None)
+    return values if origin is None else values | {item.name: getattr(origin, item.name) for item in fields(origin)}
 
 
 def _set_tuples(config: ViTConfig | ResNetConfig, *names: str) -> None:
@@ -303,6 +392,22 @@ def _set_statistics(config: ViTConfig | ResNetConfig) -> None:
                 raise UsageError(f"{name} has {len(value)} values for {config.channels} channels")
             object.__setattr__(config, name, value[:1] * config.channels)
 
+
+HYBRIDS: dict[tuple[str, int], tuple[int, ...]] = {
+    ("R50", 32): (3, 4, 6, 3),
+    ("R50", 16): (3, 4, 9),
+    ("R26", 32): (2, 2, 2, 2),
+    ("R26", 16): (2, 2, 4),
+}
+"""Hybrids, by name and ratio. /16 moves stage 4's units into stage 3 (paper, section 4.1, option ii)."""
+
+BIT_UNITS: dict[int, tuple[int, ...]] = {
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+"""BiT, by depth."""
 
 # name: width, depth, heads, mlp_dim. B, L, H: paper Table 1; Ti, S: DeiT; g, G: "Scaling Vision Transformers"
 SIZES: dict[str, tuple[int, int, int, int]] = {
@@ -392,11 +497,12 @@ def _hybrid_units(name: str, resnet: str, ratio: int) -> tuple[int, ...]:
 
 
 def _built(config: type[ConfigType], name: str, values: dict[str, Any]) -> ConfigType:
-    valid = [field.name for field in fields(config)]
+    default = config()
+    valid = flat(default)
     for key in values:
         if key not in valid:
             raise UsageError(f"{name} has no setting {key!r}.{did_you_mean(key, valid)} Valid: {', '.join(valid)}")
     try:
-        return config(**values)
+        return config(**values) if isinstance(default, ResNetConfig) else config.of(**values)
     except UsageError as error:  # perhaps about a number in the name
         raise UsageError(f"model {name}: {error}") from None

@@ -18,16 +18,18 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
+from vitrail.model.compute import HAS_FAST
 from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, dense, new_norm
 from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
-from vitrail.model.stems.convolutional import build_stem
-from vitrail.model.stems.patch import Normalise, check_images, refuse_script
+from vitrail.model.stem import Normalise, build_stem, check_images, refuse_script
 from vitrail.model.variants import ViTConfig
 from vitrail.ranges import Layers, selected
-from vitrail.torch_private import has_hooks
+
+if HAS_FAST:
+    from vitrail.model.fast import first_tokens as fast
 
 
 class ViT(nn.Module):
@@ -57,15 +59,15 @@ class ViT(nn.Module):
     def _build(self, config: ViTConfig) -> None:
         self.stem = build_stem(config)
         self.cls = nn.Parameter(torch.empty(1, 1, config.width)) if config.has_class_token else None
-        self.dist = nn.Parameter(torch.empty(1, 1, config.width)) if config.distilled else None
+        self.dist = nn.Parameter(torch.empty(1, 1, config.width)) if config.origin.distilled else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.positions = build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        norm = partial(new_norm, config.norm, config.width, config.norm_eps)
-        self.patch_norm = norm() if config.patch_norm else nn.Identity()
-        self.pre_norm = norm() if config.pre_norm else nn.Identity()
+        norm = partial(new_norm, config.origin, config.width)
+        self.patch_norm = norm() if config.origin.patch_norm else nn.Identity()
+        self.pre_norm = norm() if config.origin.pre_norm else nn.Identity()
         self.blocks = build_blocks(config, self.positions)
-        self.norm = nn.Identity() if config.final_norm == "none" else norm()
+        self.norm = nn.Identity() if config.origin.final_norm == "none" else norm()
         self.pool = build_pool(config)
         self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head, self.head_dist = build_heads(config)
@@ -83,17 +85,8 @@ class ViT(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the classifier's input [batch, pre_logits or config.pooled]; two tokens are concatenated."""
-        return self.summary(self.encode(self.embed(images), self.grid(images), read=self._read()))
-
-    def _read(self) -> int | None:
-        """Return the number of tokens that the pool reads, for `encode`.
-
-        It is None (all tokens) if hooks, or modules that are not ours, may see the others.
-        """
-        if not isinstance(self.norm, _NORMS) or not getattr(self.blocks[-1], "takes_read", bool)():
-            return None
-        parts = (*self.blocks[-1].modules(), self.norm, self.pool)
-        return None if any(has_hooks(part) for part in parts) else getattr(self.pool, "reads", None)
+        num_queries = fast.num_queries(self) if HAS_FAST else None
+        return self.summary(self.encode(self.embed(images), self.grid(images), num_queries=num_queries))
 
     def embed(self, images: Tensor) -> Tensor:
         """Eq. 1: images -> tokens [batch, prefix + grid, width].
@@ -130,23 +123,22 @@ class ViT(nn.Module):
         return self.pre_norm(self.dropout(self._plus(tokens, positions)))
 
     def encode(
-        self, tokens: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
+        self, tokens: Tensor, grid: Grid | None = None, keep: Tensor | None = None, num_queries: int | None = None
     ) -> Tensor:
         """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4 if `config.final_norm` is "tokens".
 
         tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width].
 
         `grid` is (rows, columns); by default the config's. `keep` [batch, kept] are the raster indices of the grid
-        tokens to process (masked pre-training); by default all. With `read`, only the first `read` tokens are returned,
-        and the last layer computes no others. With a class token this saves about 7 % of B/16's cost and does not
-        change the result.
+        tokens to process (masked pre-training); by default all. With `num_queries`, only the first `num_queries` tokens
+        are returned, and the last layer computes no others.
         """
         grid = grid or self.config.grid
         places = torch.arange(grid[0] * grid[1], device=tokens.device)
         if keep is not None:
             tokens, places = _take(tokens, keep, self.config.prefix), keep
         for layer in range(len(self.blocks)):
-            tokens = self._layer(layer, tokens, places, grid, keep, read)
+            tokens = self._layer(layer, tokens, places, grid, keep, num_queries)
         return self._normed(tokens)
 
     def _layer(
@@ -156,7 +148,7 @@ class ViT(nn.Module):
         places: Tensor,
         grid: Grid,
         keep: Tensor | None = None,
-        read: int | None = None,
+        num_queries: int | None = None,
     ) -> Tensor:
         """Eq. 2, 3 for one layer."""
         positions = self.positions.added(layer, grid)
@@ -164,7 +156,7 @@ class ViT(nn.Module):
             positions = _take(positions, keep, self.config.prefix)
         tokens = self._plus(tokens, positions)
         where = (places, grid) if self.positions.needs_grid or self.config.block == "axial" else ()
-        last = dict(read=read) if read is not None and layer == len(self.blocks) - 1 else {}
+        last = dict(num_queries=num_queries) if num_queries is not None and layer == len(self.blocks) - 1 else {}
         return self.blocks[layer](tokens, *where, **last)
 
     def _plus(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
@@ -176,7 +168,7 @@ class ViT(nn.Module):
         return tokens + positions
 
     def _normed(self, tokens: Tensor) -> Tensor:
-        return self.norm(tokens) if self.config.final_norm == "tokens" else tokens
+        return self.norm(tokens) if self.config.origin.final_norm == "tokens" else tokens
 
     @property
     def like(self) -> Tensor:
@@ -213,19 +205,19 @@ class ViT(nn.Module):
         """
         grid, wanted = self.grid(images), selected(layers, self.layers, "layer")
         places = torch.arange(grid[0] * grid[1], device=images.device)
-        tokens, found = self.embed(images), []
+        tokens, outputs = self.embed(images), []
         for layer in range(max(wanted) + 1):
             tokens = self._layer(layer, tokens, places, grid)
             if layer in wanted:
-                found.append(self._normed(tokens) if norm else tokens)
+                outputs.append(self._normed(tokens) if norm else tokens)
         front = self.config.prefix
-        pairs = [(_on_grid(each[:, front:], grid) if reshape else each[:, front:], each[:, :front]) for each in found]
+        pairs = [(_on_grid(each[:, front:], grid) if reshape else each[:, front:], each[:, :front]) for each in outputs]
         return pairs if prefix else [tokens for tokens, _ in pairs]
 
     def summary(self, tokens: Tensor) -> Tensor:
         """Encoded tokens [batch, prefix + kept, width] -> features: pool, LayerNorm if it is there, pre-logits."""
         pooled = self.pool(tokens, self.config.prefix)
-        if self.config.final_norm == "pooled":
+        if self.config.origin.final_norm == "pooled":
             pooled = self.norm(pooled.unflatten(-1, (-1, self.config.width))).flatten(-2)
         return self.pre_logits(pooled)
 
@@ -260,7 +252,7 @@ class ViT(nn.Module):
         They are timm's own for its Vision Transformer: the stem, tokens and positions; each block, where the last one
         includes the final norm; the head. `coarse` makes no difference.
         """
-        norm = [(r"^norm\.", (99999,))] if self.config.final_norm == "tokens" else []
+        norm = [(r"^norm\.", (99999,))] if self.config.origin.final_norm == "tokens" else []
         stem = r"^(?:stem|cls|dist|registers|positions|patch_norm|pre_norm)\b"
         return dict(stem=stem, blocks=[(r"^blocks\.(\d+)\.", None), *norm])
 
@@ -272,9 +264,6 @@ class ViT(nn.Module):
         self.config = replace(self.config, classes=classes, pre_logits=None)
         self.pre_logits = nn.Identity()
         self.head, self.head_dist = build_heads(self.config, self.like)
-
-
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
 
 
 def _on_grid(tokens: Tensor, grid: Grid) -> Tensor:

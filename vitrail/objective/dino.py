@@ -26,7 +26,7 @@ from vitrail import torch_private, world
 from vitrail.data.images.pixels import pixels_of
 from vitrail.model.layers import dense, dense_after_gelu, linear, new_linear
 from vitrail.model.record import attention_maps
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared, RunFacts
 from vitrail.objective.crops import BLUR, GLOBAL, HEIGHT, LEFT, TOP, WIDTH, blur, crop_sizes, cut, draw_crops, recolour

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from vitrail.disk import writing
 from vitrail.errors import UsageError, WriteError
 from vitrail.model.layers import dense, new_linear
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Prepared, RunFacts
 from vitrail.objective.settings import Distill, Supervised

@@ -19,7 +19,7 @@ from vitrail.model.block import build_blocks
 from vitrail.model.init import init_weights
 from vitrail.model.layers import LayerNorm, dense, new_linear
 from vitrail.model.posemb import Grid, Positions, sincos_2d
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Origin, ViTConfig
 from vitrail.objective.base import Prepared
 from vitrail.objective.masks import (
     cut_patches,
@@ -181,8 +181,7 @@ def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:
         classes=0,
         positions="none",
         pool="gap",
-        norm_eps=encoder.norm_eps,
-        gelu=encoder.gelu,
+        origin=Origin(norm_eps=encoder.origin.norm_eps, gelu=encoder.origin.gelu),
     )
 
 
@@ -201,7 +200,7 @@ class Decoder(nn.Module):
         self.embed = new_linear(encoder.width, own.width)
         self.mask = nn.Parameter(torch.empty(own.width))
         self.blocks = build_blocks(own, Positions(own))
-        self.norm = LayerNorm(own.width, eps=own.norm_eps)
+        self.norm = LayerNorm(own.width, eps=own.origin.norm_eps)
         self.predict = new_linear(own.width, own.patch**2 * own.channels)
         init_weights(self)
         nn.init.normal_(self.mask, std=0.02)

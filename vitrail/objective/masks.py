@@ -164,7 +164,7 @@ def hide_before_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: 
 def encode_normalised(model: ViT, tokens: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
     """Return the encoder's output for all tokens, normalised even if the config normalises only after pooling."""
     tokens = model.encode(tokens, grid, keep)
-    return tokens if model.config.final_norm == "tokens" else model.norm(tokens)
+    return tokens if model.config.origin.final_norm == "tokens" else model.norm(tokens)
 
 
 def patch_mask(places: Tensor, patches: int) -> Tensor:

@@ -22,7 +22,7 @@ from vitrail import world
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError
 from vitrail.files import parse_json, replacing
-from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.stem import hmlp_stages
 from vitrail.objective.base import Prepared
 from vitrail.objective.self_supervised import SelfSupervised, require_pixels, to_pixels
 from vitrail.objective.settings import Tokenizer

@@ -87,7 +87,7 @@ def position_figure(model: Any) -> PositionFigure | None:
     if not _has_grid(model):
         return None
     kind = model.config.positions
-    kind = "rotary" if kind == "none" and model.config.rotary else kind
+    kind = "rotary" if kind == "none" and model.config.origin.rotary else kind
     if kind == "none":
         return PositionFigure(kind, None)
     if "positions" in own_parts(model.config):  # not necessarily a table

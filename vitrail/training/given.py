@@ -23,8 +23,8 @@ from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.files import replacing
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.stems.patch import Normalise
+from vitrail.model.resnet import ResNet
+from vitrail.model.stem import Normalise
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.checkpoints.state import Result

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.results import Results
     from vitrail.exports.engine import Engine
-    from vitrail.model.resnet.network import ResNet
+    from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
     from vitrail.weights.card import Card
 

@@ -188,7 +188,7 @@ def _written(model: Any, folder: Path, licence: str | None, format: Literal["vit
 def _regrouped(model: Any, branches: int) -> Any:
     from dataclasses import replace
 
-    from vitrail.model.rewrites.regroup import regroup, regrouped
+    from vitrail.model.regroup import regroup, regrouped
 
     config = regrouped(model.config, branches)
     other = regroup(model, branches)

@@ -21,8 +21,8 @@ from vitrail.model.build import build
 from vitrail.model.limits import ResizeMode, check_ranges
 from vitrail.model.own_part import OwnPart, own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import Config, ViTConfig
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import Config, ViTConfig, flat
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 
@@ -66,7 +66,7 @@ class Overrides:
         if self.resize_mode is not None:
             if not isinstance(config, ViTConfig):
                 raise UsageError("resize_mode is for positions, which a ResNet does not have: leave it out")
-            config = replace(config, resize_mode=self.resize_mode)
+            config = config.changed(resize_mode=self.resize_mode)
         changed: dict[str, Any] = {}
         if self.image_size is not None:
             size = self.image_size
@@ -157,7 +157,8 @@ def expected(config: Config, path: Path) -> dict[str, Tensor]:
 def said_of(name: str, config: Config) -> str:
     """Return what a config says that decides about the tensor `name`: "width 16, channels 3, patch 4"."""
     fields = next((fields for start, fields in SIZES.items() if name.startswith(start)), ("width",))
-    return ", ".join(f"{field} {getattr(config, field)}" for field in fields if hasattr(config, field))
+    values = flat(config)
+    return ", ".join(f"{field} {values[field]}" for field in fields if field in values)
 
 
 @lru_cache(maxsize=1)  # a file is compared with its network before and while it is loaded
@@ -214,13 +215,13 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
         # by the grid, not by the shape: 2 x 8 and 4 x 4 have tables of one length
         resized, way = tensor, "linear"
         if old.positions == "1d" and name == "positions.embedding":
-            resized, way = resize_positions(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
+            resized, way = resize_positions(tensor, old.grid, new.grid, new.origin.resize_mode), new.origin.resize_mode
         elif old.positions == "relative_bias" and name == "positions.bias":
-            resized, way = resize_bias(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
+            resized, way = resize_bias(tensor, old.grid, new.grid, new.origin.resize_mode), new.origin.resize_mode
         elif name.startswith("positions.") and not isinstance(old.positions, OwnPart):
             resized = resize_line(tensor, shape[1])
         elif name.startswith("positions.") and tensor.shape != shape and _is_raster(tensor, old):
-            resized, way = resize_positions(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
+            resized, way = resize_positions(tensor, old.grid, new.grid, new.origin.resize_mode), new.origin.resize_mode
         if resized is not tensor:
             sizes = [f"{config.image_size[0]} x {config.image_size[1]}" for config in (old, new)]
             if old.patch != new.patch:

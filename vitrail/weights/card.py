@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from vitrail.config import field_types, merge, plain
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
+from vitrail.model.variants import NAMES, ORIGIN_FIELDS, ResNetConfig, ViTConfig, flat, variant
 from vitrail.weights.confidence import Confidence
 from vitrail.words import shown
 
@@ -144,7 +144,7 @@ class Card:
     @property
     def resize_mode(self) -> str:
         """How positions are resampled to another resolution (`vitrail.model.resize`)."""
-        return getattr(self.config, "resize_mode", "official")
+        return self.config.origin.resize_mode if isinstance(self.config, ViTConfig) else "official"
 
     def transform(self) -> ModelInput:
         """Return the callable that turns an image of Pillow's into this model's input, float32 [3, height, width].
@@ -153,7 +153,7 @@ class Card:
         UsageError for a model of other than 3 channels.
         """
         from vitrail.data.images.ops import ModelInput
-        from vitrail.model.stems.patch import Normalise
+        from vitrail.model.stem import Normalise
 
         if self.config.channels != 3 or self.preprocess.bands is not None:
             own = "" if self.preprocess.bands is None else ", with their own depth and statistics"
@@ -167,6 +167,7 @@ class Card:
         """Return the card as JSON values; numbers that are not finite become null."""
         kind = next(name for name, config in KINDS.items() if isinstance(self.config, config))
         values = _plain(plain(self))
+        values["config"] |= values["config"].pop("origin", {})  # as earlier versions write and read it
         if not self.several:
             del values["thresholds"]  # so that earlier versions read the card
         if self.confidence is None:
@@ -188,7 +189,7 @@ class Card:
         if not isinstance(kind := values.pop("kind", None), str) or kind not in KINDS:
             raise WeightsError(f"the model card is for a {shown(kind)}; valid kinds: {', '.join(KINDS)}")
         try:
-            config = merge(KINDS[kind](), values.pop("config", {}), "config")
+            config = _config(KINDS[kind](), values.pop("config", {}))
             preprocess = merge(Preprocess(), values.pop("preprocess", {}), "preprocess")
             found = values.pop("confidence", None)
             confidence = None if found is None else merge(Confidence(), found, "confidence")
@@ -197,6 +198,15 @@ class Card:
             return cls(config, preprocess=preprocess, confidence=confidence, scale=scale, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
+
+
+def _config(default: ViTConfig | ResNetConfig, values: Any) -> ViTConfig | ResNetConfig:
+    """Return the config of a card, whose entries of `Origin` stand beside the others. Raises UsageError."""
+    if isinstance(default, ResNetConfig) or not isinstance(values, Mapping):
+        return merge(default, values, "config")
+    own = {name: value for name, value in values.items() if name in ORIGIN_FIELDS}
+    config = merge(default, {name: value for name, value in values.items() if name not in own}, "config")
+    return replace(config, origin=merge(config.origin, own, "config"))
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
@@ -257,11 +267,9 @@ def architecture(config: ViTConfig | ResNetConfig) -> str:
     heads = f"{config.heads} heads" if config.heads > 1 else "1 head"
     shape = f"width {config.width}, depth {config.depth}, {heads}, MLP {config.mlp_dim}, patch {config.patch}"
     said = (*_ELSEWHERE, *(_FIXED if name else _SIZES))
-    default = ViTConfig()
+    default = flat(ViTConfig())
     other = [
-        f"{field.name} {getattr(config, field.name)}"
-        for field in fields(config)
-        if field.name not in said and getattr(config, field.name) != getattr(default, field.name)
+        f"{field} {value}" for field, value in flat(config).items() if field not in said and value != default[field]
     ]
     return ", ".join([f"{f'ViT {name}'.strip()} ({shape})", size, *other])
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.stem import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.ranges import LARGEST_SIDE
 from vitrail.weights.archive import Archive
@@ -126,7 +126,7 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
     distilled = "dist_token" in archive
     side, has_row = _square(archive, front=1 + distilled)
     heads, sentence = usual_heads(archive, width)
-    config = ViTConfig(
+    config = ViTConfig.of(
         width=width,
         depth=depth,
         heads=heads,
@@ -187,7 +187,7 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
         return "it is a ResNet"
     height, width = config.image_size
     later = config.layer_scale is not None or config.branches > 1 or config.stem == "hmlp"
-    front = "a class token" + (" and a distillation token" if config.distilled else "")
+    front = "a class token" + (" and a distillation token" if config.origin.distilled else "")
     placed = config.positions, config.place
     reasons = {
         f"stem {config.stem!r}": config.stem not in ("linear", "hmlp"),
@@ -198,14 +198,14 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
         f"pool {config.pool!r}": config.pool != "cls",
         f"{config.registers} registers": bool(config.registers),
         "a pre-logits layer": config.pre_logits is not None,
-        f"final_norm {config.final_norm!r}": config.final_norm != "tokens",
-        f"an MLP with {config.mlp}": config.mlp != "gelu",
-        f"GELU of kind {config.gelu!r}": config.gelu != "erf",
-        f"norm_eps {config.norm_eps}": config.norm_eps != 1e-6,
+        f"final_norm {config.origin.final_norm!r}": config.origin.final_norm != "tokens",
+        f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
+        f"GELU of kind {config.origin.gelu!r}": config.origin.gelu != "erf",
+        f"norm_eps {config.origin.norm_eps}": config.origin.norm_eps != 1e-6,
         f"images of {height} x {width} pixels, which are not square": height != width,
         f"positions for {front} beside LayerScale, branches or an hMLP stem": later and config.cls_position,
-        "a distillation token beside LayerScale, branches or an hMLP stem": later and config.distilled,
-        "a distillation token without a position": config.distilled and not config.cls_position,
+        "a distillation token beside LayerScale, branches or an hMLP stem": later and config.origin.distilled,
+        "a distillation token without a position": config.origin.distilled and not config.cls_position,
         **special_parts(config),
     }
     return first_reason(reasons)

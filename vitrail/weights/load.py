@@ -21,9 +21,8 @@ from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import names_near, open_regular
 from vitrail.model.build import Network
 from vitrail.model.limits import ResizeMode
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import Config, ViTConfig
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import Config, Rotary, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive
@@ -206,7 +205,7 @@ DINOV3_TERMS = (
 def _with_terms(found: ForeignModel) -> ForeignModel:
     """Put the licence of the published weights on the card of a DINOv3 without a licence, and its terms in a note."""
     config, licence = found.card.config, found.card.licence or DINOV3_LICENCE
-    if not isinstance(config, ViTConfig) or config.rotary != DINOV3 or licence != DINOV3_LICENCE:
+    if not isinstance(config, ViTConfig) or config.origin.rotary != DINOV3 or licence != DINOV3_LICENCE:
         return found
     how = "licence" if found.card.licence else "licence (the file names none)"
     notes = [*found.assumptions, f"{how} {DINOV3_TERMS}"]

@@ -318,19 +318,19 @@ def dense_biases(config: ViTConfig) -> list[str]:
 def special_parts(config: ViTConfig) -> dict[str, bool]:
     """Return part -> whether a model has it, for parts that only timm and transformers have."""
     return {
-        "norms behind attention and MLP": config.norm_after,
-        "normalised queries and keys": config.qk_norm != "none",
-        "RMSNorm": config.norm == "rms",
-        "a norm of the patches": config.patch_norm,
+        "norms behind attention and MLP": config.origin.norm_after,
+        "normalised queries and keys": config.origin.qk_norm != "none",
+        "RMSNorm": config.origin.norm == "rms",
+        "a norm of the patches": config.origin.patch_norm,
         "attention pooling with its own number of heads or hidden width": own_pool(config) != (None, None),
-        "attention pooling over the tokens in front of the grid": config.pool_prefix and config.prefix > 0,
+        "attention pooling over the tokens in front of the grid": config.origin.pool_prefix and config.prefix > 0,
     }
 
 
 def own_pool(config: ViTConfig) -> tuple[int | None, int | None]:
     """Return heads and hidden width of the attention pooling where they differ from those of the blocks, else None."""
-    heads = None if config.pool_heads == config.heads else config.pool_heads
-    return heads, None if config.pool_mlp_dim == config.mlp_dim else config.pool_mlp_dim
+    heads = None if config.origin.pool_heads == config.heads else config.origin.pool_heads
+    return heads, None if config.origin.pool_mlp_dim == config.mlp_dim else config.origin.pool_mlp_dim
 
 
 def first_reason(reasons: Mapping[str, bool]) -> str:

@@ -196,7 +196,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         notes.append(f"{sentence}, because there is no {FILES[1]}")
     mean, std = _statistics(archive, channels, where, notes)
     gamma = {"ls_init_value": vision.get("ls_init_value") or 1e-5}
-    config = ViTConfig(
+    config = ViTConfig.of(
         width=width,
         depth=layers_in(archive, f"{layers}.{{layer}}.ln_1.weight"),
         heads=heads,
@@ -272,12 +272,12 @@ def _refusal(config: Any) -> str:
         {
             f"stem {config.stem!r}": config.stem != "linear",
             f"{config.block} blocks": config.block != "sequential",
-            f"an MLP with {config.mlp}": config.mlp != "gelu",
+            f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
             f"positions {config.positions!r} at place {config.place!r}": (config.positions, config.place)
             != ("1d", "input"),
             "a class token without a position, or other tokens beside it": (config.front, config.prefix) != (1, 1),
             f"pooling by {config.pool!r}": config.pool != "cls",
-            "no LayerNorm after the last block": config.final_norm == "none",
+            "no LayerNorm after the last block": config.origin.final_norm == "none",
             **special_parts(config),
             "a pre-logits layer": config.pre_logits is not None,
             "no projection of the class token, because it has 0 classes": not config.classes,
@@ -296,14 +296,14 @@ def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str,
         mlp_ratio=config.mlp_dim / config.width,
         patch_size=config.patch,
         ls_init_value=config.layer_scale,
-        no_ln_pre=not config.pre_norm,
-        norm_kwargs=dict(eps=config.norm_eps),
+        no_ln_pre=not config.origin.pre_norm,
+        norm_kwargs=dict(eps=config.origin.norm_eps),
     )
-    if config.gelu == "tanh":
+    if config.origin.gelu == "tanh":
         vision["act_kwargs"] = dict(approximate="tanh")
     texts = {key: value for key, value in dict(origin.get("model_cfg") or {}).items() if key == "text_cfg"}
     return dict(
-        model_cfg=dict(embed_dim=config.classes, quick_gelu=config.gelu == "quick", vision_cfg=vision, **texts),
+        model_cfg=dict(embed_dim=config.classes, quick_gelu=config.origin.gelu == "quick", vision_cfg=vision, **texts),
         preprocess_cfg=_preprocess_json(config, card),
     )
 

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.own_part import is_own_part
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import Config
 from vitrail.model.vit import ViT
 from vitrail.weights.assemble import expected_of, fill, skeleton

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from vitrail.disk import writing
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import beside, check_writable, take_place
 from vitrail.model.own_part import own_parts
+from vitrail.model.variants import flat
 from vitrail.ranges import checked
 from vitrail.weights.archive import SUFFIXES
 from vitrail.weights.assemble import check_finite
@@ -191,7 +192,7 @@ def _old_names(model: Any, card: Card) -> list[str]:
 def _lost(found: Any, config: Any) -> list[str]:
     """Return the fields, with values, in which `config` describes another network than `found`."""
     lost = []
-    for name in (item.name for item in fields(config) if item.name not in UNTOLD):
+    for name in (name for name in flat(config) if name not in UNTOLD):
         here, there = _value(config, name), _value(found, name)
         if name == "layer_scale":  # the file holds the values themselves
             here, there = here is not None, there is not None
@@ -226,4 +227,4 @@ def _left_out(found: Card, card: Card) -> list[str]:
 
 
 def _value(config: Any, name: str) -> Any:
-    return getattr(config, name, None)
+    return flat(config).get(name)

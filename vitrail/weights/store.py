@@ -6,7 +6,7 @@ the other. safetensors does not detect flipped bits, so the header also holds a 
 
 If only a part of a model was tuned, the file holds that part, and its header refers to the base model
 (`vitrail.weights.base`). `vitrail.weights.load` combines the two. The part may be updates of low rank: their factors
-(`vitrail.model.rewrites.low_rank`) are added to the base's tensors when they are read.
+(`vitrail.model.low_rank`) are added to the base's tensors when they are read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.files import names_near, parse_json, read_json_object, replacing, replacing_text
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.rewrites.low_rank import misfit, separated, updated
+from vitrail.model.low_rank import misfit, separated, updated
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.assemble import LoadReport, Overrides, admit, assemble, check_finite, expected, said_of
 from vitrail.weights.base import BaseWeights

@@ -112,7 +112,7 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
     width, channels, patch = stem_sizes(archive, "conv_proj.weight")
     side = square_side(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1] - 1) * patch
     heads, sentence = usual_heads(archive, width)
-    config = ViTConfig(
+    config = ViTConfig.of(
         width=width,
         depth=layers_in(archive, f"{_BLOCK}ln_1.weight"),
         heads=heads,
@@ -157,12 +157,12 @@ def _refusal(config: object) -> str:
         != ("1d", "input"),
         "a class token without a position": not config.cls_position,
         f"pool {config.pool!r}": config.pool != "cls",
-        "a distillation token": config.distilled,
+        "a distillation token": config.origin.distilled,
         "registers": bool(config.registers),
         "LayerScale": config.layer_scale is not None,
-        f"an MLP with {config.mlp}": config.mlp != "gelu",
-        f"GELU of kind {config.gelu!r}: its models have erf": config.gelu != "erf",
-        f"LayerNorm epsilon {config.norm_eps:g}: its models have 1e-06": config.norm_eps != 1e-6,
+        f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
+        f"GELU of kind {config.origin.gelu!r}: its models have erf": config.origin.gelu != "erf",
+        f"LayerNorm epsilon {config.origin.norm_eps:g}: its models have 1e-06": config.origin.norm_eps != 1e-6,
         f"images of {height} x {width} pixels, which are not square": height != width,
         "a pre-logits layer without a classifier": bool(config.pre_logits and not config.classes),
         **special_parts(config),

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.files import read_json_object
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ViTConfig
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import ViTConfig, flat
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import open_archive
 from vitrail.weights.load import load, local
@@ -179,7 +179,7 @@ def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> LayerOutputs:
     found = dict(layers)
     if model.config.classes:
         found["logits"] = result
-    elif not getattr(model.config, "distilled", False):  # with two tokens timm returns their mean
+    elif not flat(model.config).get("distilled"):  # with two tokens timm returns their mean
         found["features"] = result
     return found
 
@@ -205,7 +205,7 @@ def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> Layer
     found = dict(layers)
     if tower in ("clip", "siglip", "siglip2"):  # CLIP's last_hidden_state is not normalised
         found |= {"features": result.pooler_output} if "pooler_output" in result else {}
-    elif isinstance(model, ViT) and model.config.final_norm == "tokens" and "last_hidden_state" in result:
+    elif isinstance(model, ViT) and model.config.origin.final_norm == "tokens" and "last_hidden_state" in result:
         found["tokens"] = result.last_hidden_state
     logits = next((name for name in ("logits", "image_embeds") if name in result), None)
     return found | ({"logits": result[logits]} if logits and model.config.classes else {})

@@ -35,8 +35,8 @@ from vitrail.weights.save import save
 
 SIDE, CLASSES = 8, 10
 TINY: dict[str, Any] = dict(depth=1, heads=2, mlp_dim=32, patch=4, classes=CLASSES)
-STUDENT = ViTConfig(**TINY, width=16, image_size=(SIDE, SIDE))
-TEACHER = ViTConfig(**TINY, width=24, image_size=(16, 16), mean=(0.2, 0.3, 0.4), std=(0.5, 0.4, 0.3))
+STUDENT = ViTConfig.of(**TINY, width=16, image_size=(SIDE, SIDE))
+TEACHER = ViTConfig.of(**TINY, width=24, image_size=(16, 16), mean=(0.2, 0.3, 0.4), std=(0.5, 0.4, 0.3))
 
 
 def network(config: ViTConfig, seed: int = 0) -> Any:
@@ -100,7 +100,7 @@ def test_logits_learn_from_a_teacher_of_the_same_size(kind: Any) -> None:
 
 
 def test_a_distillation_token_learns_from_the_teacher_and_the_class_token_from_labels() -> None:
-    student, teacher = network(replace(STUDENT, distilled=True)), network(replace(TEACHER, image_size=(SIDE, SIDE)), 1)
+    student, teacher = network(STUDENT.changed(distilled=True)), network(replace(TEACHER, image_size=(SIDE, SIDE)), 1)
     made = objective(student, teacher, Distill(kind="hard"))
     features = student.features(batch().images)
     own, pupil = student.head(features[:, :16]), student.head_dist(features[:, 16:])

@@ -42,31 +42,31 @@ SIZES = dict(width=16, depth=DEPTH, heads=2, mlp_dim=32, patch=4, image_size=(8,
 TIMMS: dict[str, Any] = dict(embed_dim=16, depth=DEPTH, num_heads=2, mlp_ratio=2)
 TIMMS |= dict(patch_size=4, img_size=8, num_classes=3)
 TWINS: dict[str, tuple[ViTConfig, Any]] = {
-    "class token": (ViTConfig(**SIZES, registers=2), lambda: VisionTransformer(**TIMMS, reg_tokens=2)),
+    "class token": (ViTConfig.of(**SIZES, registers=2), lambda: VisionTransformer(**TIMMS, reg_tokens=2)),
     "average": (
-        ViTConfig(**SIZES, pool="gap", final_norm="pooled", class_token=True, layer_scale=0.1),
+        ViTConfig.of(**SIZES, pool="gap", final_norm="pooled", class_token=True, layer_scale=0.1),
         lambda: VisionTransformer(**TIMMS, global_pool="avg", init_values=0.1),
     ),
     "attention pool": (
-        ViTConfig(**SIZES, pool="map"),
+        ViTConfig.of(**SIZES, pool="map"),
         lambda: VisionTransformer(**TIMMS, global_pool="map", class_token=False),
     ),
     "parallel": (
-        ViTConfig(**SIZES, block="parallel", branches=2),
+        ViTConfig.of(**SIZES, block="parallel", branches=2),
         lambda: VisionTransformer(**TIMMS, block_fn=ParallelThingsBlock),
     ),
     "BEiT, a table for each layer": (
-        ViTConfig(**SIZES, positions="relative_bias", layer_scale=0.1),
+        ViTConfig.of(**SIZES, positions="relative_bias", layer_scale=0.1),
         lambda: Beit(**TIMMS, use_rel_pos_bias=True, use_abs_pos_emb=False, init_values=0.1, global_pool="token"),
     ),
     "BEiT, one table": (
-        ViTConfig(**SIZES, positions="relative_bias", place="shared", layer_scale=0.1),
+        ViTConfig.of(**SIZES, positions="relative_bias", place="shared", layer_scale=0.1),
         lambda: Beit(
             **TIMMS, use_shared_rel_pos_bias=True, use_abs_pos_emb=False, init_values=0.1, global_pool="token"
         ),
     ),
 }
-STACKED = ViTConfig(**SIZES, positions="relative_bias", block="parallel", branches=2)
+STACKED = ViTConfig.of(**SIZES, positions="relative_bias", block="parallel", branches=2)
 
 
 def published(name: str) -> int:
@@ -123,7 +123,7 @@ def test_factors_are_those_of_published_code_and_but_for_two_timms(kind: str) ->
     ],
 )
 def test_positions_have_the_depth_of_the_layer_that_uses_them(settings: dict[str, Any], depths: list[int]) -> None:
-    model = build(ViTConfig(**{**SIZES, **settings}))
+    model = build(ViTConfig.of(**{**SIZES, **settings}))
     factors = layer_factors(model, DECAY)
     expected = tuple(DECAY ** (DEPTH + 1 - depth) for depth in depths)
     assert {factors[parameter] for parameter in model.positions.parameters()} == {expected}
@@ -134,7 +134,7 @@ def test_positions_have_the_depth_of_the_layer_that_uses_them(settings: dict[str
 
 def test_what_an_objective_owns_besides_learns_at_the_full_rate() -> None:
     def network() -> Any:
-        return build(replace(ViTConfig(**SIZES), classes=0))
+        return build(replace(ViTConfig.of(**SIZES), classes=0))
 
     tokenizer = ImageTokenizer(Tokenizer(codes=5, width=8, depth=1), 4)
     mae = MAEObjective(network(), MAE(decoder_width=16, decoder_depth=2, decoder_heads=2), 0)
@@ -254,7 +254,7 @@ def test_a_checkpoint_from_before_there_was_a_decay_is_of_the_same_run() -> None
 def test_the_recipes_decay_by_layers_from_the_command_line(name: str, tmp_path: Path) -> None:
     """He et al.'s FINETUNE.md and BEiT's command for a B/16 that nothing has tuned yet: 0.65 both."""
     positions = dict(positions="relative_bias", place="shared") if name == "beit-finetune" else dict(positions="sincos")
-    base = save(build(ViTConfig(**{**SIZES, **positions, "classes": 0})), tmp_path / "base").path
+    base = save(build(ViTConfig.of(**{**SIZES, **positions, "classes": 0})), tmp_path / "base").path
     command = ["finetune", "digits", "--recipe", name, "--from", str(base), "--image-size", "8", "--out", str(tmp_path)]
     command += ["--preprocess.image-size", "8", "8", "--duration", "2 steps", "--batch-size", "4", "--workers", "0"]
     command += ["--data.subset", "40", "--accumulate", "1", "--schedule.warmup", "0 steps"]

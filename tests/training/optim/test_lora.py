@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.rewrites.low_rank import Adapted, adapt, merged, separated, updated
+from vitrail.model.low_rank import Adapted, adapt, merged, separated, updated
 from vitrail.model.variants import ViTConfig
 
 SIDE = 16
 TINY: dict[str, Any] = dict(width=24, depth=2, heads=3, mlp_dim=32, patch=4, image_size=(SIDE, SIDE), classes=3)
 KINDS: dict[str, ViTConfig] = {
-    "plain": ViTConfig(**TINY),
-    "parallel": ViTConfig(**TINY, block="parallel", branches=2),
-    "axial": ViTConfig(**TINY, block="axial", pool="gap", positions="relative"),
-    "beit": ViTConfig(**TINY, positions="relative_bias", pool="gap", key_bias=False, layer_scale=0.1),
-    "map": ViTConfig(**TINY, pool="map"),
-    "swiglu": ViTConfig(**TINY, mlp="swiglu", registers=2),
+    "plain": ViTConfig.of(**TINY),
+    "parallel": ViTConfig.of(**TINY, block="parallel", branches=2),
+    "axial": ViTConfig.of(**TINY, block="axial", pool="gap", positions="relative"),
+    "beit": ViTConfig.of(**TINY, positions="relative_bias", pool="gap", key_bias=False, layer_scale=0.1),
+    "map": ViTConfig.of(**TINY, pool="map"),
+    "swiglu": ViTConfig.of(**TINY, mlp="swiglu", registers=2),
 }
 LAYERS = {"plain": 8, "parallel": 16, "axial": 16, "beit": 8, "map": 13, "swiglu": 8}
 RANK, ALPHA = 4, 8.0

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from vitrail import world
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.rewrites.low_rank import adapt
+from vitrail.model.low_rank import adapt
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.settings import MAE
@@ -38,7 +38,7 @@ SHARDED = Optim(name="muon", lr=0.01, weight_decay=0.3, layer_decay=0.7)
 
 def network(**changes: Any) -> Any:
     torch.manual_seed(0)
-    return build(ViTConfig(**{**SIZES, **changes}))
+    return build(ViTConfig.of(**{**SIZES, **changes}))
 
 
 def layer_of(name: str) -> str:

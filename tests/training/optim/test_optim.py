@@ -32,7 +32,7 @@ TINY = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(16, 16)
 def tiny_models() -> list[ViTConfig | ResNetConfig]:
     """Every option that adds parameters, alone and crossed where they meet."""
     configs: list[ViTConfig | ResNetConfig] = [
-        ViTConfig(**TINY, positions=positions, place=place, pool=pool, registers=registers)
+        ViTConfig.of(**TINY, positions=positions, place=place, pool=pool, registers=registers)
         for positions, place, pool, registers in itertools.product(
             ("none", "1d", "2d", "relative", "sincos"),
             ("input", "every", "shared"),
@@ -41,17 +41,17 @@ def tiny_models() -> list[ViTConfig | ResNetConfig]:
         )
         if not (positions in ("none", "sincos") and place == "every")
     ]
-    configs.append(ViTConfig(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
-    configs.append(ViTConfig(**TINY, block="parallel", branches=2, layer_scale=1e-4))
-    configs.append(ViTConfig(**TINY, distilled=True, mlp="swiglu"))
-    configs.append(ViTConfig(**TINY, pool="cls+gap", registers=2, register_positions=True, final_norm="pooled"))
-    configs.append(ViTConfig(**TINY, pool="gap", class_token=True, positions="relative_bias"))
-    configs.append(ViTConfig(**TINY, block="axial", pool="gap", positions="relative"))
+    configs.append(ViTConfig.of(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
+    configs.append(ViTConfig.of(**TINY, block="parallel", branches=2, layer_scale=1e-4))
+    configs.append(ViTConfig.of(**TINY, distilled=True, mlp="swiglu"))
+    configs.append(ViTConfig.of(**TINY, pool="cls+gap", registers=2, register_positions=True, final_norm="pooled"))
+    configs.append(ViTConfig.of(**TINY, pool="gap", class_token=True, positions="relative_bias"))
+    configs.append(ViTConfig.of(**TINY, block="axial", pool="gap", positions="relative"))
     for stem, norm in itertools.product(("levit", "early", "hmlp"), ("batch", "layer")):
-        configs.append(ViTConfig(**{**TINY, "patch": 16, "image_size": (32, 32)}, stem=stem, stem_norm=norm))
+        configs.append(ViTConfig.of(**{**TINY, "patch": 16, "image_size": (32, 32)}, stem=stem, stem_norm=norm))
     hybrid = {**TINY, "patch": 32, "image_size": (64, 64)}
-    configs.append(ViTConfig(**hybrid, stem="resnet", stem_units=(1, 1, 1, 1)))
-    configs.append(ViTConfig(**hybrid, stem="resnet", stem_units=()))
+    configs.append(ViTConfig.of(**hybrid, stem="resnet", stem_units=(1, 1, 1, 1)))
+    configs.append(ViTConfig.of(**hybrid, stem="resnet", stem_units=()))
     for axial in (False, True):
         configs.append(ResNetConfig(units=(1, 1, 1, 1), width=16, image_size=64, classes=3, axial=axial))
     return configs

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from vitrail.costs.count import kept_bytes
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -33,21 +33,21 @@ PARTS: tuple[Tune, ...] = ("attention", "attention+positions", "ffn", "head")
 SIDE = 16
 TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(SIDE, SIDE), classes=3)
 KINDS: dict[str, ViTConfig] = {
-    "plain": ViTConfig(**TINY),
-    "parallel": ViTConfig(**TINY, block="parallel", branches=3),
-    "axial": ViTConfig(**TINY, block="axial", pool="gap", positions="relative"),
-    "relative": ViTConfig(**TINY, positions="relative", place="shared"),
-    "beit": ViTConfig(
+    "plain": ViTConfig.of(**TINY),
+    "parallel": ViTConfig.of(**TINY, block="parallel", branches=3),
+    "axial": ViTConfig.of(**TINY, block="axial", pool="gap", positions="relative"),
+    "relative": ViTConfig.of(**TINY, positions="relative", place="shared"),
+    "beit": ViTConfig.of(
         **TINY, positions="relative_bias", pool="gap", class_token=True, final_norm="pooled", layer_scale=0.1
     ),
-    "map": ViTConfig(**TINY, pool="map"),
-    "registers": ViTConfig(**TINY, pool="cls+gap", registers=2, register_positions=True),
-    "distilled": ViTConfig(**TINY, distilled=True),
-    "pre-logits": ViTConfig(**TINY, pre_logits=8),
-    "swiglu": ViTConfig(**TINY, mlp="swiglu", layer_scale=0.1),
-    "2d, every layer": ViTConfig(**TINY, positions="2d", place="every"),
-    "hmlp": ViTConfig(**TINY, stem="hmlp", positions="sincos"),
-    "hybrid": ViTConfig(**TINY, stem="resnet", stem_units=(1,)),
+    "map": ViTConfig.of(**TINY, pool="map"),
+    "registers": ViTConfig.of(**TINY, pool="cls+gap", registers=2, register_positions=True),
+    "distilled": ViTConfig.of(**TINY, distilled=True),
+    "pre-logits": ViTConfig.of(**TINY, pre_logits=8),
+    "swiglu": ViTConfig.of(**TINY, mlp="swiglu", layer_scale=0.1),
+    "2d, every layer": ViTConfig.of(**TINY, positions="2d", place="every"),
+    "hmlp": ViTConfig.of(**TINY, stem="hmlp", positions="sincos"),
+    "hybrid": ViTConfig.of(**TINY, stem="resnet", stem_units=(1,)),
 }
 CLASSIFIER = r"(head|head_dist|pre_logits\.hidden)\.(weight|bias)"
 ATTENTION = r"blocks\.\d+\.(row\.|column\.)?attentions\.\d+\.attention\.(qkv|out)\.(weight|bias)"
@@ -238,7 +238,7 @@ def test_kept_bytes_by_hand(precision: str, branches: int) -> None:
     A frozen product does not keep what it reads. In front of the first tensor that needs a gradient nothing is kept.
     """
     block = {"block": "parallel", "branches": branches} if branches > 1 else {}
-    config = ViTConfig(**{**TINY, "depth": 3}, pool="gap", **block)
+    config = ViTConfig.of(**{**TINY, "depth": 3}, pool="gap", **block)
     tokens, width, hidden, size = 16, 16, 32, 2 if precision == "bf16" else 4
     maps, row, statistics = 2 * tokens**2, tokens * width, 8 * tokens
     gelu = tokens * hidden * (2 if precision == "bf16" else 1)

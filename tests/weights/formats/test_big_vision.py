@@ -99,7 +99,7 @@ def test_computed_positions(pool: str, size: tuple[int, int], tmp_path: Path) ->
 def test_the_config_is_read_from_the_shapes(tmp_path: Path) -> None:
     arrays = big_vision(width=30, heads=5, depth=3, mlp=41, patch=7, grid=(3, 3), classes=11, pool="map")
     model = load(save(tmp_path / "a.npz", scanned(arrays)))
-    expected = ViTConfig(
+    expected = ViTConfig.of(
         width=30, heads=5, depth=3, mlp_dim=41, patch=7, image_size=(21, 21), classes=11, pool="map", gelu="tanh",
         cls_position=False,
     )  # fmt: skip
@@ -159,7 +159,7 @@ def test_it_is_told_from_googles_format_by_its_names(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_of_ours_is_read_by_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = randomised(build(ViTConfig(**(TINY | changes))))
+    model = randomised(build(ViTConfig.of(**(TINY | changes))))
     FORMAT.write(model, Card(model.config), tmp_path / "a.npz")
     arrays = read(tmp_path / "a.npz", "params/")
     images = pixels(32, 32)
@@ -169,7 +169,7 @@ def test_a_model_of_ours_is_read_by_the_reference(changes: dict[str, Any], tmp_p
     unread = model.config.pool != "cls" or model.config.positions == "sincos"  # nothing has that row
     expected = replace(model.config, cls_position=model.config.cls_position and not unread)
     size = {"image_size": (224, 224)} if model.config.positions == "sincos" else {}
-    assert again.config == replace(expected, **size)
+    assert again.config == expected.changed(**size)
 
 
 def test_a_google_model_goes_into_big_visions_format(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_timm_reads_what_is_written(stack: bool, pool: str, tmp_path: Path) -> N
     ],
 )
 def test_what_the_format_cannot_say_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    model = build(ViTConfig(**(TINY | changes)))
+    model = build(ViTConfig.of(**(TINY | changes)))
     with pytest.raises(WeightsError, match=f"format 'big_vision' .*{message}"):
         FORMAT.write(model, Card(model.config), tmp_path / "a.npz")
     assert list(tmp_path.iterdir()) == []

@@ -194,7 +194,7 @@ def test_other_sizes_resample_positions_as_deit_does(tmp_path: Path, kind: str) 
     images = torch.randn(2, 3, 64, 112)
     compare(load(path), state, images)  # as it runs
     model = load(path, image_size=(64, 112))  # once, when it is loaded
-    assert model.config.resize_mode == "deit" and "positions.embedding" in model.load_report.resampled
+    assert model.config.origin.resize_mode == "deit" and "positions.embedding" in model.load_report.resampled
     compare(model, state, images)
 
 
@@ -203,7 +203,7 @@ def test_what_the_file_says_and_what_is_assumed(tmp_path: Path) -> None:
     config, preprocess = model.config, model.card.preprocess
     assert (config.depth, config.width, config.heads, config.mlp_dim, config.patch) == (2, 128, 2, 256, 16)
     assert (config.image_size, config.classes, config.cls_position, config.stem) == ((48, 48), 5, False, "linear")
-    assert (config.gelu, config.norm_eps, config.drop_path_shape) == ("erf", 1e-6, "constant")
+    assert (config.origin.gelu, config.origin.norm_eps, config.drop_path_shape) == ("erf", 1e-6, "constant")
     assert config.mean == (0.485, 0.456, 0.406) and config.std == (0.229, 0.224, 0.225)
     assert (preprocess.crop, preprocess.interpolation, preprocess.resize) == (1.0, "bicubic", "small")
     assert preprocess.image_size == (48, 48)
@@ -232,7 +232,7 @@ def test_load_and_save_give_the_file_back(tmp_path: Path, kind: str, ending: str
 
 def test_a_model_of_ours_opens_there(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = ViTConfig(
+    config = ViTConfig.of(
         **dict(width=128, depth=2, heads=2, mlp_dim=256, patch=16, image_size=(48, 48), classes=5),
         **dict(block="parallel", branches=2, layer_scale=0.1, stem="hmlp", cls_position=False),
     )
@@ -251,7 +251,7 @@ def test_a_model_of_ours_opens_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("distilled", [False, True])
 def test_the_first_deit_goes_out_under_timms_names_and_comes_back(tmp_path: Path, distilled: bool) -> None:
     torch.manual_seed(0)
-    config = ViTConfig(
+    config = ViTConfig.of(
         **dict(width=128, depth=2, heads=2, mlp_dim=256, patch=16, image_size=(48, 48), classes=5),
         distilled=distilled,
     )
@@ -331,7 +331,7 @@ def test_what_deit_has_no_place_for_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     values = dict(width=128, depth=1, heads=2, mlp_dim=64, patch=16, image_size=(32, 32), classes=2)
-    config = ViTConfig(**{**values, **changes})
+    config = ViTConfig.of(**{**values, **changes})
     with pytest.raises(WeightsError, match=reason):
         FORMAT.write(build(config), Card(config), tmp_path / "no.pth")
     assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def test_hybrids_too(prefix: str, options: dict[str, Any], tmp_path: Path) -> No
 def test_the_config_is_read_from_the_shapes(tmp_path: Path) -> None:
     arrays = google(width=30, heads=5, depth=3, mlp=41, patch=7, grid=(3, 3), classes=11, pre_logits=13)
     model = load(save(tmp_path / "a.npz", arrays))
-    expected = ViTConfig(
+    expected = ViTConfig.of(
         width=30, heads=5, depth=3, mlp_dim=41, patch=7, image_size=(21, 21), classes=11, pre_logits=13, gelu="tanh"
     )
     assert model.config == expected == model.card.config
@@ -204,19 +203,19 @@ def test_any_architecture(heads: int, features: int, side: int, rows: int, **opt
     ],
 )
 def test_a_model_of_ours_is_read_by_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = randomised(build(ViTConfig(**(TINY | changes))))
+    model = randomised(build(ViTConfig.of(**(TINY | changes))))
     FORMAT.write(model, Card(model.config), tmp_path / "a.npz")
     arrays = read(tmp_path / "a.npz")
     images = pixels(32, 32)
     agree(model, images, vision_transformer(arrays, images))
     half = dict(mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert load(tmp_path / "a.npz").config == replace(model.config, resize_mode="official", **half)
+    assert load(tmp_path / "a.npz").config == model.config.changed(resize_mode="official", **half)
 
 
 @pytest.mark.parametrize("source", ["ours", "opt/target/"])
 def test_timm_reads_what_is_written(source: str, tmp_path: Path) -> None:
     if source == "ours":
-        model = randomised(build(ViTConfig(**TINY)))
+        model = randomised(build(ViTConfig.of(**TINY)))
         card = Card(model.config)
     else:
         model = load(save(tmp_path / "a.npz", google(mlp=48, classes=5), source))
@@ -233,7 +232,7 @@ def test_timm_reads_what_is_written(source: str, tmp_path: Path) -> None:
 
 
 def test_timm_reads_a_hybrid(tmp_path: Path) -> None:
-    model = randomised(build(ViTConfig(**(TINY | dict(stem="resnet", stem_units=(1, 2))))))
+    model = randomised(build(ViTConfig.of(**(TINY | dict(stem="resnet", stem_units=(1, 2))))))
     FORMAT.write(model, Card(model.config), tmp_path / "a.npz")
     peer = timm.models.VisionTransformer(
         img_size=32, patch_size=1, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2, num_classes=5,
@@ -316,7 +315,7 @@ def test_types_go_back_as_they_came(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_format_cannot_say_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    model = build(ViTConfig(**(TINY | changes)))
+    model = build(ViTConfig.of(**(TINY | changes)))
     with pytest.raises(WeightsError, match=f"format 'google' .*{message}"):
         FORMAT.write(model, Card(model.config), tmp_path / "a.npz")
     assert list(tmp_path.iterdir()) == []
@@ -326,7 +325,7 @@ def test_other_networks_and_folders_are_refused(tmp_path: Path) -> None:
     resnet = build(ResNetConfig(units=(1,), width=32, classes=2))
     with pytest.raises(WeightsError, match="a ResNetV2 goes into 'bit'"):
         FORMAT.write(resnet, Card(resnet.config), tmp_path / "a.npz")
-    model = build(ViTConfig(**TINY))
+    model = build(ViTConfig.of(**TINY))
     with pytest.raises(WeightsError, match="is a folder; this format is a single file"):
         FORMAT.write(model, Card(model.config), tmp_path)
 

@@ -97,7 +97,7 @@ def test_config_json_goes_back_as_it_came(tmp_path: Path, name: str) -> None:
 
 def ours(**changes: Any) -> nn.Module:
     values = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=3)
-    model = build(ViTConfig(**{**values, **changes}))
+    model = build(ViTConfig.of(**{**values, **changes}))
     randomise(model)
     return model
 

@@ -59,9 +59,9 @@ def test_a_folder_computes_what_timm_computes_at_any_size_and_goes_back_as_it_wa
     theirs = peer(kind)
     folder = hub(theirs, tmp_path / "a")
     ours = load(folder)
-    assert isinstance(ours, ViT) and ours.card.source == "timm" and ours.config.resize_mode == "timm"
+    assert isinstance(ours, ViT) and ours.card.source == "timm" and ours.config.origin.resize_mode == "timm"
     norm = next(part for part in theirs.blocks.modules() if isinstance(part, torch.nn.LayerNorm | RmsNorm))
-    assert ours.config.norm_eps == norm.eps
+    assert ours.config.origin.norm_eps == norm.eps
     same = assert_equal_in_double if ours.config.stem_units else assert_equal
     same(ours, theirs, images(ours))
     FORMAT.write(ours, ours.card, tmp_path / "b")
@@ -223,7 +223,7 @@ MADE: dict[str, dict[str, Any]] = {
     "kind", [pytest.param(kind, marks=[pytest.mark.full_size] if kind == "hybrid" else []) for kind in MADE]
 )
 def test_our_models_are_the_same_networks_in_timm(kind: str, tmp_path: Path) -> None:
-    ours = build(ViTConfig(**(OURS | MADE[kind])))
+    ours = build(ViTConfig.of(**(OURS | MADE[kind])))
     assert isinstance(ours, ViT)
     randomised(ours)
     FORMAT.write(ours, Card(ours.config, preprocess=Preprocess(ours.config.image_size)), tmp_path)
@@ -258,7 +258,7 @@ def test_trained_biases_are_written_though_the_file_had_none(tmp_path: Path) -> 
 
 
 def test_a_key_bias_is_dropped_exactly(tmp_path: Path) -> None:
-    ours = build(ViTConfig(**(OURS | MADE["BEiT"])))
+    ours = build(ViTConfig.of(**(OURS | MADE["BEiT"])))
     randomised(ours)
     assert ours.blocks[0].attentions[0].attention.qkv.bias.detach()[32:64].abs().min() > 0
     FORMAT.write(ours, Card(ours.config), tmp_path)

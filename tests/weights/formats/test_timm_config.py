@@ -19,8 +19,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.resnet.units import BIT_UNITS
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import BIT_UNITS, ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import FORMATS, recognise
@@ -130,7 +129,7 @@ def test_preprocessing_that_vitrail_does_not_have_is_refused(entries: dict[str, 
 
 
 def test_what_is_written_is_what_timm_resolves(tmp_path: Path) -> None:
-    config = ViTConfig(**OURS, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    config = ViTConfig.of(**OURS, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     preprocess = Preprocess((32, 32), crop=0.8, interpolation="bilinear")
     FORMAT.write(build(config), Card(config, NAMES, preprocess, licence="mit"), tmp_path / "a")
     theirs = rebuilt(tmp_path / "a")
@@ -180,7 +179,7 @@ def test_heads_and_gelu_by_architecture(architecture: str, width: int, heads: in
     state = peer("plain", embed_dim=width, num_heads=2, depth=1).state_dict()
     config = config_of(architecture=architecture, model_args={}) if architecture else {}
     found = FORMAT.find(archive(state, config))
-    assert (found.card.config.heads, found.card.config.gelu) == (heads, gelu)
+    assert (found.card.config.heads, found.card.config.origin.gelu) == (heads, gelu)
     assert any(f"{heads} heads" in note for note in found.assumptions) == (not architecture)
 
 
@@ -316,7 +315,7 @@ HYBRID = dict(stem="resnet", patch=32, image_size=(64, 64))
 def test_what_timm_cannot_express_is_refused_with_the_reason(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = ViTConfig(**(OURS | changes))
+    config = ViTConfig.of(**(OURS | changes))
     with pytest.raises(WeightsError, match=message):
         FORMAT.write(build(config), Card(config), tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -334,13 +333,13 @@ def test_what_timm_cannot_express_is_refused_with_the_reason(
     ],
 )
 def test_what_a_bare_file_cannot_say_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    config = ViTConfig(**(OURS | dict(width=128) | changes))
+    config = ViTConfig.of(**(OURS | dict(width=128) | changes))
     model = build(config)
     randomised(model)
     with pytest.raises(WeightsError, match=message):
         FORMAT.write(model, Card(config), tmp_path / "a.safetensors")
     FORMAT.write(model, Card(config), tmp_path / "a")  # a folder can
-    assert load(tmp_path / "a").config.gelu == config.gelu
+    assert load(tmp_path / "a").config.origin.gelu == config.origin.gelu
     assert_equal(model, rebuilt(tmp_path / "a"), images(model))
 
 
@@ -360,7 +359,7 @@ def test_resnets_timm_has_not_are_refused(changes: dict[str, Any], message: str,
 
 
 def test_paths_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
-    model = build(ViTConfig(**OURS))
+    model = build(ViTConfig.of(**OURS))
     (tmp_path / "a.pth").mkdir()
     (tmp_path / "b").write_text("")
     for name, message in (("a.pth", "is a folder; give the name of a file"), ("b", "is a file; give the name of a")):
@@ -369,7 +368,7 @@ def test_paths_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_broken_model_never_replaces_a_good_one(tmp_path: Path) -> None:
-    good, bad = build(ViTConfig(**OURS)), build(ViTConfig(**OURS))
+    good, bad = build(ViTConfig.of(**OURS)), build(ViTConfig.of(**OURS))
     FORMAT.write(good, Card(good.config), tmp_path)
     with torch.no_grad():
         bad.norm.weight[3] = float("nan")

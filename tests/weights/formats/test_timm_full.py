@@ -51,11 +51,11 @@ def assert_agrees(config: ViTConfig, model: nn.Module) -> None:
     attention = block.attns[0].attn if hasattr(block, "attns") else block.attn
     mlp = block.ffns[0].mlp if hasattr(block, "ffns") else block.mlp
     norm = block.attns[0].norm if hasattr(block, "attns") else block.norm1
-    assert config.norm == ("rms" if type(norm).__name__ == "RmsNorm" else "layer")
+    assert config.origin.norm == ("rms" if type(norm).__name__ == "RmsNorm" else "layer")
     assert config.heads == attention.num_heads
-    assert config.norm_eps == norm.eps
+    assert config.origin.norm_eps == norm.eps
     kind = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick", "SiLU": "gated"}[type(mlp.act).__name__]
-    assert (config.gelu if config.mlp == "gelu" else "gated") == kind
+    assert (config.origin.gelu if config.origin.mlp == "gelu" else "gated") == kind
     assert config.pool == {"token": "cls", "avg": "gap", "map": "map"}[model.global_pool]
     assert config.image_size == tuple(n // config.patch * config.patch for n in model.patch_embed.img_size)
     assert config.prefix == model.num_prefix_tokens

@@ -171,15 +171,15 @@ def test_the_towers_of_open_clips_configs_are_what_timm_builds() -> None:
         config, trunk = tower.card.config, theirs.trunk
         assert origin.name == "open_clip" and isinstance(config, ViTConfig) and not tower.unused, file
         block = trunk.blocks[0]
-        assert (config.heads, config.norm_eps) == (block.attn.num_heads, block.norm1.eps), file
-        assert config.norm_after == (type(block).__name__ in ("EvaBlockPostNorm", "ResPostRelPosBlock")), file
+        assert (config.heads, config.origin.norm_eps) == (block.attn.num_heads, block.norm1.eps), file
+        assert config.origin.norm_after == (type(block).__name__ in ("EvaBlockPostNorm", "ResPostRelPosBlock")), file
         assert config.pool == {"token": "cls", "avg": "gap", "map": "map"}[trunk.global_pool], file
         size = tuple(side // config.patch * config.patch for side in trunk.patch_embed.img_size)
         assert config.image_size == size and config.prefix == trunk.num_prefix_tokens, file
         assert (config.classes or config.width) == model["embed_dim"], file
-        if config.mlp == "gelu":
-            assert config.gelu == {"GELU": "erf", "GELUTanh": "tanh"}[type(block.mlp.act).__name__], file
-        assert (config.rotary is None) == (getattr(trunk, "rope", None) is None), file
+        if config.origin.mlp == "gelu":
+            assert config.origin.gelu == {"GELU": "erf", "GELUTanh": "tanh"}[type(block.mlp.act).__name__], file
+        assert (config.origin.rotary is None) == (getattr(trunk, "rope", None) is None), file
     assert found >= 20
 
 

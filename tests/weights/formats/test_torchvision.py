@@ -62,8 +62,8 @@ def test_a_file_computes_what_torchvision_does(tmp_path: Path, changes: dict[str
     theirs = saved(tmp_path / "a.pth", **changes)
     model = load(tmp_path / "a.pth")
     assert_equal_to(model, theirs)
-    assert model.config.norm_eps == 1e-6
-    assert model.config.gelu == "erf"
+    assert model.config.origin.norm_eps == 1e-6
+    assert model.config.origin.gelu == "erf"
     assert model.config.pre_logits == theirs.representation_size
     assert model.card.source == "torchvision"
     assert "2 heads of 64 features" in str(model.load_report)
@@ -158,7 +158,7 @@ def test_a_model_of_ours_opens_in_torchvision(tmp_path: Path, pre_logits: int | 
 )
 def test_what_torchvision_cannot_express_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     values = dict(width=32, depth=1, heads=2, mlp_dim=48, patch=8, image_size=(32, 32), classes=5)
-    model = build(ViTConfig(**{**values, **changes}))
+    model = build(ViTConfig.of(**{**values, **changes}))
     with pytest.raises(WeightsError, match=reason):
         FORMAT.write(model, Card(model.config), tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from flax_reference import Result
 from torch import nn
 
 from vitrail.model.build import build
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
 Arrays = Mapping[str, np.ndarray]
@@ -112,7 +114,8 @@ def agrees_at_full_size(model: nn.Module, images: np.ndarray, expected: Result) 
 
 def differs(model: nn.Module, images: np.ndarray, expected: Result, **changes: Any) -> None:
     """Assert that the same weights in a network of another config compute something else."""
-    other = build(replace(model.config, **changes))
+    changed = model.config.changed if isinstance(model.config, ViTConfig) else partial(replace, model.config)
+    other = build(changed(**changes))
     other.load_state_dict(model.state_dict())
     with torch.inference_mode():
         logits = other.eval()(torch.from_numpy(images).permute(0, 3, 1, 2))

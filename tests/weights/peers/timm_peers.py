@@ -16,7 +16,7 @@ from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -146,7 +146,7 @@ def assert_equal(ours: ViT | ResNet, theirs: nn.Module, batch: Tensor) -> None:
     for layer, (mine, other) in enumerate(zip(_blocks(ours, batch), outputs, strict=True)):
         assert error(mine, other) < TOLERANCE[batch.dtype], f"block {layer}"
     found = ours(batch)
-    if isinstance(ours, ViT) and ours.config.distilled and not ours.config.classes:
+    if isinstance(ours, ViT) and ours.config.origin.distilled and not ours.config.classes:
         found = found.unflatten(1, (2, -1)).mean(1)  # timm's features are the average of the two tokens'
     assert error(found, expected) < TOLERANCE[batch.dtype]
 

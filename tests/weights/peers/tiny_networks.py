@@ -14,7 +14,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 def tiny(**changes: Any) -> ViTConfig:
     """A ViT of two blocks for images of 16 x 16 and three classes."""
     values = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=3)
-    return ViTConfig(**{**values, **changes})
+    return ViTConfig.of(**{**values, **changes})
 
 
 def fresh(config: ViTConfig | ResNetConfig) -> nn.Module:

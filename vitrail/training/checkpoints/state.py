@@ -14,6 +14,7 @@ from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
 from vitrail.evaluation.metric import headline, in_words, interval, on_images
+from vitrail.model.variants import flat
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -262,7 +263,7 @@ def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) ->
         "data": fingerprint,
         "splits": {name: getattr(run.data, name) for name in SPLITS},
         "class_names": class_names,
-        "model": {"kind": type(config).__name__, **plain(config)},
+        "model": {"kind": type(config).__name__, **plain(flat(config))},
         **{name: plain(getattr(run, name)) for name in IDENTITY},
     }
 
@@ -270,7 +271,7 @@ def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) ->
 def defaults(run: Run, config: Any) -> dict[str, Any]:
     """Return the default values of the settings in `identity`, as JSON values, by section."""
     sections = {"splits": run.data, "model": config} | {name: getattr(run, name) for name in IDENTITY}
-    return {
+    values = {
         name: {
             item.name: plain(item.default if item.default_factory is MISSING else item.default_factory())
             for item in fields(value)
@@ -280,6 +281,8 @@ def defaults(run: Run, config: Any) -> dict[str, Any]:
         for name, value in sections.items()
         if is_dataclass(value)
     }
+    values["model"] |= values["model"].pop("origin", {})  # flat, as in `identity`
+    return values
 
 
 def completed(stored: Any, defaults: Any) -> Any:

@@ -17,7 +17,7 @@ from vitrail import torch_private, world
 from vitrail.device import fast_bf16
 from vitrail.model.attention import Attention
 from vitrail.model.block import Block, SwiGLU
-from vitrail.model.rewrites.low_rank import LowRank
+from vitrail.model.low_rank import LowRank
 
 MOMENTUM = 0.95
 """Share of the momentum that each step keeps, as published."""

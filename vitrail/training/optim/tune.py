@@ -10,7 +10,7 @@ stored. The parts are, in each kind of network:
 * attention+positions: the same, and the positions added to the tokens. This is what the authors' code tunes
   (DeiT repository, `main.py --attn-only`); their text names the attention weights alone.
 * ffn: both dense layers of every MLP in the same blocks, and of a MAP head.
-* lora: updates of low rank (`vitrail.model.rewrites.low_rank`) of the dense layers of attention, of the MLPs or of
+* lora: updates of low rank (`vitrail.model.low_rank`) of the dense layers of attention, of the MLPs or of
   both, as named above. The layers themselves are frozen.
 * head: only the classifier, which is always tuned: `head`, `head_dist` of a distilled network, and `pre_logits` if
   there is one.
@@ -43,8 +43,8 @@ from vitrail.errors import UsageError
 from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, AttentionBranch, SwiGLU
 from vitrail.model.head import MAPHead
+from vitrail.model.low_rank import LowRank, adapt
 from vitrail.model.posemb import Learned1D, Learned2D, Relative, RelativeBias
-from vitrail.model.rewrites.low_rank import LowRank, adapt
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.run import LORA, Run, Tune
 from vitrail.weights.assemble import HEAD

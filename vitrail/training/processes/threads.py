@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared
 from vitrail.training.given import Given

@@ -14,7 +14,7 @@ from vitrail.verbs.flags.compute import Compute
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
     from vitrail.exports.engine import Engine
-    from vitrail.model.resnet.network import ResNet
+    from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
     from vitrail.weights.card import Card
     from vitrail.weights.confidence import Rejection

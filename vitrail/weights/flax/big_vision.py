@@ -148,7 +148,7 @@ def _read_positions(rows: int) -> tuple[tuple[int, int], bool]:
 def _check_positions(config: ViTConfig) -> None:
     """Raise WeightsError if a reader would infer another grid from the number of positions."""
     if config.positions == "sincos":
-        if config.sines != "moco":
+        if config.origin.sines != "moco":
             raise WeightsError("the sines of big_vision's positions are those of MoCo v3, and this model's are MAE's")
         return
     front = config.pool == "cls" and config.cls_position

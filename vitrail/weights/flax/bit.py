@@ -26,7 +26,7 @@ from torch import nn
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.resnet.network import ResNet
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected

@@ -184,7 +184,7 @@ def assumed_grid(grid: tuple[int, int], name: str) -> list[str]:
 def build_config(archive: Archive, **values: Any) -> ViTConfig:
     """Return the config. Raises WeightsError if the file's shapes contradict each other."""
     try:
-        return ViTConfig(**values)
+        return ViTConfig.of(**values)
     except UsageError as error:
         raise WeightsError(f"{archive.path} does not describe a model: {error}") from error
 

@@ -89,27 +89,26 @@ def _parts_without_array(config: ViTConfig, stems: tuple[str, ...], pools: tuple
     return {
         f"a {config.stem!r} stem (valid: {', '.join(stems)})": config.stem not in stems,
         f"{config.block} blocks": config.block != "sequential",
-        f"a {config.mlp} MLP": config.mlp != "gelu",
+        f"a {config.origin.mlp} MLP": config.origin.mlp != "gelu",
         "LayerScale": config.layer_scale is not None,
         f"positions at {config.place!r} instead of the input": config.place != "input",
         "registers": config.registers > 0,
-        "a distillation token": config.distilled,
+        "a distillation token": config.origin.distilled,
         f"pool {config.pool!r} (valid: {', '.join(pools)})": config.pool not in pools,
         f"a class token that pool {config.pool!r} does not read": config.has_class_token != (config.pool == "cls"),
-        "a norm after the pooling": config.final_norm != "tokens",
+        "a norm after the pooling": config.origin.final_norm != "tokens",
         **special_parts(config),
     }
 
 
 def _values_of_readers(config: ViTConfig) -> dict[str, bool]:
     """Return value -> whether the model's differs from the one that every reader of the format assumes."""
-    hybrid = config.stem == "resnet"
+    hybrid, eps = config.stem == "resnet", config.origin.norm_eps
     return {
         "the kind of GELU, and every program that reads it computes the tanh approximation. The logits of this model, "
         "which has the exact GELU, would change by about 2e-4. Save as 'timm', 'hf' or 'vitrail', or build the model "
-        "with gelu='tanh' to accept the change.": config.gelu != "tanh",
-        f"the epsilon of LayerNorm, and its readers use 1e-6. This model has {config.norm_eps}.": config.norm_eps
-        != 1e-6,
+        "with gelu='tanh' to accept the change.": config.origin.gelu != "tanh",
+        f"the epsilon of LayerNorm, and its readers use 1e-6. This model has {eps}.": eps != 1e-6,
         "how a hybrid standardises its kernels, and its readers use (w - mean) / (std + 1e-5) and a GroupNorm epsilon "
         f"of 1e-6. This model has the form {config.std_conv!r} and {config.group_norm_eps}.": hybrid
         and (config.std_conv, config.group_norm_eps) != ("hybrid", 1e-6),

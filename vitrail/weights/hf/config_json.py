@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.errors import WeightsError, did_you_mean
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import ViTConfig, flat
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import USUAL_THRESHOLD, Card
 from vitrail.weights.formats import origin_of
@@ -182,15 +182,15 @@ def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict
     origin = origin_of(card, "hf")
     same_kind = origin.get("layout", {}).get("model_type") == encoder.model_type
     values: dict[str, Any] = dict(origin.get("config", {})) if same_kind else {}
-    if ACTIVATIONS.get(str(values.get("hidden_act"))) != config.gelu:
-        values["hidden_act"] = next(name for name, gelu in ACTIVATIONS.items() if gelu == config.gelu)
+    if ACTIVATIONS.get(str(values.get("hidden_act"))) != config.origin.gelu:
+        values["hidden_act"] = next(name for name, gelu in ACTIVATIONS.items() if gelu == config.origin.gelu)
     height, width = config.image_size
     values |= dict(
         architectures=[encoder.architecture],
         model_type=encoder.model_type,
         image_size=height if height == width else [height, width],
         dtype=dtype,
-        **{name: getattr(config, field) for name, field in _fields(encoder).items()},
+        **{name: flat(config)[field] for name, field in _fields(encoder).items()},
         **encoder.constants,
         **encoder.json(config),
     )

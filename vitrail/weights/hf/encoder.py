@@ -267,23 +267,23 @@ class Encoder:
         if reason := first_reason(cls.reasons(config)):
             return reason
         parts = {
-            "distillation token": config.distilled,
+            "distillation token": config.origin.distilled,
             "registers": bool(config.registers),
             "LayerScale": config.layer_scale is not None,
             "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
-            f"{config.mlp} MLP": config.mlp != "gelu",
+            f"{config.origin.mlp} MLP": config.origin.mlp != "gelu",
             f"{config.positions} positions": config.positions != "1d",
-            "rotary positions": config.rotary is not None,
-            "norms inside attention or MLP": config.attention_norm or config.mlp_norm,
+            "rotary positions": config.origin.rotary is not None,
+            "norms inside attention or MLP": config.origin.attention_norm or config.origin.mlp_norm,
             f"pooling by {config.pool!r}": config.pool != "cls",
             "network without a class token": not config.has_class_token,
-            "normalisation of queries and keys": config.qk_norm != "none",
-            "LayerNorm before the first block": config.pre_norm,
-            "LayerNorm behind attention and MLP": config.norm_after,
-            "network without a last LayerNorm": config.final_norm == "none",
-            "RMSNorm": config.norm == "rms",
-            "norm of the patches": config.patch_norm,
-            "attention pooling of this kind": config.pool_prefix or own_pool(config) != (None, None),
+            "normalisation of queries and keys": config.origin.qk_norm != "none",
+            "LayerNorm before the first block": config.origin.pre_norm,
+            "LayerNorm behind attention and MLP": config.origin.norm_after,
+            "network without a last LayerNorm": config.origin.final_norm == "none",
+            "RMSNorm": config.origin.norm == "rms",
+            "norm of the patches": config.origin.patch_norm,
+            "attention pooling of this kind": config.origin.pool_prefix or own_pool(config) != (None, None),
         }
         lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
         return f"{cls.bare()} has no {lacking[0]}" if lacking else ""
@@ -325,7 +325,7 @@ class Encoder:
 
     def table(self, config: ViTConfig | None = None) -> NameTable:
         """Return the table of names: of a model, or without a config the rows that all such encoders have."""
-        swiglu = config is not None and config.mlp == "swiglu"
+        swiglu = config is not None and config.origin.mlp == "swiglu"
         block = {**self.block, **(self.swiglu if swiglu else {})}
         if not self.disk:
             block |= {**self.in_memory, **(self.swiglu_in_memory if swiglu else {})}
@@ -355,6 +355,6 @@ def refusal_of_all(config: ViTConfig) -> str:
         and config.has_class_token
         and not config.cls_position,
         f"transformers has no {config.positions} positions": config.positions in ("2d", "relative")
-        or (config.positions, config.sines) == ("sincos", "moco"),
+        or (config.positions, config.origin.sines) == ("sincos", "moco"),
     }
     return first_reason(checks)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import BLOCK, OUTSIDE, Encoder, apart, gated, keyless
 from vitrail.weights.mapping import (
@@ -68,23 +67,24 @@ class DeiT(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        one_register = config.registers == 1 and config.register_positions
+        bare, distilled = cls.bare(), config.origin.distilled
+        one_register = config.registers == 1 and config.origin.register_positions
         return {
-            f"{cls.bare()} has one token between the class token and the grid, with a position": not config.distilled
+            f"{bare} has one token between the class token and the grid, with a position": not distilled
             and not one_register,
-            f"{cls.bare()} has no registers besides the distillation token": config.distilled and config.registers > 0,
-            f"{cls.bare()} has no pooling of two tokens without a head": config.distilled and not config.classes,
+            f"{bare} has no registers besides the distillation token": distilled and config.registers > 0,
+            f"{bare} has no pooling of two tokens without a head": distilled and not config.classes,
         }
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:
         """See `Encoder.of_model`."""
         encoder = super().of_model(config)
-        return replace(encoder, architecture=cls.with_teacher) if config.distilled else encoder
+        return replace(encoder, architecture=cls.with_teacher) if config.origin.distilled else encoder
 
     def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
-        distilled = config is not None and config.distilled
+        distilled = config is not None and config.origin.distilled
         return {**super().table(config), **({"head.{part}": "cls_classifier.{part}"} if distilled else {})}
 
 
@@ -129,7 +129,7 @@ class IJepa(MSN):
         """See `Encoder.reasons`."""
         return {
             f"{cls.bare()} has no class token": config.has_class_token,
-            f"{cls.bare()} normalises the patches, not their mean": config.final_norm == "pooled",
+            f"{cls.bare()} normalises the patches, not their mean": config.origin.final_norm == "pooled",
             **super().reasons(config),
         }
 
@@ -221,9 +221,10 @@ class DinoV2(Encoder):
             and config.classes > 0,
             f"{cls.bare()} has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": mlp_ratio(config)
             is None,
-            f"{cls.bare()} has no positions of registers": config.registers > 0 and config.register_positions,
+            f"{cls.bare()} has no positions of registers": config.registers > 0 and config.origin.register_positions,
             f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
-            f"{cls.bare()} has no LayerNorm after pooling": (config.pool, config.final_norm) == ("cls+gap", "pooled"),
+            f"{cls.bare()} has no LayerNorm after pooling": (config.pool, config.origin.final_norm)
+            == ("cls+gap", "pooled"),
         }
 
     @classmethod
@@ -233,7 +234,7 @@ class DinoV2(Encoder):
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
-        return dict(mlp_ratio=mlp_ratio(config), qkv_bias=self.qkv_bias, use_swiglu_ffn=config.mlp == "swiglu")
+        return dict(mlp_ratio=mlp_ratio(config), qkv_bias=self.qkv_bias, use_swiglu_ffn=config.origin.mlp == "swiglu")
 
     def required(self, config: ViTConfig) -> dict[str, Tensor]:
         """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
@@ -334,16 +335,16 @@ class DinoV3(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        base = config.rotary.base if config.rotary else 1.0
+        base = config.origin.rotary.base if config.origin.rotary else 1.0
         no_place = f"{cls.bare()} has no place for"
         return {
             f"{no_place} a classifier": config.classes > 0,
             f"{no_place} a pre-logits layer": config.pre_logits is not None,
             f"{no_place} other positions than its rotary ones": config.positions != "none",
-            f"{no_place} other rotary positions": config.rotary
+            f"{no_place} other rotary positions": config.origin.rotary
             != Rotary(base=base, coordinates="centred", pairs="halves"),
             f"{no_place} blocks without LayerScale": config.layer_scale is None,
-            f"{no_place} a bias of the keys": config.key_bias,
+            f"{no_place} a bias of the keys": config.origin.key_bias,
         }
 
     @classmethod
@@ -353,10 +354,10 @@ class DinoV3(Encoder):
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
-        assert config.rotary is not None
-        values = dict(rope_theta=config.rotary.base, use_gated_mlp=config.mlp == "swiglu")
+        assert config.origin.rotary is not None
+        values = dict(rope_theta=config.origin.rotary.base, use_gated_mlp=config.origin.mlp == "swiglu")
         values |= dict(query_bias=self.qkv_bias, value_bias=self.qkv_bias)
-        return values | (dict(hidden_act="silu") if config.mlp == "swiglu" else {})
+        return values | (dict(hidden_act="silu") if config.origin.mlp == "swiglu" else {})
 
     def required(self, config: ViTConfig) -> dict[str, Tensor]:
         """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
@@ -448,7 +449,7 @@ class Beit(Encoder):
         return {
             f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
             f"{cls.bare()} has no mean of normalised tokens, because it normalises the mean": config.pool == "gap"
-            and config.final_norm == "tokens",
+            and config.origin.final_norm == "tokens",
             f"{cls.bare()} has no usable relative positions for images that are not square": config.positions
             == "relative_bias"
             and not square,
@@ -511,7 +512,7 @@ class Data2Vec(Beit):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        unnormed = config.final_norm == "none" and (config.classes > 0 or config.pool != "gap")
+        unnormed = config.origin.final_norm == "none" and (config.classes > 0 or config.pool != "gap")
         why = f"{cls.bare()} has a LayerNorm in front of a classifier, and on the class token"
         return {why: unnormed, **super().reasons(config)}
 
@@ -567,12 +568,12 @@ class InternVL(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        mixed = _mixed(config.norm, config.qk_norm, config.final_norm, config.norm_eps)
+        mixed = _mixed(config.origin.norm, config.origin.qk_norm, config.origin.final_norm, config.origin.norm_eps)
         return {
             **_headless(cls, config),
             f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
             f"{cls.bare()} normalises queries and keys over all heads together, and this model does for each "
-            "head": config.qk_norm == "head",
+            "head": config.origin.qk_norm == "head",
             f"{cls.bare()} would have {mixed}": bool(mixed),
         }
 
@@ -580,10 +581,10 @@ class InternVL(Encoder):
         """See `Encoder.json`."""
         return dict(
             attention_bias=self.qkv_bias,
-            use_mean_pooling=config.final_norm == "none",
+            use_mean_pooling=config.origin.final_norm == "none",
             layer_scale_init_value=config.layer_scale,
-            use_qk_norm=config.qk_norm != "none",
-            norm_type="rms_norm" if config.norm == "rms" else "layer_norm",
+            use_qk_norm=config.origin.qk_norm != "none",
+            norm_type="rms_norm" if config.origin.norm == "rms" else "layer_norm",
         )
 
 
@@ -609,7 +610,7 @@ def mlp_ratio(config: ViTConfig) -> int | None:
     """
     for ratio in range(1, 65):
         hidden = ratio * config.width
-        if config.mlp == "swiglu":
+        if config.origin.mlp == "swiglu":
             hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
         if hidden == config.mlp_dim:
             return ratio

@@ -92,7 +92,7 @@ class HuggingFace:
             notes.append("code of the model's own (auto_map of config.json) is not run; it may compute something else")
         notes += _unknown_class(encoder)
         processing = _processing(archive, encoder, values)
-        config = ViTConfig(**values, mean=processing.mean, std=processing.std)
+        config = ViTConfig.of(**values, mean=processing.mean, std=processing.std)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=encoder.architecture)
         origin["layout"] = {"model_type": encoder.model_type, **asdict(encoder)}
         origin["config"] = {name: v for name, v in archive.config.items() if name not in ("id2label", "label2id")}

@@ -104,10 +104,10 @@ class Clip(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        mean, unnormed = config.pool == "gap", config.final_norm == "none"
+        mean, unnormed = config.pool == "gap", config.origin.final_norm == "none"
         return {
             f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
-            f"{cls.bare()} has a LayerNorm before the first block, and this model has none": not config.pre_norm,
+            f"{cls.bare()} has a LayerNorm before the first block, and this model has none": not config.origin.pre_norm,
             f"{cls.bare()} has a class token": not config.has_class_token,
             f"{cls.bare()} normalises the class token, and its classifier reads the mean of the patches as it is": mean
             != unnormed
@@ -147,7 +147,7 @@ class Clip(Encoder):
 
     def required(self, config: ViTConfig) -> dict[str, Tensor]:
         """See `Encoder.required`: the norm of the class token, in a network whose classifier reads the patches."""
-        if config.final_norm != "none":
+        if config.origin.final_norm != "none":
             return {}
         return {f"{self.norm}.weight": torch.ones(config.width), f"{self.norm}.bias": torch.zeros(config.width)}
 
@@ -224,7 +224,7 @@ class Siglip(Clip):
             f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
             f"the classifier of {cls.classifier()} reads the mean of the patches": config.classes > 0
             and config.pool == "map",
-            f"{cls.bare()} normalises the patches, not what is pooled": config.final_norm == "pooled",
+            f"{cls.bare()} normalises the patches, not what is pooled": config.origin.final_norm == "pooled",
         }
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
@@ -261,8 +261,8 @@ class Siglip2(Siglip):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        other = f"{cls.bare()} resamples positions by 'naflex', not {config.resize_mode!r}"
-        return {other: config.resize_mode != "naflex", **super().reasons(config)}
+        other = f"{cls.bare()} resamples positions by 'naflex', not {config.origin.resize_mode!r}"
+        return {other: config.origin.resize_mode != "naflex", **super().reasons(config)}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -364,9 +364,9 @@ class Aimv2(Siglip):
         return {
             f"{no_place} a classifier": config.classes > 0,
             f"{no_place} a pre-logits layer": config.pre_logits is not None,
-            f"{no_place} norms other than RMSNorm": config.norm != "rms",
-            f"{no_place} patches without a norm": not config.patch_norm,
-            f"{no_place} MLPs without a gate": config.mlp != "swiglu",
+            f"{no_place} norms other than RMSNorm": config.origin.norm != "rms",
+            f"{no_place} patches without a norm": not config.origin.patch_norm,
+            f"{no_place} MLPs without a gate": config.origin.mlp != "swiglu",
             **super().reasons(config),
         }
 

@@ -7,8 +7,7 @@ large, both give the same result, so a model of the official kind is saved for t
 from __future__ import annotations
 
 from vitrail.errors import WeightsError
-from vitrail.model.resnet.units import BIT_UNITS
-from vitrail.model.variants import ResNetConfig
+from vitrail.model.variants import BIT_UNITS, ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected_of
 from vitrail.weights.mapping import Conversion, NameTable, apply_table, reshaped, shape_of, within

@@ -57,7 +57,7 @@ def vit_json(config: ViTConfig, card: Card, naming: Naming) -> dict[str, Any]:
         conv = f"patch_embed.backbone.{'stem.' if config.stem_units else ''}conv"
     values = _json(config, card, config.width, POOLS[config.pool])
     values["pretrained_cfg"] |= dict(
-        fixed_input_size=True, first_conv=conv, classifier=["head", "head_dist"] if config.distilled else "head"
+        fixed_input_size=True, first_conv=conv, classifier=["head", "head_dist"] if config.origin.distilled else "head"
     )
     values["architecture"] = _architecture(config, card, naming)
     of_class = _beit_arguments if naming.beit else _relpos_arguments if naming.relpos else _vit_arguments
@@ -113,19 +113,19 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
     if config.stem == "resnet":
         kind = f"hybrid {config.stem_units}"
     elif naming.beit:
-        kind = "beit, norms behind" if config.norm_after else "beit"
+        kind = "beit, norms behind" if config.origin.norm_after else "beit"
     elif naming.relpos:
-        kind = "relpos, norms behind" if config.norm_after else "relpos"
-    elif config.distilled:
+        kind = "relpos, norms behind" if config.origin.norm_after else "relpos"
+    elif config.origin.distilled:
         kind = "distilled"
     elif config.block == "parallel":
         kind = "parallel"
     elif is_aimv2(config):
         kind = "AIMv2"
-    elif config.pre_norm or config.norm_after:
-        kind = "clip" if config.pre_norm else "norms behind"
+    elif config.origin.pre_norm or config.origin.norm_after:
+        kind = "clip" if config.origin.pre_norm else "norms behind"
     else:
-        kind = "gated" if config.mlp == "swiglu" else "plain"
+        kind = "gated" if config.origin.mlp == "swiglu" else "plain"
     if kind not in KINDS:
         raise WeightsError(
             f"timm has no hybrid with ResNet stages {config.stem_units}, so no config.json can name it. To save the "
@@ -138,7 +138,7 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
 
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0) if config.stem == "resnet" else 1
-    gated = config.mlp == "swiglu"
+    gated = config.origin.mlp == "swiglu"
     hidden = config.mlp_dim * (2 if gated and not is_aimv2(config) else 1)
     values = _arguments(config, naming.qkv_bias, patch=config.patch // ratio, hidden=hidden)
     values |= dict(
@@ -146,31 +146,31 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         pos_embed="none" if config.positions == "none" else "learn",
         no_embed_class=config.prefix > 0 and config.front == 0,
         reg_tokens=config.registers,
-        fc_norm=config.final_norm == "pooled",
-        final_norm=config.final_norm != "none",
-        pool_include_prefix=config.pool_prefix,
+        fc_norm=config.origin.final_norm == "pooled",
+        final_norm=config.origin.final_norm != "none",
+        pool_include_prefix=config.origin.pool_prefix,
         proj_bias=naming.dense_bias,
-        qk_norm=config.qk_norm == "head",
+        qk_norm=config.origin.qk_norm == "head",
     )
-    return values if gated else values | dict(act_layer=ACTIVATIONS[config.gelu])
+    return values if gated else values | dict(act_layer=ACTIVATIONS[config.origin.gelu])
 
 
 def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     values = _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim)
     values |= dict(use_abs_pos_emb=config.positions == "1d")
-    if config.norm_after:  # EVA-02-CLIP E, without relative positions
+    if config.origin.norm_after:  # EVA-02-CLIP E, without relative positions
         values |= dict(use_post_norm=True)
     else:
         relative, shared = config.positions == "relative_bias", config.place == "shared"
         values |= dict(use_rel_pos_bias=relative and not shared, use_shared_rel_pos_bias=relative and shared)
-    return values | dict(use_fc_norm=config.final_norm == "pooled")
+    return values | dict(use_fc_norm=config.origin.final_norm == "pooled")
 
 
 def _relpos_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
         class_token=config.has_class_token,
-        fc_norm=config.final_norm == "pooled",
-        qk_norm=config.qk_norm == "head",
+        fc_norm=config.origin.final_norm == "pooled",
+        qk_norm=config.origin.qk_norm == "head",
         rel_pos_type="bias",
         shared_rel_pos=config.place == "shared",
     )

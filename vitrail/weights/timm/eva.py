@@ -12,8 +12,7 @@ from typing import Any
 
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
@@ -97,7 +96,7 @@ def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
             file.notes.append(why)
     if width % heads or width // heads % 4:
         raise file.error(f"num_heads is {heads}; valid: a number that splits {width} features into multiples of 4")
-    config = ViTConfig(
+    config = ViTConfig.of(
         **blocks | pooling(file, bool(cls)) | _attention_pool(file, heads, bool(cls or registers)),
         width=width,
         heads=heads,
@@ -188,32 +187,32 @@ def naming_of(config: ViTConfig, card: Card, biases: bool) -> EvaNaming:
     """Return the naming of the file that the model was loaded from, if it fits. `biases`: some are not zero."""
     layout = origin_of(card, "timm").get("layout", {})
     try:
-        found = merge(EvaNaming(gate_apart=config.mlp_norm), layout, "provenance.origin.layout")
+        found = merge(EvaNaming(gate_apart=config.origin.mlp_norm), layout, "provenance.origin.layout")
     except UsageError as error:  # in a card rather than in a flag
         raise WeightsError(f"the model's card does not describe the file it comes from: {error}") from error
-    gated = config.mlp == "swiglu" and (found.gate_apart or config.mlp_norm)
+    gated = config.origin.mlp == "swiglu" and (found.gate_apart or config.origin.mlp_norm)
     # without a bias, timm's file does not show whether keys would have one
-    return EvaNaming(found.apart, found.bias or biases or config.key_bias, gated)
+    return EvaNaming(found.apart, found.bias or biases or config.origin.key_bias, gated)
 
 
 def eva_refusal(config: ViTConfig) -> dict[str, bool]:
     """Return reason -> whether it is true, for reasons why timm cannot express a model with rotary positions."""
-    rotary = config.rotary or Rotary()
+    rotary = config.origin.rotary or Rotary()
     return {
         f"its stem is {config.stem!r}": config.stem != "linear",
         f"its blocks are {config.block}": config.block != "sequential",
         f"it has {config.positions} positions besides the rotary ones": config.positions not in ("none", "1d"),
         f"its positions are added at place {config.place!r}": config.positions == "1d" and config.place != "input",
         f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
-        "it has RMSNorm or a norm of the patches": config.norm == "rms" or config.patch_norm,
-        OVER_WIDTH: config.qk_norm == "width",
-        "it has a distillation token": config.distilled,
+        "it has RMSNorm or a norm of the patches": config.origin.norm == "rms" or config.origin.patch_norm,
+        OVER_WIDTH: config.origin.qk_norm == "width",
+        "it has a distillation token": config.origin.distilled,
         "it has a pre-logits layer": config.pre_logits is not None,
-        f"its GELU is {config.gelu!r}": config.mlp == "gelu" and config.gelu != "erf",
-        "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
+        f"its GELU is {config.origin.gelu!r}": config.origin.mlp == "gelu" and config.origin.gelu != "erf",
+        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and config.pool == "map",
         "its attention pooling leaves out the tokens in front of the grid": config.pool == "map"
         and config.prefix > 0
-        and not config.pool_prefix,
+        and not config.origin.pool_prefix,
         "its mixed frequencies rotate halves": (rotary.frequencies, rotary.pairs) == ("mixed", "halves"),
         "some tokens in front of the grid have positions, and others have none": config.positions == "1d"
         and config.front not in (0, config.prefix),
@@ -229,8 +228,8 @@ def eva_architecture(config: ViTConfig, card: Card) -> str:
             return name
     scale = "no LayerScale" if config.layer_scale is None else "LayerScale"
     raise WeightsError(
-        f"timm has no architecture with rotary positions, {scale} and the LayerNorm epsilon {config.norm_eps} that a "
-        "config.json could name. To save the tensors alone, give a path that ends in .safetensors."
+        f"timm has no architecture with rotary positions, {scale} and the LayerNorm epsilon {config.origin.norm_eps} "
+        "that a config.json could name. To save the tensors alone, give a path that ends in .safetensors."
     )
 
 
@@ -241,28 +240,28 @@ def _fits(config: ViTConfig, architecture: str, arguments: Mapping[str, Any]) ->
     """
     scale = config.layer_scale is not None or not re.match("vit_(?!pe_core_|pe_spatial_(?!gigantic))", architecture)
     reference = _reference(config) is not None or "ref_feat_shape" not in arguments
-    return scale and reference and config.norm_eps == _eps(architecture)
+    return scale and reference and config.origin.norm_eps == _eps(architecture)
 
 
 def _reference(config: ViTConfig) -> tuple[int, int] | None:
     """Return the grid to which coordinates are scaled; where none are used, any would do."""
-    rotary = config.rotary or Rotary()
+    rotary = config.origin.rotary or Rotary()
     return rotary.reference if rotary.frequencies == "axial" and rotary.coordinates == "index" else config.grid
 
 
 def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
     """Return the arguments of timm's class that only these networks have, for config.json."""
-    rotary = config.rotary or Rotary()
+    rotary = config.origin.rotary or Rotary()
     kind = {"centred": "dinov3", "index": "cat"}[rotary.coordinates]
     values: dict[str, Any] = dict(
-        attn_type="rope" if config.key_bias else "eva",
+        attn_type="rope" if config.origin.key_bias else "eva",
         qkv_bias=naming.bias,
         qkv_fused=not naming.apart,
-        swiglu_mlp=config.mlp == "swiglu",
-        swiglu_align_to=int(naming.gate_apart and not config.mlp_norm),
-        scale_mlp=config.mlp_norm,
-        scale_attn_inner=config.attention_norm,
-        qk_norm=config.qk_norm == "head",
+        swiglu_mlp=config.origin.mlp == "swiglu",
+        swiglu_align_to=int(naming.gate_apart and not config.origin.mlp_norm),
+        scale_mlp=config.origin.mlp_norm,
+        scale_attn_inner=config.origin.attention_norm,
+        qk_norm=config.origin.qk_norm == "head",
         class_token=config.has_class_token,
         num_reg_tokens=config.registers,
         no_embed_class=config.prefix > 0 and config.front == 0,
@@ -274,11 +273,11 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
         rope_grid_indexing="ij" if rotary.first == "row" else "xy",
         rope_rotate_half=rotary.pairs == "halves",
         **({} if rotary.reference is None else dict(ref_feat_shape=list(rotary.reference))),
-        use_fc_norm=config.final_norm == "pooled",
-        use_post_transformer_norm=config.final_norm == "tokens",
-        use_pre_transformer_norm=config.pre_norm,
+        use_fc_norm=config.origin.final_norm == "pooled",
+        use_post_transformer_norm=config.origin.final_norm == "tokens",
+        use_pre_transformer_norm=config.origin.pre_norm,
     )
     if config.pool == "map":
-        values["attn_pool_num_heads"] = config.pool_heads or config.heads
-        values["attn_pool_mlp_ratio"] = ratio_of(config.pool_mlp_dim or config.mlp_dim, config.width)
+        values["attn_pool_num_heads"] = config.origin.pool_heads or config.heads
+        values["attn_pool_mlp_ratio"] = ratio_of(config.origin.pool_mlp_dim or config.mlp_dim, config.width)
     return values

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.files import replacing_text
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.resnet import ResNet
+from vitrail.model.variants import ResNetConfig, ViTConfig, flat
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite, expected
@@ -157,11 +157,19 @@ def vit_tensors(model: ViT, card: Card) -> Tensors:
 
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    if reason := first_reason(eva_refusal(model.config)) if model.config.rotary else vit_refusal(model.config, bare):
+    if (
+        reason := first_reason(eva_refusal(model.config))
+        if model.config.origin.rotary
+        else vit_refusal(model.config, bare)
+    ):
         raise WeightsError(f"timm cannot express this ViT: {reason}")
     config, state = _folded(model)
-    state = without_stem_bias(state, config) if config.pre_norm else state
-    naming = naming_of(config, card, _any(state, qkv_biases(config))) if config.rotary else _naming(config, card, state)
+    state = without_stem_bias(state, config) if config.origin.pre_norm else state
+    naming = (
+        naming_of(config, card, _any(state, qkv_biases(config)))
+        if config.origin.rotary
+        else _naming(config, card, state)
+    )
     missing = absent(config, naming)
     state = {name: tensor for name, tensor in state.items() if name not in missing}
     tensors = foreign_tensors(state, conversions(config, naming), "timm")
@@ -191,20 +199,20 @@ def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
         return replace(config, positions="1d", cls_position=False), state
     if config.positions != "1d" or config.front in (0, config.prefix):
         return config, state
-    first = (config.has_class_token + config.distilled) * config.cls_position
+    first = (config.has_class_token + config.origin.distilled) * config.cls_position
     table = state["positions.embedding"]
     for name, own in (("cls", table[:, :first]), ("registers", table[:, first : config.front])):
         if own.shape[1]:
             state[name] = state[name] + own
     state["positions.embedding"] = table[:, config.front :].clone()
-    return replace(config, cls_position=False, register_positions=False), state
+    return config.changed(cls_position=False, register_positions=False), state
 
 
 def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     """Return the naming of the file that the model was loaded from, if it still fits."""
     origin = origin_of(card, "timm")
     relative = config.positions == "relative_bias"
-    relpos = relative and (bool(origin.get("relpos")) or config.norm_after or not fits_beit(config))
+    relpos = relative and (bool(origin.get("relpos")) or config.origin.norm_after or not fits_beit(config))
     beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
     return Naming(
         beit,
@@ -237,14 +245,15 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
     inner = ("mlp_norm", "attention_norm", "qk_norm", "rotary", "norm", "patch_norm")
-    pool = dict(own_pool=own_pool(config), pool_prefix=config.pool_prefix and config.prefix > 0)
+    values = flat(config) | {"has_class_token": config.has_class_token}
+    pool = dict(own_pool=own_pool(config), pool_prefix=config.origin.pool_prefix and config.prefix > 0)
     return (
-        {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)}
+        {name: values[name] for name in (*plain, *tokens, *rest, *inner)}
         | pool
         | dict(
-            norm_eps=config.norm_eps if config.rotary else None,
+            norm_eps=config.origin.norm_eps if config.origin.rotary else None,
             layer_scale=config.layer_scale is not None,
-            gelu=config.gelu if config.mlp == "gelu" else None,
+            gelu=config.origin.gelu if config.origin.mlp == "gelu" else None,
             front=config.front if config.positions == "1d" else None,
             shared=config.positions == "relative_bias" and config.place == "shared",
         )
@@ -253,15 +262,17 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
 
 def fits_beit(config: ViTConfig) -> bool:
     """Return whether timm's BEiT can express this model, apart from its positions."""
-    plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
-    plain = plain and config.qk_norm == "none"
+    plain = (config.stem, config.block) == ("linear", "sequential")
+    plain = plain and (config.origin.mlp, config.origin.gelu) == ("gelu", "erf")
+    plain = plain and config.origin.qk_norm == "none"
     return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
 
 
 def fits_relpos(config: ViTConfig) -> bool:
     """Return whether timm's relpos networks can express this model, apart from its positions."""
-    plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
-    plain = plain and not config.pre_norm and config.final_norm != "none"
+    plain = (config.stem, config.block) == ("linear", "sequential")
+    plain = plain and (config.origin.mlp, config.origin.gelu) == ("gelu", "erf")
+    plain = plain and not config.origin.pre_norm and config.origin.final_norm != "none"
     return plain and config.prefix == config.has_class_token and config.pool in ("cls", "gap")
 
 
@@ -276,38 +287,45 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
     positions, hybrid = config.positions, config.stem == "resnet"
     special = {
         "a ResNet stem": hybrid,
-        "a distillation token": config.distilled,
+        "a distillation token": config.origin.distilled,
         "parallel blocks": config.block == "parallel",
-        "gated MLPs": config.mlp == "swiglu" and not is_aimv2(config),
+        "gated MLPs": config.origin.mlp == "swiglu" and not is_aimv2(config),
         "RMSNorm and a norm of the patches": is_aimv2(config),
         "BEiT's positions": positions == "relative_bias" and not fits_relpos(config),
-        "a norm before the first block": config.pre_norm,
-        "norms behind attention and MLP": config.norm_after,
+        "a norm before the first block": config.origin.pre_norm,
+        "norms behind attention and MLP": config.origin.norm_after,
     }
     together = " together with ".join(name for name, there in special.items() if there)
     kernels, eps = config.std_conv, config.group_norm_eps
-    norm_eps = CLIP_EPS if config.pre_norm or is_aimv2(config) else NORM_EPS
-    like_deit = (config.registers, config.cls_position, positions, config.final_norm) == (0, True, "1d", "tokens")
+    norm_eps = CLIP_EPS if config.origin.pre_norm or is_aimv2(config) else NORM_EPS
+    like_deit = (config.registers, config.cls_position, positions, config.origin.final_norm) == (
+        0,
+        True,
+        "1d",
+        "tokens",
+    )
     checks = {
         f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
         "its blocks are axial": config.block == "axial",
         f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
         f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
         f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
-        OVER_WIDTH: config.qk_norm == "width",
+        OVER_WIDTH: config.origin.qk_norm == "width",
         "it has RMSNorm or a norm of the patches, but not both with gated MLPs, as AIMv2": (
-            config.norm == "rms" or config.patch_norm
+            config.origin.norm == "rms" or config.origin.patch_norm
         )
         and not is_aimv2(config),
-        f"its LayerNorm has the epsilon {config.norm_eps}, timm's {norm_eps}": config.norm_eps != norm_eps,
-        "it has LayerScale and norms behind attention and MLP": config.norm_after and config.layer_scale is not None,
+        f"its LayerNorm has the epsilon {config.origin.norm_eps}, timm's {norm_eps}": config.origin.norm_eps
+        != norm_eps,
+        "it has LayerScale and norms behind attention and MLP": config.origin.norm_after
+        and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
         f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
         f"its ResNet starts with {config.stem_width} features, timm's with 64": hybrid and config.stem_width != 64,
         "its attention pooling has its own number of heads or hidden width": own_pool(config) != (None, None),
         f"it has {together}": sum(special.values()) > 1,
-        "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
-        "its distillation token has no learned position, registers beside it, or no norm": config.distilled
+        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and config.pool == "map",
+        "its distillation token has no learned position, registers beside it, or no norm": config.origin.distilled
         and not like_deit,
         "its positions are those of BEiT and of timm's relpos networks, but neither has all of its other parts": (
             positions == "relative_bias" and not (fits_beit(config) or fits_relpos(config))

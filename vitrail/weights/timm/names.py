@@ -132,14 +132,14 @@ def conversions(config: ViTConfig, naming: Naming | EvaNaming) -> list[Conversio
     """Return the conversions of all tensors of a model in a timm file."""
     missing = absent(config, naming)
     names = [name for name in expected_of(config) if name not in missing]
-    root, norm = "stem." if config.stem_units else "", "fc_norm" if config.final_norm == "pooled" else "norm"
+    root, norm = "stem." if config.stem_units else "", "fc_norm" if config.origin.final_norm == "pooled" else "norm"
     return apply_table(names, _table(config, naming), root=root, norm=norm)
 
 
 def _table(config: ViTConfig, naming: Naming | EvaNaming) -> NameTable:
     """Return the table of a file."""
     if isinstance(naming, EvaNaming):
-        gammas, keyless, apart, gates = True, not config.key_bias, naming.apart, naming.gate_apart
+        gammas, keyless, apart, gates = True, not config.origin.key_bias, naming.apart, naming.gate_apart
     else:
         gammas, keyless, apart, gates = naming.beit, naming.beit, False, is_aimv2(config)
     inside = INSIDE if isinstance(naming, EvaNaming) else {}
@@ -170,7 +170,7 @@ def absent(config: ViTConfig, naming: Naming | EvaNaming) -> dict[str, str]:
     """Return the model's tensors that are zero because the file lacks them, and why."""
     qkv = naming.bias if isinstance(naming, EvaNaming) else naming.qkv_bias
     zeros = {} if qkv else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
-    zeros |= {"stem.bias": "no bias of the patch embedding"} if config.pre_norm else {}
+    zeros |= {"stem.bias": "no bias of the patch embedding"} if config.origin.pre_norm else {}
     if isinstance(naming, EvaNaming) or naming.dense_bias:
         return zeros
     return zeros | dict.fromkeys(dense_biases(config), "no bias in attention and MLP")
@@ -178,7 +178,7 @@ def absent(config: ViTConfig, naming: Naming | EvaNaming) -> dict[str, str]:
 
 def is_aimv2(config: ViTConfig) -> bool:
     """Return whether a network is of AIMv2's kind: RMSNorm, also on the patches, and gated MLPs."""
-    return config.norm == "rms" and config.patch_norm and config.mlp == "swiglu"
+    return config.origin.norm == "rms" and config.origin.patch_norm and config.origin.mlp == "swiglu"
 
 
 def qkv_biases(config: ViTConfig) -> list[str]:

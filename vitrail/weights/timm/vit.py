@@ -65,7 +65,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     heads = positions.pop("heads", None) or _heads(file, architecture, blocks["width"])
     clip = "norm_pre.weight" in archive
     gamma = file.argument("init_values", (int, float)) or 1e-5
-    config = ViTConfig(
+    config = ViTConfig.of(
         **blocks | stem | positions | pooling(file, bool(tokens["cls_token"])),
         heads=heads,
         classes=rows(archive, "head.weight"),
@@ -102,9 +102,9 @@ def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
             "pool_include_prefix of config.json also averages the tokens in front of the grid, but vitrail averages "
             "only the grid's tokens"
         )
-    if config.distilled and config.final_norm == "pooled":
+    if config.origin.distilled and config.origin.final_norm == "pooled":
         raise file.error("it has both 'fc_norm.weight' and 'dist_token', but timm does not apply fc_norm to two tokens")
-    if config.mlp == "swiglu" and config.pool == "map":
+    if config.origin.mlp == "swiglu" and config.pool == "map":
         raise file.error(
             "'attn_pool.mlp.fc1.weight' is part of a plain MLP, but the MLPs of the blocks are gated; a model of "
             "vitrail has one kind of MLP"

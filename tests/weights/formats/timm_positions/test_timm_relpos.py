@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.exports.network import trace
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
@@ -76,7 +76,7 @@ def test_every_architecture_computes_what_timm_computes(architecture: str, tmp_p
     """Back in timm, a table stands in the place of the MLP."""
     theirs = peer(architecture)
     ours = load(hub(theirs, tmp_path / "a"))
-    assert ours.config.positions == "relative_bias" and ours.config.norm_eps == theirs.blocks[0].norm1.eps
+    assert ours.config.positions == "relative_bias" and ours.config.origin.norm_eps == theirs.blocks[0].norm1.eps
     assert_equal(ours, theirs, images(ours))
     save(ours, tmp_path / "b", format="timm")
     again = rebuilt(tmp_path / "b")
@@ -154,11 +154,11 @@ def test_what_the_hub_says_is_enough() -> None:
         config = found.card.config
         assert origin is FORMAT and isinstance(config, ViTConfig) and not found.unused
         block = theirs.blocks[0]
-        assert (config.heads, config.norm_eps) == (block.attn.num_heads, block.norm1.eps), name
+        assert (config.heads, config.origin.norm_eps) == (block.attn.num_heads, block.norm1.eps), name
         assert config.image_size == theirs.patch_embed.img_size and config.prefix == theirs.num_prefix_tokens, name
         assert config.pool == {"token": "cls", "avg": "gap"}[theirs.global_pool], name
         assert config.place == ("every" if theirs.shared_rel_pos is None else "shared"), name
-        assert config.norm_after == (type(block).__name__ == "ResPostRelPosBlock"), name
+        assert config.origin.norm_after == (type(block).__name__ == "ResPostRelPosBlock"), name
 
 
 def test_without_a_size_the_name_tells_it(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ MADE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", MADE)
 def test_networks_of_our_own_that_are_no_beit_become_relpos_networks(kind: str, tmp_path: Path) -> None:
-    ours = randomised(build(ViTConfig(**(OURS | MADE[kind]))))
+    ours = randomised(build(ViTConfig.of(**(OURS | MADE[kind]))))
     FORMAT.write(ours, Card(ours.config), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architecture"].startswith("vit_relpos_")
     assert_equal(ours, rebuilt(tmp_path), images(ours))
@@ -199,7 +199,7 @@ def test_networks_of_our_own_that_are_no_beit_become_relpos_networks(kind: str, 
     ],
 )
 def test_what_timm_cannot_express_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    model = build(ViTConfig(**(OURS | changes)))
+    model = build(ViTConfig.of(**(OURS | changes)))
     with pytest.raises(WeightsError, match=message):
         FORMAT.write(model, Card(model.config), tmp_path / "a")
 

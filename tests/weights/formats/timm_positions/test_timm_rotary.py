@@ -25,10 +25,9 @@ from timm_peers import (
 from torch import nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.compute import attention_path
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors
@@ -69,7 +68,7 @@ def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(architectu
     theirs = peer(architecture)
     ours = load(hub(theirs, tmp_path / "a"))
     norm = next(part for part in theirs.blocks.modules() if isinstance(part, nn.LayerNorm))
-    assert ours.config.norm_eps == norm.eps and ours.config.rotary is not None
+    assert ours.config.origin.norm_eps == norm.eps and ours.config.origin.rotary is not None
     assert_equal(ours, theirs, images(ours))
     FORMAT.write(ours, ours.card, tmp_path / "b")
     assert_same_tensors(tmp_path / "b" / "model.safetensors", theirs)
@@ -123,7 +122,7 @@ def test_a_bare_dinov3_is_known_by_its_tensors(tmp_path: Path) -> None:
     theirs = peer("vit_huge_plus_patch16_dinov3", embed_dim=128, global_pool="token", img_size=224, patch_size=16)
     save_file(theirs.state_dict(), tmp_path / "a.safetensors")
     ours = load(tmp_path / "a.safetensors")
-    assert (ours.config.rotary, ours.config.heads, ours.config.norm_eps) == (DINOV3, 2, 1e-5)
+    assert (ours.config.origin.rotary, ours.config.heads, ours.config.origin.norm_eps) == (DINOV3, 2, 1e-5)
     assert_equal(ours, theirs, images(ours))
     FORMAT.write(ours, ours.card, tmp_path / "b.safetensors")
     assert_same_tensors(tmp_path / "b.safetensors", theirs)
@@ -159,15 +158,18 @@ MADE: dict[str, dict[str, Any]] = {
 def test_networks_of_our_own_become_timms(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=5, resize_mode="timm")
-    ours = randomised(build(ViTConfig(**(shape | MADE[kind]))))
-    if not ours.config.key_bias:
+    ours = randomised(build(ViTConfig.of(**(shape | MADE[kind]))))
+    if not ours.config.origin.key_bias:
         for block in ours.blocks:
             block.attentions[0].attention.qkv.bias.data[32:64] = 0
     FORMAT.write(ours, Card(ours.config), tmp_path / "a")
     assert_equal(ours, rebuilt(tmp_path / "a"), images(ours))
     again = load(tmp_path / "a")
-    assert again.config.rotary == ours.config.rotary and again.config.key_bias == ours.config.key_bias
-    assert naming_of(again.config, again.card, biases=True) == EvaNaming(gate_apart=ours.config.mlp_norm)
+    assert (
+        again.config.origin.rotary == ours.config.origin.rotary
+        and again.config.origin.key_bias == ours.config.origin.key_bias
+    )
+    assert naming_of(again.config, again.card, biases=True) == EvaNaming(gate_apart=ours.config.origin.mlp_norm)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_networks_of_our_own_become_timms(kind: str, tmp_path: Path) -> None:
 )
 def test_what_timm_cannot_express_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     base: dict[str, Any] = dict(width=32, depth=1, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), positions="none")
-    model = build(ViTConfig(**(base | dict(rotary=Rotary(), layer_scale=0.1) | changes)))
+    model = build(ViTConfig.of(**(base | dict(rotary=Rotary(), layer_scale=0.1) | changes)))
     with pytest.raises(WeightsError, match=message):
         FORMAT.write(model, Card(model.config), tmp_path / "a")
 
@@ -224,9 +226,11 @@ def test_every_architecture_of_timm_is_what_its_name_says() -> None:
         path = Path("model.safetensors")
         config, naming = infer_eva(read_timm_file(Archive(path, "safetensors", shapes, torch.empty, config=given)))
         assert {theirs for entry in conversions(config, naming) for theirs in entry.theirs} == shapes.keys(), name
-        rope, rotary = theirs.rope, config.rotary
+        rope, rotary = theirs.rope, config.origin.rotary
         assert rotary is not None and config.heads == theirs.blocks[0].attn.num_heads, name
-        assert config.norm_eps == theirs.blocks[0].norm1.eps and config.image_size == theirs.patch_embed.img_size, name
+        assert (
+            config.origin.norm_eps == theirs.blocks[0].norm1.eps and config.image_size == theirs.patch_embed.img_size
+        ), name
         first = "column" if rope.grid_indexing == "xy" else "row"
         assert (rotary.base, rotary.first) == (rope.temperature, first), name
         assert (rotary.pairs == "halves") == getattr(rope, "rotate_half", False), name
@@ -235,14 +239,14 @@ def test_every_architecture_of_timm_is_what_its_name_says() -> None:
             getattr(rope, "grid_offset", 0.0),
         ), name
         pool = theirs.attn_pool
-        assert config.pool_heads == (pool.num_heads if pool else None), name
-        assert config.pool_prefix == (pool is not None and theirs.cls_token is not None), name
+        assert config.origin.pool_heads == (pool.num_heads if pool else None), name
+        assert config.origin.pool_prefix == (pool is not None and theirs.cls_token is not None), name
         kinds = {"RotaryEmbeddingCat": ("axial", "index"), "RotaryEmbeddingMixed": ("mixed", "index")}
         assert (rotary.frequencies, rotary.coordinates) == kinds.get(type(rope).__name__, ("axial", "centred")), name
         with torch.device("meta"):
             ours = build(config)
         missing = sum(p.numel() for n, p in ours.named_parameters() if n.endswith("qkv.bias")) * bool(not naming.bias)
-        missing += config.width * config.pre_norm  # the bias of the patches
-        keyless = 0 if config.key_bias or not naming.bias else config.depth * config.width
+        missing += config.width * config.origin.pre_norm  # the bias of the patches
+        keyless = 0 if config.origin.key_bias or not naming.bias else config.depth * config.width
         counts = (sum(p.numel() for p in model.parameters()) for model in (ours, theirs))
         assert next(counts) - missing - keyless == next(counts), name

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import Conv2d
-from vitrail.model.resnet.stdconv import StdConv2d, group_norm
+from vitrail.model.stdconv import StdConv2d, group_norm
 from vitrail.model.variants import ViTConfig
 
 

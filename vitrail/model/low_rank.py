@@ -99,11 +99,11 @@ def misfit(factors: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]
 
 def updated(tensors: Mapping[str, Tensor], factors: Collection[str]) -> dict[str, Tensor]:
     """Return `tensors` without the `factors` among them, which are added to the weights that they update."""
-    found = {name: tensor for name, tensor in tensors.items() if name not in factors}
+    weights = {name: tensor for name, tensor in tensors.items() if name not in factors}
     for layer in {name.removesuffix(UP) for name in factors if name.endswith(UP)}:
         weight = f"{layer}.weight"
-        found[weight] = merged(tensors[weight], tensors[layer + DOWN], tensors[layer + UP])
-    return found
+        weights[weight] = merged(tensors[weight], tensors[layer + DOWN], tensors[layer + UP])
+    return weights
 
 
 def merged(weight: Tensor, down: Tensor, up: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ class StdConv2d(Conv2d):
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, form: StdConv = "bit", same: bool = False
     ) -> None:
         total = max(kernel - stride, 0)  # SAME's padding of both sides together
-        self.lopsided = same and total % 2 == 1
+        self.asymmetric = same and total % 2 == 1
         padding = total // 2 if same else kernel // 2
-        super().__init__(inputs, outputs, kernel, stride, padding=0 if self.lopsided else padding, bias=False)
+        super().__init__(inputs, outputs, kernel, stride, padding=0 if self.asymmetric else padding, bias=False)
         self.form: StdConv | None = form
         self.before = padding
 
@@ -57,7 +57,7 @@ class StdConv2d(Conv2d):
 
     def forward(self, maps: Tensor) -> Tensor:
         """[batch, inputs, H, W] -> [batch, outputs, H / stride, W / stride]; rounded up without `same`."""
-        if self.lopsided:
+        if self.asymmetric:
             maps = F.pad(maps, (self.before, self.before + 1) * 2)
         return F.conv2d(maps, self.standardised(), None, self.stride, self.padding)
 

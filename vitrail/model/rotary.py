@@ -1,7 +1,7 @@
 """Rotary positions (Su et al. 2021) of a grid: queries and keys are rotated, so that logits depend on offsets.
 
 The angles and their order are those of EVA-02, RoPE-ViT, the Perception Encoder and DINOv3 in timm and transformers
-(`vitrail.model.rotary.settings`). Angles are computed in float32.
+(`vitrail.model.variants.Rotary`). Angles are computed in float32.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.rotary.settings import Rotary
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.torch_private import is_observed
 
 Grid = tuple[int, int]

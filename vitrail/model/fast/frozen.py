@@ -1,40 +1,37 @@
-"""Inference copies of a network: `freeze(model)` does once everything that does not depend on the image.
+"""Blocks of inference copies (`vitrail.model.build.freeze`): they do once what does not depend on the image.
 
-A trained network repeats work in every call that only training needs. The frozen copy removes it, in four ways:
+A trained network repeats work in every call that only training needs. Frozen blocks remove it, in four ways:
 
 1. Folding. The scale of the queries, the scale and shift of a norm, and LayerScale are multiplied into the weights
-   of the dense layers next to them (`vitrail.model.wide` does this). The kernels of a ResNet are standardised.
+   of the dense layers next to them (`vitrail.model.fast.wide` does this).
 2. Packing, on a CPU only. oneDNN stores a weight matrix in its own layout; without `Packed` it would convert the
    matrix in every call. The residual is added, and the GELU applied, inside the matrix product.
 3. Joining. The branches of a parallel block become one wide branch, in bfloat16 and on a GPU. In float32 on a CPU
    they stay separate, because wider activations do not fit into the cache.
 4. Rounding. All values are folded in the type of the model first, then rounded once to `dtype`.
 
-On a GPU a network without parallel branches only changes its type and goes to eval mode. With `portable`, folding
-and joining happen everywhere and packing nowhere, for export to other runtimes.
+On a GPU a network without parallel branches keeps its blocks. With `portable`, folding and joining happen everywhere
+and packing nowhere, for export to other runtimes.
 
-`freeze` at the end of the file replaces each `Block` of a ViT by a `FrozenBlock`: `FrozenAttention`s, then
+`freeze_blocks` at the end of the file replaces each `Block` of a ViT by a `FrozenBlock`: `FrozenAttention`s, then
 `FrozenMLP`s, whose dense layers are all `Packed` or all `Plain`.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Bias, attend_all, attend_first
 from vitrail.model.block import MLP, Block, SwiGLU, swiglu
-from vitrail.model.layers import LayerNorm, on_onednn
-from vitrail.model.posemb import AtLayer, Grid, Positions
-from vitrail.model.resnet.stdconv import StdConv2d
-from vitrail.model.vit import ViT
-from vitrail.model.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
+from vitrail.model.fast.attention import attend_all, attend_first
+from vitrail.model.fast.layers import on_onednn
+from vitrail.model.fast.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
+from vitrail.model.layers import LayerNorm
+from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
 from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_linear_gelu, onednn_pack
 
 
@@ -92,17 +89,6 @@ class Plain(nn.Module):
 Layer = type[Packed] | type[Plain]
 
 
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a network in eval mode within the block."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 class FrozenAttention(nn.Module):
     """One or more attention branches as one. In the `last` layer, only the tokens that the head reads send queries."""
 
@@ -115,12 +101,12 @@ class FrozenAttention(nn.Module):
         self.key_value = layer(*(tensor[width:] for tensor in wide.inner)) if last else None
         self.out = layer(wide.outer.weight, wide.outer.bias.sum(0))
 
-    def forward(self, x: Tensor, normed: Tensor, bias: Bias, read: int | None) -> Tensor:
-        """Return x [batch, tokens or read, width] + the attention of normed [batch, tokens, width]."""
+    def forward(self, x: Tensor, normed: Tensor, bias: Bias, num_queries: int | None) -> Tensor:
+        """Return x [batch, tokens or num_queries, width] + the attention of normed [batch, tokens, width]."""
         if self.qkv is not None:
             return self.out.added_to(x, attend_all(self.qkv(normed), self.heads, bias))
         assert self.query is not None and self.key_value is not None
-        mixed = attend_first(self.query(normed[:, :read]), self.key_value(normed), self.heads, bias)
+        mixed = attend_first(self.query(normed[:, :num_queries]), self.key_value(normed), self.heads, bias)
         return self.out.added_to(x, mixed)
 
 
@@ -166,53 +152,40 @@ class FrozenBlock(nn.Module):
             wide = wide_mlp(mlps[at : at + self.branches]).to(dtype)
             self.mlps.append(FrozenMLP(wide, mlps[at].mlp, layer))
 
-    def takes_read(self) -> bool:
-        """See `Block.takes_read`."""
-        return True
-
     def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, num_queries: int | None = None
     ) -> Tensor:
         """See `Block.forward`."""
         bias: Bias = AtLayer(self._positions[0], self.layer, places, grid)
         if self.branches > 1:
             bias = ForBranches(bias, self.branches)
-        normed, x = self.norm(x), x[:, :read].contiguous()
+        normed, x = self.norm(x), x[:, :num_queries].contiguous()
         for attention in self.attentions:
-            x = attention(x, normed, bias, read)
+            x = attention(x, normed, bias, num_queries)
         normed = self.norm(x)
         for mlp in self.mlps:
             x = mlp(x, normed)
         return x
 
 
-@torch.no_grad()
-def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bool = False) -> nn.Module:
-    """Return a copy of a model for inference in `dtype`: images -> logits in that type.
+def freeze_blocks(model: Any, frozen: Any, dtype: torch.dtype, *, portable: bool) -> None:
+    """Replace the blocks of `frozen`, a copy of the `ViT` `model` in `dtype`, by `FrozenBlock`s where that is faster.
 
-    Outputs are equal to rounding; on a CPU the copy is 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot be
-    trained, saved or tapped. Axial blocks, and blocks with layers that are not plain (hooks, LoRA, quantisation), only
-    change their type. A `portable` copy has only torch's own layers.
+    Axial blocks, and blocks with layers that are not plain (hooks, LoRA, quantisation), stay. With `portable`, the
+    blocks have only torch's own layers.
     """
-    frozen = copy.deepcopy(model)
-    for module in frozen.modules():
-        if isinstance(module, StdConv2d):
-            module.fix()  # in the model's type, before it is rounded
-    frozen = frozen.to(dtype).eval().requires_grad_(False)
-    if not isinstance(frozen, ViT) or not isinstance(model, ViT) or frozen.config.block == "axial":
-        return frozen
+    if frozen.config.block == "axial":
+        return
     packed = on_onednn(frozen.like, dtype) and not portable
     # packed, only bfloat16 joins; not packed, export and a GPU do
     joins = dtype == torch.bfloat16 if packed else portable or frozen.like.device.type != "cpu"
     together = joins and frozen.config.branches > 1
     if not (packed or together or portable):
-        return frozen
+        return
     last = len(frozen.blocks) - 1 if frozen.pool.reads else None
     for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
         if not can_join(frozen.blocks[index]):  # only calling its layers computes what they compute
             continue
         frozen.blocks[index] = FrozenBlock(
             block, frozen.positions, dtype, Packed if packed else Plain, last=index == last, together=together
         )
-    return frozen

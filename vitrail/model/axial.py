@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import new_linear
-from vitrail.model.resnet.stdconv import group_norm
+from vitrail.model.stdconv import group_norm
 
 HEADS = 8
 

@@ -8,9 +8,9 @@ import pickle
 import pytest
 import torch
 
-from vitrail.model.build import build
-from vitrail.model.frozen import FrozenBlock, Packed, Plain, freeze
-from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.build import build, freeze
+from vitrail.model.fast.frozen import FrozenBlock, Packed, Plain
+from vitrail.model.stdconv import StdConv2d
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
@@ -42,7 +42,7 @@ TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, clas
 )
 def test_the_same_logits(options: dict) -> None:
     torch.manual_seed(0)
-    model = build(ViTConfig(**(TINY | options)))
+    model = build(ViTConfig.of(**(TINY | options)))
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -60,7 +60,7 @@ def test_the_same_logits(options: dict) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_frozen_network_is_pickled_and_copied(dtype: torch.dtype) -> None:
-    frozen = freeze(build(ViTConfig(**TINY)), dtype)
+    frozen = freeze(build(ViTConfig.of(**TINY)), dtype)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     for other in (pickle.loads(pickle.dumps(frozen)), copy.deepcopy(frozen)):
         assert any(isinstance(module, Packed) for module in other.modules())
@@ -85,7 +85,7 @@ def test_kernels_of_a_resnet_are_standardised_once(form: str) -> None:
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_portable_copy_has_torchs_own_layers(portable: bool, dtype: torch.dtype) -> None:
-    frozen = freeze(build(ViTConfig(**TINY)), dtype, portable=portable)
+    frozen = freeze(build(ViTConfig.of(**TINY)), dtype, portable=portable)
     assert any(isinstance(module, Packed) for module in frozen.modules()) != portable
     assert all(isinstance(block, FrozenBlock) for block in frozen.blocks)
 
@@ -94,23 +94,23 @@ def test_a_portable_copy_has_torchs_own_layers(portable: bool, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_are_packed_and_joined_where_that_pays(branches: int, dtype: torch.dtype) -> None:
     block = "parallel" if branches > 1 else "sequential"
-    frozen = freeze(build(ViTConfig(**TINY, block=block, branches=branches)), dtype)
+    frozen = freeze(build(ViTConfig.of(**TINY, block=block, branches=branches)), dtype)
     assert all(isinstance(block, FrozenBlock) for block in frozen.blocks)
     joined = branches > 1 and dtype == torch.bfloat16
     assert {len(block.attentions) for block in frozen.blocks} == {1 if joined else branches}
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 
-@pytest.mark.parametrize("read", [None, 1])
-def test_a_frozen_block_of_other_devices_computes_the_same(read: int | None) -> None:
-    model = build(ViTConfig(**TINY, block="parallel", branches=3, layer_scale=0.3)).eval()
+@pytest.mark.parametrize("num_queries", [None, 1])
+def test_a_frozen_block_of_other_devices_computes_the_same(num_queries: int | None) -> None:
+    model = build(ViTConfig.of(**TINY, block="parallel", branches=3, layer_scale=0.3)).eval()
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1
     x, places = torch.randn(2, 17, 32), torch.arange(16)
     with torch.no_grad():
-        expected = model.blocks[1](x, places, (4, 4), read)
+        expected = model.blocks[1](x, places, (4, 4), num_queries)
         for together in (False, True):
             block = FrozenBlock(
-                model.blocks[1], model.positions, torch.float32, Plain, last=read is not None, together=together
+                model.blocks[1], model.positions, torch.float32, Plain, last=num_queries is not None, together=together
             )
-            torch.testing.assert_close(block(x, places, (4, 4), read), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(block(x, places, (4, 4), num_queries), expected, rtol=1e-4, atol=1e-5)

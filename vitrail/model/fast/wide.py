@@ -5,8 +5,8 @@ many hidden features. The scale and the shift of each branch's norm are folded i
 LayerScale into the layer before it. The last matrix product also adds up the branches. So a block of n branches takes
 as many matrix products, norms and additions as a block of one branch.
 
-The model stores the weights of the separate branches; `freeze` joins them once (`vitrail.model.frozen`; `vitrail study
-three-table4` measures it). In training every step would have to join them, which costs about as much as it saves.
+The model stores the weights of the separate branches; `freeze` joins them once (`vitrail study three-table4` measures
+it). In training every step would have to join them, which costs about as much as it saves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, rotation_of
+from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU
-from vitrail.model.layers import LayerNorm, QuickGELU, is_plain
-from vitrail.model.rotary.positions import Rotation
+from vitrail.model.fast.attention import scaled
+from vitrail.model.fast.layers import is_plain
+from vitrail.model.layers import LayerNorm, QuickGELU
+from vitrail.model.posemb import Bias, rotation_of
+from vitrail.model.rotary import Rotation
 
 
 class Dense(NamedTuple):
@@ -46,7 +49,7 @@ class Wide(NamedTuple):
 
 def wide_attention(branches: Sequence[Any]) -> Wide:
     """Return the `AttentionBranch`es of a block as one."""
-    inner = [_fold_norm(branch.norm, *branch.attention.scaled()) for branch in branches]
+    inner = [_fold_norm(branch.norm, *scaled(branch.attention)) for branch in branches]
     outer = [_fold_gamma(branch.attention.out, branch.residual.gamma) for branch in branches]
     return Wide(_concatenate(inner, parts=3), _sum_of(outer))
 

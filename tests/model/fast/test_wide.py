@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitrail.model.attention import attention_path
-from vitrail.model.build import build
-from vitrail.model.frozen import freeze
+from vitrail.model.build import build, freeze
+from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
@@ -23,7 +22,7 @@ TINY = dict(
 def pair(**options: Any) -> tuple[ViT, nn.Module]:
     """The same network twice, branch by branch and joined; no parameter is a special value."""
     torch.manual_seed(0)
-    apart = build(ViTConfig(**(TINY | options)))
+    apart = build(ViTConfig.of(**(TINY | options)))
     assert isinstance(apart, ViT)
     for parameter in apart.parameters():
         parameter.data += torch.randn_like(parameter) * 0.1

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.model.axial import RowColumnAttention
+from vitrail.model.compute import recomputable
 from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, zero_linear
-from vitrail.model.recompute import recomputable
-from vitrail.model.resnet.axial import RowColumnAttention
-from vitrail.model.resnet.stdconv import StdConv2d, group_norm
-from vitrail.model.stems.patch import Normalise, check_images, refuse_script
+from vitrail.model.stdconv import StdConv2d, group_norm
+from vitrail.model.stem import Normalise, check_images, refuse_script
 from vitrail.model.variants import ResNetConfig
 from vitrail.ranges import Layers, selected
 
@@ -109,16 +109,16 @@ class ResNet(nn.Module):
         Raises UsageError for a layer that does not exist.
         """
         wanted = selected(layers, self.layers, "layer")
-        maps, found = self.root(self._prepared(images)), []
+        maps, outputs = self.root(self._prepared(images)), []
         for stage in range(max(wanted) + 1):
             if stage:
                 maps = self.stages[stage - 1](self.root_pool(maps) if stage == 1 else maps)
             if stage in wanted:
-                found.append(F.relu(self.norm(maps)) if norm and stage == len(self.stages) else maps)
-        shaped = found if reshape else [maps.flatten(2).mT for maps in found]
-        return (
-            [(maps, each.flatten(2).mT[:, :0]) for maps, each in zip(shaped, found, strict=True)] if prefix else shaped
-        )
+                outputs.append(F.relu(self.norm(maps)) if norm and stage == len(self.stages) else maps)
+        shaped = outputs if reshape else [maps.flatten(2).mT for maps in outputs]
+        if not prefix:
+            return shaped
+        return [(maps, each.flatten(2).mT[:, :0]) for maps, each in zip(shaped, outputs, strict=True)]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute the network again in the backward pass instead of storing its activations, or store them again."""

@@ -51,22 +51,22 @@ def regrouped(config: ViTConfig, branches: int) -> ViTConfig:
         valid = ", ".join(str(count) for count in range(1, blocks + 1) if blocks % count == 0)
         raise UsageError(f"{blocks} blocks cannot be grouped into layers of {branches} branches; valid: {valid}")
     block = "parallel" if branches > 1 else "sequential"
-    found = replace(config, depth=blocks // branches, branches=branches, block=block)  # type: ignore[arg-type]
-    if config.rotary and config.rotary.frequencies == "mixed" and found.depth != config.depth:
+    changed = replace(config, depth=blocks // branches, branches=branches, block=block)  # type: ignore[arg-type]
+    if config.origin.rotary and config.origin.rotary.frequencies == "mixed" and changed.depth != config.depth:
         raise UsageError("mixed rotary frequencies are those of one layer each: such a network cannot be regrouped")
-    if config.positions not in ("none", "sincos") and found.position_tables != config.position_tables:
+    if config.positions not in ("none", "sincos") and changed.position_tables != config.position_tables:
         raise UsageError(
             f"{config.positions} positions (place {config.place!r}) have a table for each of {config.depth} layers, "
             f"and there would be {blocks // branches} layers: only models with shared tables, or with positions at the "
             "input, can be regrouped"
         )
-    return found
+    return changed
 
 
 def _moved(name: str, before: int, after: int) -> str:
     """Return the name of a block's tensor after regrouping from `before` to `after` branches."""
-    if not (found := _BRANCH.fullmatch(name)):
+    if not (match := _BRANCH.fullmatch(name)):
         return name
-    layer, kind, branch, rest = found.groups()
+    layer, kind, branch, rest = match.groups()
     layer, branch = divmod(int(layer) * before + int(branch), after)
     return f"blocks.{layer}.{kind}.{branch}.{rest}"
