@@ -68,18 +68,6 @@ def tokens(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-def threads(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table of micro-batches in threads: both rates and their ratio, by the size of a step."""
-    names = (row["name"] for row in document["results"][0]["rows"])
-    header = ("tokens x width x width", *(f"images/s {name}" for name in names), "ratio")
-    lines: list[tuple[str, ...]] = [("a training step, bf16", *header)]
-    for r in sorted(document["results"], key=lambda one: one["size"]):
-        rates = (f"{row['images_per_second']:,.0f}" for row in r["rows"])
-        over = ratio(r["rows"][1]["ours_over_this"])
-        lines.append((f"{r['case']}, batch {r['batch']}", f"{r['size'] / 1e6:,.0f} M", *rates, over))
-    return lines
-
-
 def tune(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table of tuning a part of a network: speed, memory and storage relative to tuning all weights."""
     counted = ("kept_bytes_per_image", "peak_bytes", "optimizer_bytes", "stored_bytes")
@@ -241,7 +229,6 @@ Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "train_step": ("Training step", train_step),
     "tokens": ("Training step by number of tokens", tokens),
-    "threads": ("Micro-batches in threads", threads),
     "allocator": ("Freed memory that is kept", allocator),
     "tune": ("Fine-tuning a part", tune),
     "inference": ("Prediction", inference),

@@ -106,17 +106,14 @@ def objective_step(
 
     As in the loop, threads compute micro-batches at the same time where that is the default.
     """
-    from vitrail.training.given import Given
     from vitrail.training.optim.optimizer import build_optimizer
     from vitrail.training.processes.distribute import distribute
-    from vitrail.training.processes.threads import concurrent
     from vitrail.training.run import Optim, Run
     from vitrail.training.step import backward, seed_step
 
     optimizer = optimizer or build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
     feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
-    steps, run = itertools.count(), Run(batch_size=case.batch)
-    network = distribute(objective, replace(run, concurrent=concurrent(objective, run, Given())[0]))
+    steps, network = itertools.count(), distribute(objective, Run(batch_size=case.batch))
 
     def step() -> float:
         number = next(steps)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import vitrail
-from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import decide
@@ -17,7 +16,6 @@ from vitrail.recipes.known import Known
 from vitrail.training import batch_size
 from vitrail.training.assemble import set_up
 from vitrail.training.guard import FiniteGuard
-from vitrail.training.run import Model, Progressive, Run
 from vitrail.training.step import TrainingStep
 
 
@@ -89,17 +87,3 @@ def test_micro_batches_chosen_for_lack_of_memory_have_two_images(
         calls: dict[str, Any] = dict(on_memory=lambda *now: None, on_done=lambda done: None, own=dict)
         step = TrainingStep(setup.run, setup.network, setup.optimizer, setup.average, guard, **calls)
         assert step._most_parts == parts  # also after memory runs out in a step
-
-
-def test_threads_leave_each_micro_batch_its_images(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.training.processes import threads
-
-    monkeypatch.setattr(threads, "LEAST_WORK", 1)
-    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 4)
-    splits = open_data(str(images))
-    run = Run(
-        model="small/8", vit=Model(**NARROW), image_size=32, batch_size=64, accumulate=16, device="cpu", workers=0,
-        precision="float32", progressive=Progressive(),
-    )  # fmt: skip
-    with set_up(run, splits) as setup:
-        assert setup.run.concurrent == 1  # pieces of four images are not divided again

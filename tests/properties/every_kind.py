@@ -150,7 +150,6 @@ ROWS: dict[str, Row] = {
         lambda: {
             "objective": Supervised(loss="bce"),
             "vit": STILL,
-            "concurrent": 2,
             "accumulate": 1,
             "optim": Optim(name="muon", lr=3e-3),
             "schedule": Schedule(shape="step", warmup=Steps(1)),

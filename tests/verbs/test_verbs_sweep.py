@@ -272,6 +272,6 @@ def test_what_is_asked_for_and_cannot_be_is_refused_by_the_trial(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["sweep", str(photos), "--recipe", "scratch-small", "--out", str(tmp_path / "s"), "--parallel", "0", *SMALL]
-    argv += ["--lr", "0.01", "--seeds", "1", "--duration", "1 step", "--vit.dropout", "0.1", "--concurrent", "2"]
+    argv += ["--lr", "0.01", "--seeds", "1", "--duration", "1 step", "--batch-size", "5000"]
     assert cli.main(argv) == 1
-    assert "--concurrent asks for 2, which is not possible here" in capsys.readouterr().err
+    assert "--batch-size asks for 5000, which is not possible here" in capsys.readouterr().err

@@ -116,9 +116,6 @@ class Objective(nn.Module, ABC):
 
     moment = Moment()
     """The current progress; set by `at`."""
-    pure = False
-    """Whether `loss` changes nothing, draws nothing, and depends on the weights and the prepared batch alone. Then
-    several threads may call it at the same time, each on a copy with the same weights."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

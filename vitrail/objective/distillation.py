@@ -70,8 +70,6 @@ class Teacher:
 class DistillationObjective(SupervisedObjective):
     """`SupervisedObjective` with a teacher; see the file. Raises UsageError for a network without features."""
 
-    pure = False
-
     def __init__(
         self, model: nn.Module, config: Supervised, task: RunFacts, distill: Distill, teacher: Teacher
     ) -> None:

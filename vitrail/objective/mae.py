@@ -64,8 +64,6 @@ class MAEObjective(MaskedObjective):
     Raises UsageError for a network in which patches cannot be masked.
     """
 
-    pure = True
-
     def __init__(self, model: nn.Module, config: MAE, seed: int) -> None:
         super().__init__(model, config, seed)
         self.config = config

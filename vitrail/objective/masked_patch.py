@@ -43,8 +43,6 @@ class MaskedPatchObjective(MaskedObjective):
     cannot be masked.
     """
 
-    pure = True
-
     def __init__(self, model: nn.Module, config: MaskedPatch, seed: int) -> None:
         super().__init__(model, config, seed)
         self.config = config

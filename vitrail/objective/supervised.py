@@ -86,8 +86,6 @@ class SupervisedObjective(Objective):
     that favour rare classes. Raises UsageError if the settings contradict each other.
     """
 
-    pure = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -232,8 +230,6 @@ class RegressionObjective(Objective):
     The loss of an image is the mean over targets, so that none dominates by its unit. Mixup and CutMix blend targets as
     they blend images. Metrics: "error", the mean absolute error in deviations.
     """
-
-    pure = True
 
     def __init__(self, model: nn.Module, config: Regression, augment: Augment, scale: TargetScale, seed: int) -> None:
         super().__init__(model)

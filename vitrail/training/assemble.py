@@ -29,7 +29,6 @@ from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
 from vitrail.training.processes.distribute import distribute
 from vitrail.training.processes.parallel import Parallel
-from vitrail.training.processes.threads import concurrent
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
 from vitrail.training.validation.validation import Validation
@@ -69,7 +68,6 @@ class Setup:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.network.close()
         self.loader.close()
         self.validation.close()
 
@@ -104,8 +102,6 @@ def set_up(
     if run.accumulate is None:
         run = replace(run, accumulate=micro_batches(objective, run, decision.config, each or 0.0))
         why["accumulate"] = f"{run.accumulate}: micro-batches that fit in memory"
-    count, of_count = concurrent(objective, run, given)
-    run, why = replace(run, concurrent=count), {**why, **({"concurrent": of_count} if of_count else {})}
     refuse_lone_values(objective, run, decision.config)
     given.refuse_changed(asked, run, why)
     network = distribute(objective, run)

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vitrail import world
+from vitrail import torch_private, world
 from vitrail.costs.count import LiveTensors, kept_bytes
 from vitrail.data.loading.loader import Batch
 from vitrail.device import free_memory, in_words, out_of_memory
@@ -26,7 +26,6 @@ from vitrail.objective.base import Objective
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.processes.distribute import checkpointed_parts
 from vitrail.training.processes.sharding import sharded
-from vitrail.training.processes.threads import batch_norms
 from vitrail.training.run import Run
 
 LARGEST = 512
@@ -117,23 +116,27 @@ def refuse_lone_values(objective: Objective, run: Run, config: ViTConfig | ResNe
     decision made.
     """
     assert run.batch_size and run.accumulate
-    images, at_once = run.batch_size // world.size(), run.concurrent or 1
-    smallest = Sizes(run.progressive, config).size(0.0)
-    for size, parts in ((smallest, run.accumulate), (config.image_size, run.accumulate * at_once)):
-        if images // parts > 1 or not batch_norms(objective):
-            continue
-        try:
-            with _unchanged_buffers(objective), torch.no_grad():
-                _loss(objective, run, config, 1, size)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            cut = f", in {parts} micro-batches (accumulate, concurrent)" if parts > 1 else ""
-            raise UsageError(
-                f"batch_size is {run.batch_size}{cut}, so that the network sees a single image of {size[0]} x "
-                f"{size[1]} pixels at a time, of which its BatchNorm gets one value per channel and needs two. Use a "
-                "larger --batch-size, a smaller --accumulate, or --vit.stem-norm layer"
-            ) from None
+    if run.batch_size // world.size() // run.accumulate > 1 or not batch_norms(objective):
+        return
+    size = Sizes(run.progressive, config).size(0.0)  # the smallest images have the smallest feature map
+    try:
+        with _unchanged_buffers(objective), torch.no_grad():
+            _loss(objective, run, config, 1, size)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        cut = f", in {run.accumulate} micro-batches (accumulate)" if run.accumulate > 1 else ""
+        raise UsageError(
+            f"batch_size is {run.batch_size}{cut}, so that the network sees a single image of {size[0]} x {size[1]} "
+            "pixels at a time, of which its BatchNorm gets one value per channel and needs two. Use a larger "
+            "--batch-size, a smaller --accumulate, or --vit.stem-norm layer"
+        ) from None
+
+
+def batch_norms(objective: Objective) -> list[torch_private.BatchNorm]:
+    """Return the BatchNorms whose running statistics change in training."""
+    norms = (part for part in objective.modules() if isinstance(part, torch_private.BatchNorm))
+    return [norm for norm in norms if norm.training and norm.track_running_stats]
 
 
 def fewest_images(objective: Objective) -> int:

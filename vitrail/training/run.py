@@ -249,7 +249,7 @@ class Progressive(Settings, section="progressive"):
 class Run(Settings):
     """One training run, complete."""
 
-    gone: ClassVar[tuple[str, ...]] = ("wide_branches",)
+    gone: ClassVar[tuple[str, ...]] = ("wide_branches", "concurrent")
 
     name: Annotated[str, FolderName()] = "train"
     """Name of the run. Its folder is `out`/`name`-<n>."""
@@ -318,10 +318,6 @@ class Run(Settings):
     512)."""
     accumulate: Count | None = None
     """Number of micro-batches per optimiser step (default: the fewest that fit in memory)."""
-    concurrent: Count | None = None
-    """Largest number of micro-batches that a CPU computes at the same time, each with its share of the cores. Steps
-    too small for that have one (default: a small network without dropout has one for each core, up to 4; otherwise
-    1)."""
     evaluate_every: Length = Epochs(1)
     """Time between two evaluations on the validation images."""
     fewshot: tuple[Annotated[int, Range(1, 100_000)], ...] | None = None

@@ -11,7 +11,6 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
 from vitrail.training.processes.parallel import Parallel, SingleProcess
-from vitrail.training.processes.threads import Threaded
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
@@ -138,23 +136,14 @@ def backward(
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         prepared = objective.before_step(prepared, parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
-    context = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=autocast)
-    at_once = network.at_once(prepared, parts)
-    pieces = prepared.split(parts * at_once)
-    divisor = 1 if world.active() else len(prepared)
-    if isinstance(network, Threaded) and at_once > 1:
-        computed = network.backward(pieces, context, divisor)
-    else:
-        computed = []
-        for number, part in enumerate(pieces, start=1):
-            with network.last(number == len(pieces)):
-                with context():
-                    loss, count, metrics = network.loss(part)
-                loss.backward(torch.full_like(loss, 1 / divisor))
-            computed.append((loss.detach(), count, metrics))
-    for loss, count, metrics in computed:
+    pieces, divisor = prepared.split(parts), 1 if world.active() else len(prepared)
+    for number, part in enumerate(pieces, start=1):
+        with network.last(number == len(pieces)):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                loss, count, metrics = network.loss(part)
+            loss.backward(torch.full_like(loss, 1 / divisor))
         examples += count
-        for name, value in {**metrics, LOSS: loss}.items():
+        for name, value in {**metrics, LOSS: loss.detach()}.items():
             value = value.to(device, wide, non_blocking=True)
             totals[name] = totals[name] + value if name in totals else value
     known = {COUNT: float(examples), **{f"{OWN}{name}": value for name, value in own().items()}}

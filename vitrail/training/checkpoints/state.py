@@ -26,7 +26,7 @@ from vitrail.words import one_line
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune", *LORA,
             "distill")  # fmt: skip
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
-early_stop, how often to evaluate and save, and everything about the machine (accumulate, concurrent, precision,
+early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision,
 workers, cache, compile, activation_checkpointing, device). The result is the same up to rounding."""
 SPLITS = ("train", "validation", "holdout", "fold", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""

@@ -21,7 +21,6 @@ from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective
 from vitrail.training.processes.parallel import Parallel, Replicated, Sharded, SingleProcess
 from vitrail.training.processes.sharding import GatheredCopy, sharded
-from vitrail.training.processes.threads import Threaded
 from vitrail.training.run import Run
 
 GRAPHS = 8
@@ -52,13 +51,10 @@ def checkpointed_parts(model: Any) -> list[Any]:
 
 
 def distribute(objective: Objective, run: Run) -> Parallel:
-    """Return `objective`, which is on its device, prepared and distributed over the threads or processes of the run."""
+    """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
     if sharded(run):
         whole = GatheredCopy(objective)
         prepare(objective.model, run)
         return Sharded(objective, whole)
     prepare(objective.model, run)
-    if world.size() > 1:
-        return Replicated(objective)
-    threads = run.concurrent or 1
-    return Threaded(objective, threads) if threads > 1 else SingleProcess(objective)
+    return Replicated(objective) if world.size() > 1 else SingleProcess(objective)

@@ -36,13 +36,6 @@ class Parallel(ABC):
         """Return the function that a step calls for each micro-batch; a prepared batch needs no step number."""
         return partial(self, step=0)
 
-    def at_once(self, batch: Prepared, parts: int) -> int:
-        """Return how many micro-batches each of the `parts` of this batch is cut into, to compute them together."""
-        return 1
-
-    def close(self) -> None:  # noqa: B027
-        """End the threads of this object. Most have none."""
-
     def at(self, moment: Moment) -> None:
         """Pass on how far the run is."""
         self.objective.at(moment)

@@ -60,7 +60,6 @@ class TrialKeywords(TypedDict, total=False):
     time_limit: Minutes | None
     batch_size: Count | None
     accumulate: Count | None
-    concurrent: Count | None
     evaluate_every: Duration | str | float
     fewshot: Sequence[int] | None
     knn: int | None
