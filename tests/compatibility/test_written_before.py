@@ -59,7 +59,7 @@ def test_a_configuration_is_read_and_means_the_same(name: str, written: Path) ->
     text = (written / "runs" / f"{name}-whole-1" / "config.yaml").read_text(encoding="utf-8")
     run = vitrail.from_yaml(text, vitrail.Run())
     old, new = yaml.safe_load(text), yaml.safe_load(vitrail.to_yaml(run))
-    assert old.keys() >= {*vitrail.Run.gone}
+    assert old.keys() & {*vitrail.Run.gone}
     old = {name: value for name, value in old.items() if name not in vitrail.Run.gone}
     assert among(new, old) == old
 
