@@ -207,10 +207,6 @@ def _fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tenso
     return flash_attention(query, key, value, mask, rest.get("scale"))
 
 
-STATE_BYTES = 16
-"""Bytes per trainable parameter: float32 weight, gradient and Adam's two moments."""
-
-
 class LiveTensors(TorchDispatchMode):
     """Context that follows every tensor made inside it until it is freed, where no allocator reports a peak.
 
@@ -285,12 +281,14 @@ def kept_bytes(forward: Callable[[int], object], images: int = 2) -> float:
     return (measure(2 * images) - measure(images)) / images
 
 
-def state_bytes(parameters: int, trainable: int | None = None) -> int:
-    """Return the bytes of the training state. Frozen parameters count with their weight alone.
+def state_bytes(parameters: int, trainable: int | None = None, stored: int | None = None) -> int:
+    """Return the bytes of the training state in float32: weights, gradients, and what the optimiser stores.
 
-    `trainable` is the number of parameters that are not frozen; None: all of them.
+    trainable: Number of weights that learn, and so have a gradient (default: all). stored: Number of values that the
+    optimiser and an average of the weights store (default: two moments of each trainable weight).
     """
-    return 4 * parameters + (STATE_BYTES - 4) * (parameters if trainable is None else trainable)
+    trainable = parameters if trainable is None else trainable
+    return 4 * (parameters + trainable + (2 * trainable if stored is None else stored))
 
 
 def largest_batch(parameters: int, activations: int, memory: float, trainable: int | None = None) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail import torch_private, world
-from vitrail.costs.count import LiveTensors, kept_bytes
+from vitrail.costs.count import LiveTensors, kept_bytes, state_bytes
 from vitrail.data.loading.loader import Batch
 from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError, UsageError
@@ -43,8 +43,8 @@ INPUT_SHARE = 1 / 8
 LEAST_SHARE = 0.5
 """Smallest share of the activations that activation checkpointing leaves on a CPU, because the C library's heap keeps
 freed memory (peak measured for S/16 in bfloat16: 0.8 of the activations, while 0.3 are in use)."""
-STATE_BYTES = 20
-"""Bytes per trainable value: float32 gradient, two moments, averaged weights, and one temporary copy."""
+STORED = 4
+"""Values that are stored for each one that learns: two moments, its average, and a temporary copy."""
 COPIES_ON_A_DEVICE = 3
 """Copies of the whole batch in device memory: as loaded, mixed, and the images that are mixed in."""
 COPIES_AT_THE_LOADER = COPIES_ON_A_DEVICE + 3
@@ -149,16 +149,21 @@ def _pixel_type(run: Run) -> torch.dtype:
     return torch.uint8 if run.preprocess is None or run.preprocess.bands is None else torch.float32
 
 
+def waiting_bytes(run: Run, config: ViTConfig | ResNetConfig, batch: int, device: torch.device) -> int:
+    """Return the bytes of all copies of a batch of images: on a device, and at the loader where that is a CPU."""
+    copies = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
+    return copies * batch * _pixel_type(run).itemsize * config.channels * math.prod(config.image_size)
+
+
 def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_image: float) -> int:
     """Return into how many micro-batches a batch must be cut so that it fits, at `per_image` bytes for each image."""
     assert run.batch_size is not None
     device = next(objective.parameters()).device
     batch = run.batch_size // world.size()
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    pixels = _pixel_type(run).itemsize * batch * config.channels * math.prod(config.image_size)
-    waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
-    state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
-    room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.precomputed_bytes
+    state = state_bytes(0, trainable, STORED * trainable) / (world.size() if sharded(run) else 1)  # weights are there
+    waiting = waiting_bytes(run, config, batch, device) + batch * objective.precomputed_bytes
+    room = SHARE * free_memory(device) - state - waiting
     fitting = min(max(1, int(room / max(per_image, 1))), batch)
     most = max(batch // fewest_images(objective), 1)
     return max(world.gather(min(math.ceil(batch / fitting), most)))

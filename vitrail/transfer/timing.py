@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitrail.costs.count import training_flops
+from vitrail.costs.count import state_bytes, training_flops
 from vitrail.costs.measure import now
 from vitrail.data.item import Subset, evenly_spaced
 from vitrail.data.loading.loader import Batch
@@ -31,10 +31,11 @@ from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.assemble import set_up
-from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
+from vitrail.training.batch_size import waiting_bytes
 from vitrail.training.batches import endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.ending import PICTURED, ending_of
+from vitrail.training.given import Given
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.processes.thread_count import ENOUGH
@@ -50,6 +51,10 @@ GROWTHS = (0.0, 0.5, 1.0)
 """Moments of progressive resizing at which steps are timed. Between them the time follows the FLOPs."""
 SAMPLED = 1000
 """Number of steps at which the image size is computed."""
+FIRST = 8
+"""Number of images in the first step. It is slow, because it allocates memory and chooses kernels."""
+SECONDS = 3.0
+"""Maximum duration of the second step of a first batch in seconds, as predicted from the first step."""
 SMALLEST = 2
 """Number of images in the warm-up step. Norms over a batch need two."""
 WRITTEN = 64 * 2**20
@@ -196,10 +201,10 @@ class Rehearsal:
     timed steps leave the weights as they are.
     """
 
-    def __init__(self, run: Run, splits: Splits) -> None:
+    def __init__(self, run: Run, splits: Splits, given: Given | None = None) -> None:
         build_optimizer(nn.Linear(1, 1), Optim())  # torch's imports for the first optimiser are no part of `start`
         began = time.perf_counter()
-        self.setup = set_up(run, splits, measure=True)
+        self.setup = set_up(run, splits, given=given, measure=True)
         self.setup.loader.close()  # steps are timed with loaders of their own
         self.setup.validation.close()
         set_learning_rate(self.setup.optimizer, 0.0)
@@ -229,15 +234,35 @@ class Rehearsal:
         image, update = self._steps(GROWTHS[-1], seconds)
         return max(image + update / (self.setup.run.batch_size or 1), 1e-9)
 
+    @fast_float32()
+    def first_batch(self) -> tuple[float, int, float]:
+        """Return loss, images and seconds of a forward and backward pass on a micro-batch, or on fewer images."""
+        run = replace(self.setup.run, batch_size=self.micro, accumulate=1)
+        with closing(training_loader(run, self.setup.splits.train)) as loader:
+            batch = next(endless(loader, 0))
+
+        def timed(count: int) -> tuple[float, float]:
+            some = Batch(batch.images[:count], batch.labels[:count], batch.index[:count])
+            seed_step(run.seed, 0, 0)
+            began = self._now()
+            outcome = backward(self.setup.objective, some, step=0, parts=1, autocast=self.setup.decision.autocast)
+            return outcome.loss, self._now() - began
+
+        read = len(batch.labels)
+        first = min(FIRST, read)
+        _, seconds = timed(first)
+        second = min(read, max(first, int(first * SECONDS / seconds)))
+        loss, seconds = timed(second)
+        return loss, second, seconds
+
     def memory(self) -> int:
         """Return the peak bytes of a step: weights, gradients, moments and activations."""
         run, config = self.setup.run, self.setup.decision.config
         assert run.batch_size is not None and self.setup.image_bytes is not None
         values = sum(parameter.numel() for parameter in self.setup.objective.parameters())
-        state = 4 * (values + self._tuned() + self.stored_values())
-        waiting = COPIES_AT_THE_LOADER if self.setup.decision.device.type == "cpu" else COPIES_ON_A_DEVICE
-        pixels = config.channels * math.prod(config.image_size)
-        return round(state + self.setup.image_bytes * self.micro + waiting * run.batch_size * pixels)
+        state = state_bytes(values, self._tuned(), self.stored_values())
+        waiting = waiting_bytes(run, config, run.batch_size, self.setup.decision.device)
+        return round(state + self.setup.image_bytes * self.micro + waiting)
 
     def _steps(self, growth: float, seconds: float) -> tuple[float, float]:
         """Return the seconds per image and per update at one moment of progressive resizing."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from vitrail.costs.count import activation_bytes, parameters
+from vitrail.costs.count import activation_bytes, parameters, state_bytes
 from vitrail.device import available_cores, choose_device, compute_precision, free_memory, has_cuda
 from vitrail.errors import UsageError
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -21,8 +21,6 @@ PER_CORE = 4
 """Maximum number of processes that share one core."""
 PROCESS_BYTES = 400 << 20
 """Memory of one process that it shares with no other: torch takes 320 MiB, a small network and its batches the rest."""
-STATE_BYTES = 16
-"""Bytes of each parameter: weights, gradients and two moments of the optimiser in float32."""
 
 
 def check_devices(processes: int, run: Run) -> None:
@@ -39,7 +37,7 @@ def check_devices(processes: int, run: Run) -> None:
 def check_room(flag: str, processes: int, run: Run, device: str | None = None) -> None:
     """Raise UsageError if memory or cores do not suffice for `processes` of `run`; warn if they share cores.
 
-    The memory of a process is `PROCESS_BYTES`, and on a CPU `STATE_BYTES` for each parameter of the network. Processes
+    The memory of a process is `PROCESS_BYTES`, and on a CPU the training state (`state_bytes`). Processes
     cut their batches to the memory that is free, so activations are not counted. One process is never rejected.
     """
     if processes <= 1:
@@ -47,7 +45,7 @@ def check_room(flag: str, processes: int, run: Run, device: str | None = None) -
     gpu, cores, free = _on_gpu(run, device), available_cores(), free_memory(torch.device("cpu"))
     each = PROCESS_BYTES
     if not gpu:
-        each += STATE_BYTES * parameters(_network(run))
+        each += state_bytes(parameters(_network(run)))
     fitting = max(1, min(free // each, processes if gpu else PER_CORE * cores))
     if processes > fitting:
         raise UsageError(
@@ -79,7 +77,7 @@ def _bytes_of_batches(runs: Sequence[Run]) -> Iterator[float]:
     """Yield the bytes that a process of each different network takes on a CPU with a whole batch."""
     for config, batch, precision in {(_network(run), run.batch_size or LARGEST, run.precision) for run in runs}:
         activations = activation_bytes(config, None, compute_precision(torch.device("cpu"), precision), "cpu")
-        yield PROCESS_BYTES + STATE_BYTES * parameters(config) + OVERHEAD * activations * batch
+        yield PROCESS_BYTES + state_bytes(parameters(config)) + OVERHEAD * activations * batch
 
 
 def _network(run: Run) -> ViTConfig | ResNetConfig:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
     from vitrail.data.roles import Splits
     from vitrail.objective.base import Objective
-    from vitrail.training.assemble import Setup
     from vitrail.training.decide import Decision
     from vitrail.training.timetable import Timetable
 
@@ -28,10 +25,6 @@ COPIES = 10
 """Size of a run folder as a multiple of the weights: checkpoints with optimiser state, best and last model."""
 SAMPLED = 1000
 """Number of steps at which the image size is computed."""
-FIRST = 8
-"""Number of images in the first step. It is slow, because it allocates memory and chooses kernels."""
-SECONDS = 3.0
-"""Maximum duration of the second step in seconds, as predicted from the first step."""
 
 
 @fast_float32()
@@ -44,58 +37,32 @@ def check(
     nothing.
     """
     from vitrail.data.sources.open import open_data
-    from vitrail.training.assemble import set_up
     from vitrail.training.given import Given
+    from vitrail.transfer.timing import Rehearsal
 
     splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
     for line in splits.report.warnings:
         log.warning("%s", line)
-    with set_up(run, splits, given=Given(asked=asked or {}), measure=run.tune != "all") as setup:
-        tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
-        held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
-        kind = "targets" if run.objective.numbers else "classes"
-        classes = f" of {len(names)} {kind if len(names) > 1 else kind[:-1]}" if run.supervised else ""
-        checked = {
-            "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
-            "model": f"{setup.run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
-            **setup.why,
-            "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
-            "length": f"{'as many' if plan.open else f'{plan.total:,}'} steps of {setup.run.batch_size} images, "
-            f"{plan.per_epoch:,} to an epoch{', as fit into the time limit' * plan.open}",
-        }
-        loss, images, seconds = _step(setup)
+    rehearsal = Rehearsal(run, splits, Given(asked=asked or {}))
+    setup = rehearsal.setup
+    tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
+    held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
+    kind = "targets" if run.objective.numbers else "classes"
+    classes = f" of {len(names)} {kind if len(names) > 1 else kind[:-1]}" if run.supervised else ""
+    checked = {
+        "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
+        "model": f"{setup.run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
+        **setup.why,
+        "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
+        "length": f"{'as many' if plan.open else f'{plan.total:,}'} steps of {setup.run.batch_size} images, "
+        f"{plan.per_epoch:,} to an epoch{', as fit into the time limit' * plan.open}",
+    }
+    loss, images, seconds = rehearsal.first_batch()
     checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
     cost = _cost(setup.run, setup.decision, plan, images / seconds, setup.objective)
     if tuned.base is not None:  # the memory of a partly frozen network was measured
         cost = replace(cost, trainable=tuned.parameters, activation_bytes=round(setup.image_bytes or 0))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
-
-
-def _step(setup: Setup) -> tuple[float, int, float]:
-    """Return loss, images and seconds of a forward and backward pass on a micro-batch, or on fewer images."""
-    from vitrail import world
-    from vitrail.data.loading.loader import Batch
-    from vitrail.training.batches import endless, micro_batch, training_loader
-    from vitrail.training.step import backward, seed_step
-
-    run, objective = setup.run, setup.objective
-    one = replace(run, batch_size=micro_batch(run) * world.size())
-    with closing(training_loader(one, setup.splits.train)) as loader:
-        batch = next(endless(loader, 0))
-
-    def timed(count: int) -> tuple[float, float]:
-        some = Batch(batch.images[:count], batch.labels[:count], batch.index[:count])
-        seed_step(run.seed, 0, 0)
-        began = time.perf_counter()
-        outcome = backward(objective, some, step=0, parts=1, autocast=setup.decision.autocast)
-        return outcome.loss, time.perf_counter() - began
-
-    read = len(batch.labels)
-    first = min(FIRST, read)
-    _, seconds = timed(first)
-    second = min(read, max(first, int(first * SECONDS / seconds)))
-    loss, seconds = timed(second)
-    return loss, second, seconds
 
 
 def _disk(out: Path, need: int) -> str:
