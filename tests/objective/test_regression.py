@@ -24,7 +24,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import RunFacts
 from vitrail.objective.settings import Regression
 from vitrail.reports.page import write_report
-from vitrail.training.objectives.for_labels import for_labels
+from vitrail.tasks.catalog import task_for
 from vitrail.training.run import Run
 from vitrail.weights.card import Card
 
@@ -167,26 +167,30 @@ WRONG = {
 }
 
 
+def adapted(run: Run, labels: Any) -> tuple[Run, dict[str, str]]:
+    return task_for(labels).adapt(run, labels)
+
+
 @pytest.mark.parametrize("setting", WRONG)
 def test_settings_that_need_classes(setting: str) -> None:
     run, said = WRONG[setting]
     with pytest.raises(UsageError, match=said):
-        for_labels(run, Numbers(np.zeros((3, 1))))
+        adapted(run, Numbers(np.zeros((3, 1))))
 
 
 def test_settings_that_need_numbers() -> None:
     run = Run(objective=Regression(), data=Data(labels_per_image="one"))
     with pytest.raises(UsageError, match="needs numbers as labels"):
-        for_labels(run, np.zeros(3, dtype=np.int64))
+        adapted(run, np.zeros(3, dtype=np.int64))
     with pytest.raises(UsageError, match="which needs images with several labels or numbers"):
-        for_labels(Run(metric=Metric(name="r2")), np.zeros(3, dtype=np.int64))
+        adapted(Run(metric=Metric(name="r2")), np.zeros(3, dtype=np.int64))
 
 
 def test_metric_and_calibration_of_numbers() -> None:
-    run, why = for_labels(Run(objective=Regression()), Numbers(np.zeros((3, 1))))
+    run, why = adapted(Run(objective=Regression()), Numbers(np.zeros((3, 1))))
     assert (run.metric.name, run.calibrate) == ("r2", False)
     assert {"metric.name", "calibrate"} <= why.keys()
-    assert for_labels(replace(run, metric=Metric(name="mae")), Numbers(np.zeros((3, 1))))[0].metric.name == "mae"
+    assert adapted(replace(run, metric=Metric(name="mae")), Numbers(np.zeros((3, 1))))[0].metric.name == "mae"
 
 
 def test_a_scale_of_unequal_length() -> None:

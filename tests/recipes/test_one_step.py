@@ -26,7 +26,7 @@ from vitrail.recipes.by_data import TrainingSet, fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training.assemble import build_model
 from vitrail.training.decide import Decision
-from vitrail.training.objectives.build import build_objective
+from vitrail.training.objective import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.run import Run

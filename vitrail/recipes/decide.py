@@ -107,14 +107,15 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
 
 def _fine_tuning(asked: Asked, known: Known) -> Choice:
     """Return the run for fine-tuning without a recipe: the images, the network and the time decide."""
-    import numpy as np
+    from vitrail.tasks.catalog import task_for
 
     base = replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None)
     wanted, _ = asked.applied_to(base)
     if not (network := known.network(wanted)).blocks:
         wanted, _ = asked.applied_to(replace(base, optim=replace(base.optim, layer_decay=None)))
     splits, data = known.splits_of(wanted), known.training_set(wanted)
-    single = isinstance(splits.train.labels, np.ndarray) and wanted.supervised and not wanted.objective.numbers
+    one_class = task_for(splits.train.labels).name == "classes"
+    single = one_class and wanted.supervised and not wanted.objective.numbers
     framed = known.framing(wanted) if single and wanted.preprocess is None else None
     timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)

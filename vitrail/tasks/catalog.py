@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.data.labels.sets import Labels
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation import classify, label_scores, number_scores
@@ -34,6 +35,11 @@ ARRAYS = {*classify.STORED, *label_scores.STORED, *number_scores.STORED, "bad", 
 def task_of(card: Card) -> Task[Any]:
     """Return the task of a network with this card."""
     return TASKS[card.task]
+
+
+def task_for(labels: Labels) -> Task[Any]:
+    """Return the task of images with these labels."""
+    return next(task for task in TASKS.values() if task.holds(labels))
 
 
 def save_results(path: Path, found: Results) -> None:

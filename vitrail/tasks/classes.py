@@ -11,13 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.item import IndexedSource
-from vitrail.data.labels.sets import one_label
+from vitrail.data.labels.sets import Labels, one_label
 from vitrail.data.spreadsheet import SafeWriter
+from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration, draw, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, NUMBERS, STORED, Classification, check_rows, classify, has_top5
 from vitrail.evaluation.confidence import SHOWN, counts_at
+from vitrail.evaluation.metric import NUMBERS as TARGETS
+from vitrail.evaluation.metric import SEVERAL_LABELS, Metric
 from vitrail.files import replacing_text
-from vitrail.tasks.task import Task, before
+from vitrail.tasks.task import Task, before, refuse_classes
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import THRESHOLDS, Confidence
 
@@ -38,6 +41,20 @@ class ClassTask(Task[Classification]):
     name = "classes"
     predicts = "one class"
     logged = ("top1", "top5", "nll", "count", "balanced_accuracy", "macro_f1")
+
+    def holds(self, labels: Labels) -> bool:
+        """See `Task`."""
+        return isinstance(labels, np.ndarray)
+
+    def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
+        """See `Task`. Nothing changes."""
+        refuse_classes(run)
+        if run.metric.name in (*SEVERAL_LABELS, *TARGETS) and type(run.metric) is Metric:
+            raise UsageError(
+                f"metric.name is {run.metric.name}, which needs images with several labels or numbers, and these have "
+                "one label each. Use top1, top5 or nll, or set data.labels_per_image to 'several'"
+            )
+        return run, {}
 
     def measure(
         self,

@@ -11,16 +11,19 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.item import IndexedSource, Subset
+from vitrail.data.labels.sets import Labels, LabelSets, summary
 from vitrail.data.settings import Data
 from vitrail.data.spreadsheet import SafeWriter
+from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import draw, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.label_calibration import before_scaling, label_calibration
 from vitrail.evaluation.label_scores import STORED, LabelScores, score_labels
-from vitrail.evaluation.metric import TITLES
+from vitrail.evaluation.metric import NUMBERS, ONE_LABEL, TITLES, Metric
 from vitrail.files import replacing_text
+from vitrail.objective.settings import Supervised
 from vitrail.tasks.classes import meaning_of_probabilities
-from vitrail.tasks.task import Task, before
+from vitrail.tasks.task import Task, before, refuse_classes
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import Confidence
 
@@ -57,6 +60,34 @@ class LabelTask(Task[LabelScores]):
     predicts = "several labels for an image"
     unrejected = ", or none: each label has its own threshold"
     logged = (*TITLES, "nll", "count")
+
+    def holds(self, labels: Labels) -> bool:
+        """See `Task`."""
+        return isinstance(labels, LabelSets)
+
+    def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
+        """See `Task`: sigmoid instead of softmax, and mean average precision."""
+        refuse_classes(run)
+        assert isinstance(labels, LabelSets)
+        metric, objective = run.metric, run.objective
+        why = {"labels": f"several: {summary(labels)}"}
+        by_class: dict[str, object] = {"data.sampler": run.data.sampler}
+        if isinstance(objective, Supervised):
+            by_class["objective.class_weights"] = objective.class_weights
+            by_class["objective.logit_adjustment"] = objective.logit_adjustment
+        for name, asked in by_class.items():
+            if asked not in ("uniform", "none", 0):
+                raise UsageError(
+                    f"{name} is {asked}, which counts images by their one class, and these images have several "
+                    "labels. Leave it out; objective.loss asymmetric gives more weight to the labels that an image has"
+                )
+        if isinstance(objective, Supervised) and objective.loss == "softmax":
+            why["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot express"
+            run = replace(run, objective=replace(objective, loss="sigmoid"))
+        if metric.name in (*ONE_LABEL, *NUMBERS) and type(metric) is Metric:
+            why["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
+            run = replace(run, metric=replace(metric, name="map"))
+        return run, why
 
     def measure(
         self,

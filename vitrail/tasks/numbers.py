@@ -11,16 +11,18 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.labels.numbers import TARGET, Numbers, TargetScale
+from vitrail.data.labels.sets import Labels
 from vitrail.data.settings import Data
 from vitrail.data.sources.indexed import GivenImages
 from vitrail.data.spreadsheet import SafeWriter
-from vitrail.errors import DataError
+from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
-from vitrail.evaluation.metric import NUMBERS, in_words
+from vitrail.evaluation.metric import NUMBERS, Metric, in_words
 from vitrail.evaluation.number_scores import STORED, NumberScores, score_numbers
 from vitrail.files import replacing_text
 from vitrail.tasks.task import Task
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
+from vitrail.words import listing
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
@@ -40,6 +42,39 @@ class NumberTask(Task[NumberScores]):
     probable = False
     unrejected = ", which have no probability"
     logged = (*NUMBERS, "loss", "count")
+
+    def holds(self, labels: Labels) -> bool:
+        """See `Task`."""
+        return isinstance(labels, Numbers)
+
+    def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
+        """See `Task`: R2, and no calibration."""
+        if not run.objective.numbers:
+            raise UsageError(
+                f"the labels are numbers (data.labels_per_image), which objective {run.objective.kind} cannot learn. "
+                "Set objective.kind to regression, or data.labels_per_image to auto"
+            )
+        by_class = {"data.sampler": run.data.sampler != "uniform", "knn": run.knn, "fewshot": run.fewshot}
+        if wrong := [name for name, asked in by_class.items() if asked]:
+            raise UsageError(
+                f"{listing(wrong, quoted=False)}: needs images with classes, and these have numbers. Leave it out"
+            )
+        metric, why = run.metric, {}
+        if metric.name not in NUMBERS and type(metric) is Metric:
+            why["metric.name"] = f"r2, the share of the variance that is explained: {metric.name} needs classes"
+            run = replace(run, metric=replace(metric, name="r2"))
+        if run.calibrate:
+            why["calibrate"] = "no: numbers have no probabilities"
+        return replace(run, calibrate=False), why
+
+    def scale(self, run: Any, card: Card | None, labels: Labels, names: list[str]) -> TargetScale:
+        """See `Task`."""
+        assert isinstance(labels, Numbers)
+        if not run.keep_head or card is None:
+            return TargetScale.of(labels, names)
+        if card.scale is None:
+            raise UsageError(f"keep_head: {run.weights} predicts classes, and this run numbers: leave keep_head out")
+        return card.scale
 
     def measure(
         self,

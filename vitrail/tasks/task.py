@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from vitrail.data.item import IndexedSource
+from vitrail.data.labels.numbers import TargetScale
+from vitrail.data.labels.sets import Labels
 from vitrail.data.settings import Data
 from vitrail.data.sources.indexed import GivenImages
+from vitrail.errors import UsageError
 from vitrail.evaluation.classify import BEST_CLASSES
 from vitrail.evaluation.results import Results
 from vitrail.weights.confidence import Confidence
@@ -43,6 +46,26 @@ class Task(ABC, Generic[Found]):
     unrejected: ClassVar[str] = ""
     """Why an image cannot be rejected for a small probability, as the end of a sentence; "" if it can."""
     results: ClassVar[type[Results]]
+
+    # a run
+
+    @abstractmethod
+    def holds(self, labels: Labels) -> bool:
+        """Return whether labels are of this kind."""
+
+    @abstractmethod
+    def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
+        """Return a `vitrail.training.run.Run` with a loss and a metric for these labels: setting -> value and reason.
+
+        Raises UsageError for settings of another kind of labels.
+        """
+
+    def scale(self, run: Any, card: Card | None, labels: Labels, names: list[str]) -> TargetScale | None:
+        """Return mean and deviation of the targets of training images; None if they are no numbers.
+
+        With `Run.keep_head` the scale is that of the weights with this `card`. Raises DataError for a constant target.
+        """
+        return None
 
     # a network
 
@@ -131,6 +154,15 @@ class Task(ABC, Generic[Found]):
 
     logged: ClassVar[tuple[str, ...]]
     """Names of all numbers in `Results.metrics`."""
+
+
+def refuse_classes(run: Any) -> None:
+    """Raise UsageError if the objective of `run` needs numbers as labels: these are classes."""
+    if run.objective.numbers:
+        raise UsageError(
+            f"objective {run.objective.kind} needs numbers as labels, and these are classes "
+            f"(data.labels_per_image is {run.data.labels_per_image!r}). Set data.labels_per_image to 'numbers'"
+        )
 
 
 def before(ece: float, temperature: float) -> str:

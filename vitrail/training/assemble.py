@@ -22,7 +22,7 @@ from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
 from vitrail.training.given import Given, given_network
-from vitrail.training.objectives.build import build_objective, load_teacher
+from vitrail.training.objective import build_objective, load_teacher
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.progressive import Sizes

@@ -20,7 +20,6 @@ from vitrail.data.images.bands import choose_bands
 from vitrail.data.images.geometry import Size
 from vitrail.data.images.ops import left_out
 from vitrail.data.labels.numbers import TargetScale
-from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.metric import Metric
@@ -28,9 +27,9 @@ from vitrail.evaluation.thresholds import UNCHOSEN
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text
+from vitrail.tasks.catalog import task_for
 from vitrail.training.batch_size import default_batch
 from vitrail.training.facts import Facts
-from vitrail.training.objectives.for_labels import for_labels, scale_of
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import Run, check_batch
 from vitrail.weights.assemble import Overrides, skeleton
@@ -100,7 +99,8 @@ def decide(run: Run, facts: Facts) -> Decision:
         return found[0]
 
     _check_objective(run)
-    run = noted(for_labels(run, facts.labels)) if run.supervised else run
+    task = task_for(facts.labels)
+    run = noted(task.adapt(run, facts.labels)) if run.supervised else run
     sizes = facts.sizes
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         why["odd sizes"] = (
@@ -144,8 +144,11 @@ def decide(run: Run, facts: Facts) -> Decision:
     run = replace(run, workers=noted(_workers(facts))) if run.workers is None else run
     run = replace(run, cache=noted(_cache(facts, bands))) if run.cache == "auto" else run
 
-    several = run.supervised and isinstance(facts.labels, LabelSets)
-    scale = noted(scale_of(run, facts.card, facts.labels, facts.class_names))
+    several = run.supervised and task.name == "labels"
+    scale = task.scale(run, facts.card, facts.labels, facts.class_names)
+    if scale is not None:
+        each = zip(facts.class_names, scale.mean, scale.deviation, strict=True)
+        why["scale"] = "; ".join(f"{name}: mean {mean:.6g}, deviation {spread:.6g}" for name, mean, spread in each)
     return Decision(run, config, facts.device, why, facts.start, several, scale, cut)
 
 

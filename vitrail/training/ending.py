@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from vitrail.device import core_share
+from vitrail.tasks.catalog import task_for
 from vitrail.training.assemble import Setup
 from vitrail.training.validation.floor import FEWEST, MOST, allowed
 
@@ -99,7 +99,7 @@ def ending_of(setup: Setup, reported: bool) -> Ending:
     run, splits, validation = setup.run, setup.splits, setup.validation
     count = 0 if splits.validation is None else len(splits.validation)
     tested = len(splits.test) if splits.test is not None and validation.tests(splits) else 0
-    single = run.supervised and isinstance(splits.train.labels, np.ndarray) and validation.card.scale is None
+    single = run.supervised and task_for(splits.train.labels).name == "classes"
     floor = single * (min(len(splits.train), MOST) + (tested or count))
     share = 1.0 if run.time_limit is None else core_share()  # measuring it takes time
     return Ending(count, tested, run.calibrate and run.supervised, reported, floor, _share=share)

@@ -25,6 +25,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.linear_probe import fitted
 from vitrail.model.own_part import is_own_part
+from vitrail.tasks.catalog import task_for
 from vitrail.training.assemble import Setup
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.run import Run
@@ -56,7 +57,7 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
             "probe_head fits a new classifier, and keep_head keeps that of the weights: set --no-probe-head or "
             "--no-keep-head"
         )
-    single = isinstance(train.labels, np.ndarray) and run.supervised and not setup.decision.several
+    single = run.supervised and task_for(train.labels).name == "classes"
     # one of the user's own may be a kind of nn.Linear that computes something else
     linear = all(isinstance(head, nn.Linear) and not is_own_part(head) for head in heads)
     if not single or not heads or not linear:
