@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -53,13 +54,16 @@ def draw_classes(
     figure, axes = _panels(picture, size)
     _show(axes[1], shown.astype(np.uint8), size, "class of each tile")
     further = sum(count for name, count in counts.items() if name not in colour)
-    rows: list[tuple[object, str, int]] = [(colour[name], short(name, 40), counts[name]) for name in named]
+    rows: list[tuple[Any, str, int]] = [(colour[name], short(name, 40), counts[name]) for name in named]
     rows += [(OTHER, f"{len(counts) - len(named)} further classes", further)]
     rows += [
         ("white", "no class", len(tiles) - counts.total()),
         ("black", "could not be read", len(cells) - len(tiles)),
     ]
-    legend = [_entry(*row, total=len(cells)) for row in rows if row[2]]
+    legend = []
+    for look, name, count in (row for row in rows if row[2]):
+        label = f"{name} ({count:,} tile{'s' * (count != 1)}, {count / len(cells):.0%})"
+        legend.append(Patch(facecolor=look, edgecolor="#888888", linewidth=0.5, label=label))
     figure.legend(handles=legend, loc="outside lower center", ncols=min(3, len(legend)), frameon=False, fontsize=7)
     return with_title(figure, title)
 
@@ -100,11 +104,6 @@ def _show(axes: Axes, picture: np.ndarray, size: tuple[int, int], title: str) ->
     for spine in axes.spines.values():
         spine.set_visible(True)
     return drawn
-
-
-def _entry(colour: object, name: str, count: int, total: int) -> Patch:
-    tiles = f"{count:,} tile{'s' * (count != 1)}, {count / total:.0%}"
-    return Patch(facecolor=colour, edgecolor="#888888", linewidth=0.5, label=f"{name} ({tiles})")  # type: ignore[arg-type]
 
 
 def _cells(tiling: Tiling, size: tuple[int, int], shown: tuple[int, ...]) -> dict[TileBox, tuple[slice, slice]]:

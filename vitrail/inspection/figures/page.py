@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, Self
 
@@ -98,44 +98,37 @@ class Folder:
 
     def figure(self, name: str, figure: Figure) -> list[Path]:
         """Write a figure in every format."""
-
         for text in figure.findobj(Text):
             text.set_text(as_text(text.get_text()))  # matplotlib cannot draw names of files that are not UTF-8
-
-        def save(format: FigureFormat, file: Path) -> None:
-            with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        for format in self.formats:
+            with self._new_file(f"{name}.{format}") as file, matplotlib.rc_context(STYLE), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name with characters that the font lacks
                 figure.savefig(file, format=format, metadata=_NO_DATE[format])
-
-        return [self._write(f"{name}.{format}", partial(save, format)) for format in self.formats]
+        return [self.path / f"{name}.{format}" for format in self.formats]
 
     def arrays(self, name: str, **arrays: Any) -> Path:
         """Write NAME.npz. Names are arrays of text."""
-
-        def save(file: Path) -> None:
-            with open(file, "wb") as stream:  # savez adds .npz to a name
-                np.savez_compressed(stream, **arrays)
-
-        return self._write(f"{name}.npz", save)
+        with self._new_file(f"{name}.npz") as file, open(file, "wb") as stream:  # savez adds .npz to a name
+            np.savez_compressed(stream, **arrays)
+        return self.path / f"{name}.npz"
 
     def table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
         """Write NAME.csv."""
+        text: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+        with self._new_file(f"{name}.csv") as file, open(file, "w", **text) as stream:
+            writer = SafeWriter(stream, raw=self._raw)
+            writer.writerow(header)
+            writer.writerows(rows)
+        return self.path / f"{name}.csv"
 
-        def save(path: Path) -> None:
-            with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-                writer = SafeWriter(file, raw=self._raw)
-                writer.writerow(header)
-                writer.writerows(rows)
-
-        return self._write(f"{name}.csv", save)
-
-    def _write(self, name: str, save: Callable[[Path], None]) -> Path:
+    @contextmanager
+    def _new_file(self, name: str) -> Iterator[Path]:
+        """Context with a file to write, which then takes its place in the folder."""
         path = self.path / name
         if not os.path.lexists(path):
             self._new.append(path)
         with replacing(path) as temporary:
-            save(temporary)
-        return path
+            yield temporary
 
 
 def short(name: str, most: int = 26) -> str:
