@@ -10,6 +10,7 @@ from torch import nn
 
 from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
+from vitrail.device import fast_float32
 from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ViTConfig
@@ -72,6 +73,7 @@ class Setup:
         self.validation.close()
 
 
+@fast_float32()
 def set_up(
     run: Run, splits: Splits, start: str | None = None, given: Given | None = None, *, measure: bool = False
 ) -> Setup:

@@ -27,7 +27,6 @@ from vitrail.model.resnet import ResNet
 from vitrail.model.stem import Normalise
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import ObjectiveSettings
-from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.weights.assemble import skeleton
@@ -47,7 +46,6 @@ class Given:
     data: Any = None
     on_log: Callable[[dict[str, Any]], None] | None = None
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None
-    on_end: Callable[[Result], Result] | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
     """Settings that no decision may change, by their dotted names -> where they are given: "--batch-size"."""
 
@@ -61,10 +59,6 @@ class Given:
             if before not in (None, "auto", after):
                 why = reasons.get(name, reasons.get(name.partition(".")[0], f"only {after} is possible here"))
                 raise UsageError(f"{where} asks for {shown(before)}, which is not possible here ({why})")
-
-    def ended(self, result: Result) -> Result:
-        """Return what `on_end` makes of the result of the run."""
-        return result if self.on_end is None else self.on_end(result)
 
     @property
     def losses(self) -> Losses | None:

@@ -7,8 +7,8 @@ needs before its first step in `vitrail.training.assemble`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
 
 
-@fast_float32()
 def fit(
     run: Run,
     *,
@@ -46,7 +45,6 @@ def fit(
     data: Any = None,
     on_log: Callable[[dict[str, Any]], None] | None = None,
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None,
-    on_end: Callable[[Result], Result] | None = None,
     asked: Mapping[str, str] | None = None,
     began: float | None = None,
 ) -> Result:
@@ -56,7 +54,6 @@ def fit(
     `run`: a function (logits, targets) -> losses, any network images -> logits, and a data set of torch's kind or a
     mapping of splits to such data sets (`vitrail.training.given`). Settings of objective and data are possible, too.
     on_log: Called with each line of metrics.jsonl. on_evaluate: Called with step and numbers of each evaluation.
-    on_end: Called by each process with the result, which it returns, such as to write report.html for the trackers.
     asked: Settings of `run` that must be used as they are, by their dotted names -> who asks for them. For all others a
     value that the data do not allow, such as a batch larger than the training set, is replaced, with a message.
     began: The moment of `time.monotonic()` from which the time limit counts (default: the start of the command, and in
@@ -70,10 +67,28 @@ def fit(
     or a checkpoint of another run; TrainingError if training cannot continue; Interrupted after SIGTERM or Ctrl-C, once
     the state is saved.
     """
+    given = Given(objective, model, data, on_log, on_evaluate, asked or {})
+    with training(run, given, resume=resume, splits=splits, began=began) as result:
+        return result
+
+
+@contextmanager
+def training(
+    run: Run,
+    given: Given,
+    *,
+    resume: Path | str | None = None,
+    splits: Splits | None = None,
+    began: float | None = None,
+    reported: bool = False,
+) -> Iterator[Result]:
+    """Train `run` as `fit` does, and yield the result while the trackers are open. They close afterwards.
+
+    reported: Whether the caller writes report.html then, which the trackers get. A time limit leaves time for it.
+    """
     began = time.monotonic() - command_seconds() if began is None else began
 
     # 1. Data, network, objective, optimiser, loaders, durations, validation
-    given = Given(objective, model, data, on_log, on_evaluate, on_end, asked or {})
     folder, run = None if resume is None else RunFolder.open(resume), given.applied_to(run)
     RunFolder.check(Path(run.out), folder)
     run, start = (run, None) if folder is None else resumed_run(run, folder, given)
@@ -83,10 +98,11 @@ def fit(
 
     # 2. The run folder, and what guards the run
     folder = folder or RunFolder.create(run.out, run.name)
-    folder.on_log = on_log
+    folder.on_log = given.on_log
     progress = Progress(run.batch_size or 0, setup.decision.device)
     guard = FiniteGuard(setup.objective, run.max_nonfinite)
     with (
+        fast_float32(),
         setup,
         run_lock(folder.path),
         Signals() as signals,
@@ -96,7 +112,7 @@ def fit(
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
         explaining_lost_processes(run, checkpoints),
     ):
-        recorder = RunRecorder(folder, setup, progress, guard, signals, began=began)
+        recorder = RunRecorder(folder, setup, progress, guard, signals, began=began, reported=reported)
         step = TrainingStep(
             run,
             setup.network,
@@ -112,7 +128,8 @@ def fit(
         else:
             checkpoints.restore(state)
             if state.is_over(run) and (result := recorded_result(folder)):
-                return given.ended(result)
+                yield result
+                return
             recorder.resume()
         status = state.status
         recorder.track()
@@ -175,4 +192,4 @@ def fit(
         result = Result.of(status, folder.path, timetable.per_epoch, test, floors)
         recorder.end(result)
         signals.restore()  # everything is saved: from now on a signal ends the process
-        return given.ended(result.without({**folder.lost, **checkpoints.lost}))
+        yield result.without({**folder.lost, **checkpoints.lost})

@@ -50,11 +50,12 @@ class RunRecorder:
         signals: Signals,
         *,
         began: float,
+        reported: bool,
     ) -> None:
         self._folder, self._setup, self._progress = folder, setup, progress
         self._guard, self._signals, self._spikes = guard, signals, LossSpikes()
         self._command_began = self._began = self._started = began
-        self._ending = ending_of(setup, reported=setup.given.on_end is not None)
+        self._ending = ending_of(setup, reported)
         self._end = 0.0
         self._unreadable = 0
 

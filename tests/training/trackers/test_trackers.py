@@ -20,9 +20,9 @@ from PIL import Image
 
 from vitrail.config import merge
 from vitrail.data.settings import Data
-from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
-from vitrail.training.loop import fit
+from vitrail.training.given import Given
+from vitrail.training.loop import training
 from vitrail.training.run import Run
 from vitrail.training.trackers import trackers
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
@@ -237,11 +237,9 @@ def test_a_run_gives_its_trackers_what_its_folder_gets(tmp_path: Path, monkeypat
     short = {"duration": "2 steps", "evaluate_every": "2 steps", "checkpoint_every": "2 steps", "out": str(tmp_path)}
     run = merge(Run(), {**settings, **short, "track": ["wandb", "tensorboard"]})
 
-    def report(result: Result) -> Result:
-        (result.folder / "report.html").write_text(PAGE)
-        return result
-
-    folder = fit(run, on_end=report).folder
+    with training(run, Given()) as result:
+        folder = result.folder
+        (folder / "report.html").write_text(PAGE)
     got = Recorder.got
     assert got[0][1].folder == folder and got[0][1].settings["vit.width"] == 16
     assert ("picture", "batch", (folder / "batch.png").read_bytes(), 0) in got

@@ -21,24 +21,27 @@ from vitrail.device import keep_freed_memory
 from vitrail.errors import VitrailError
 from vitrail.files import write_once
 from vitrail.training.checkpoints.state import Result
-from vitrail.training.loop import fit
+from vitrail.training.given import Given
+from vitrail.training.loop import training
 from vitrail.training.processes.group import joined, leave, own_note
 from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.run import Run
 
 
-def main(config: str, note: str, resume: str, asked: str, *, on_end: Callable[[Result], Result] | None = None) -> int:
+def main(config: str, note: str, resume: str, asked: str, *, report: Callable[[Result], Result] | None = None) -> int:
     """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run.
 
-    asked, in JSON, and on_end: See `fit`.
+    asked: See `fit`, in JSON. report: Writes report.html, and returns the result.
     """
     try:
         if resume:  # the command that started this process has read it, and refused modules that nobody has named
             from_yaml(Path(resume) / "config.yaml", Run(), imports=True)
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
+        given, reported = Given(asked=json.loads(asked)), report is not None
         with joined(run.timeout):
-            result = fit(run, resume=resume or None, on_end=on_end, asked=json.loads(asked))
+            with training(run, given, resume=resume or None, reported=reported) as result:
+                result = result if report is None else report(result)
             if world.is_main():
                 _write_note(Path(note), {**asdict(result), "folder": str(result.folder)})
         return 0

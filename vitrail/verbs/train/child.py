@@ -13,7 +13,7 @@ def main(config: str, note: str, resume: str, asked: str) -> int:
     from vitrail.training.processes import child  # which imports torch
     from vitrail.verbs.train.train import reported
 
-    return child.main(config, note, resume, asked, on_end=reported)
+    return child.main(config, note, resume, asked, report=reported)
 
 
 if __name__ == "__main__":

@@ -212,13 +212,18 @@ def _run(
         return Preview(run, *check(run, known.splits_of(run), asked.origins))
     if print_config:
         return Preview(run)
-    from vitrail.training.loop import fit
+    from vitrail.training.given import Given
+    from vitrail.training.loop import training
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=asked.origins)
-    with joined(run.timeout):
-        return fit(run, resume=folder, splits=known.splits_of(run), on_end=reported, asked=asked.origins, began=began)
+    given, splits = Given(asked=asked.origins), known.splits_of(run)
+    with (
+        joined(run.timeout),
+        training(run, given, resume=folder, splits=splits, began=began, reported=True) as result,
+    ):
+        return reported(result)
 
 
 def reported(result: Result) -> Result:
