@@ -23,7 +23,7 @@ RECIPE_OF = {"finetune": FINETUNE_BY_DATA.name, "sweep": "finetune"}
 """Verb -> the recipe that it starts from if none is named."""
 
 
-class Origin(NamedTuple):
+class Place(NamedTuple):
     """Where a setting is given, the last time."""
 
     place: int
@@ -56,17 +56,17 @@ class Asked:
         return [lines_of(Path(file)) for file in self.files]
 
     @cached_property
-    def places(self) -> dict[str, Origin]:
+    def places(self) -> dict[str, Place]:
         """The settings that files and flags give, by their dotted names. Raises UsageError."""
         found = {
-            name: Origin(place, f"{file}:{line}")
+            name: Place(place, f"{file}:{line}")
             for place, (file, lines) in enumerate(zip(self.files, self.listed, strict=True))
             for name, line in lines.items()
         }
         special = {"weights": "--from", "duration": "--duration" if self.epochs is None else "--epochs"}
         for values in self._flags:
             for name, _ in dotted(plain(values)):
-                found[name] = Origin(len(self.files), special.get(name, f"--{name.replace('_', '-')}"))
+                found[name] = Place(len(self.files), special.get(name, f"--{name.replace('_', '-')}"))
         return found
 
     @property
@@ -143,7 +143,7 @@ class Asked:
         network = f"{model} with {asked}" if asked else f"exactly {model}"
         return run, {"model": f"{network}, as asked{theirs}{without}"}
 
-    def _asked_within(self, name: str) -> Origin | None:
+    def _asked_within(self, name: str) -> Place | None:
         """Return where a setting is given; a class of the user's own is given as `name.class` and `name.FIELD`."""
         found = [at for asked, at in self.places.items() if asked == name or asked.startswith(f"{name}.")]
         return max(found, key=lambda at: at.place, default=None)
