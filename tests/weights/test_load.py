@@ -31,11 +31,12 @@ from vitrail.model.resize import resize_positions
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.weights import download as hub
 from vitrail.weights import load as load_module
+from vitrail.weights import store
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, ForeignModel, format_named, recognise
-from vitrail.weights.load import load
+from vitrail.weights.load import load, read_card
 from vitrail.weights.mapping import Conversion, Rule, apply_table, joined, reshaped, turned
 from vitrail.weights.store import save_model
 
@@ -616,7 +617,7 @@ def test_saving_over_the_file_that_a_model_was_loaded_from(tmp_path: Path) -> No
 PEAK = """
 import json, sys
 from pathlib import Path
-from vitrail.weights.load import load
+from vitrail.weights.load import load, read_card
 
 def status(key):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
@@ -672,3 +673,18 @@ for name in ("Ti/16", "R+Ti/16", "R50x1", "axial-B/32"):
     assert not any(buffer.is_meta for key, buffer in network.named_buffers() if key not in stored), name
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_card_is_read_once_as_long_as_its_file_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ViTConfig(width=16, depth=1, heads=2, mlp_dim=16, patch=8, image_size=(16, 16), classes=2)
+    save_model(tmp_path, build(config), Card(config, ["cat", "dog"]))
+    read: list[Path] = []
+    true = store.read_card
+    monkeypatch.setattr(store, "read_card", lambda path: read.append(path) or true(path))
+    first = read_card(tmp_path)
+    first.provenance["mine"] = 1  # a card of one's own: the next caller gets another
+    assert read_card(tmp_path) == Card(config, ["cat", "dog"]) and len(read) == 1
+    save_model(tmp_path, build(config), Card(config, ["dog", "cat"]))
+    assert read_card(tmp_path).class_names == ["dog", "cat"] and len(read) == 2

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -122,8 +123,21 @@ def _from_base(
 
 
 def read_card(source: Path | str) -> Card:
-    """Return the card of what `load` would load, without reading a tensor. Raises WeightsError."""
+    """Return the card of what `load` would load, without reading a tensor. Raises WeightsError.
+
+    A command asks for the card of its weights several times; unchanged files are read once.
+    """
     path = local(source)
+    try:
+        stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in _files(path)]
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
+    return deepcopy(_card_at(path, *stamps))
+
+
+@lru_cache(maxsize=16)
+def _card_at(path: Path, *stamps: tuple[str, int, int]) -> Card:
+    """Return the card of weights; `stamps` are names, times of change and sizes of their files."""
     if is_ours(path):
         return store.read_card(path)
     with open_archive(path) as archive:
