@@ -173,7 +173,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
         left, right = (write(one, Path(scratch) / place / "x") for one, place in ((copies, "copies"), (images, "all")))
         for distance in DISTANCES:
             for how, find in ways.items():
-                pairs = open_path(left, right, distance=distance, mirrored=True)
+                pairs = find(left, right, distance=distance, mirrored=True)
                 pairs = pairs if find is candidates else pairs.rows_at(pairs.copy)
                 own = np.tile(chosen, len(KINDS))[pairs.left] == pairs.right
                 found = np.isin(np.arange(len(copies)), pairs.left[own])

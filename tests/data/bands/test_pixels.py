@@ -35,7 +35,7 @@ def source(images: np.ndarray) -> ArraySource:
     return ArraySource("x", images, np.arange(len(images)) % 2, ["a", "b"])
 
 
-def npy(folder: Path, images: np.ndarray) -> Files:
+def npy(folder: Path, images: np.ndarray) -> GivenImages:
     for number, image in enumerate(images):
         np.save(folder / f"{number}.npy", image)
     return GivenImages(sorted(folder.glob("*.npy")))
@@ -230,7 +230,7 @@ def test_arrays_keep_what_they_hold(tmp_path: Path) -> None:
     assert chosen(source(np.zeros((4, 8, 8, 3), np.uint8)))[0] is None
 
 
-def png(folder: Path, array: np.ndarray) -> Files:
+def png(folder: Path, array: np.ndarray) -> GivenImages:
     for number in range(3):
         Image.fromarray(array).save(folder / f"{number}.png")
     return GivenImages(sorted(folder.glob("*.png")))
