@@ -158,11 +158,11 @@ def test_data_are_opened_once(tmp_path: Path, capsys: Captured, monkeypatch: pyt
 def test_few_images_and_the_weights_in_the_box(tmp_path: Path, capsys: Captured) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     found = as_json([photos, "--from", saved(tmp_path / "weights")], capsys)
-    assert found["recommended"] == "few-shot"
+    assert found["recommended"] == "full fine-tuning"
     alone = as_json([photos], capsys)
     assert [option["name"] for option in alone["options"]] == WAYS
     commands = {option["name"]: option["command"] for option in alone["options"]}
-    assert commands["full fine-tuning"] == f"vitrail finetune {photos}"  # whose default are the weights in the box
+    assert commands["full fine-tuning"] == f"vitrail finetune {photos} --tune all"  # whose default are the weights in the box
     assert commands["linear probe"] == f"vitrail probe linear vitrail/tiny {photos}"
 
 
@@ -229,11 +229,11 @@ def test_what_is_shown(tmp_path: Path, capsys: Captured) -> None:
     assert photos in lines[0] and "3 classes" in lines[0] and "20 x 20 px" in lines[0]
     assert "of kind 1 to" in lines[0] and " to 1)" in lines[0]
     assert "free" in lines[1] and lines[2].startswith("note") and "ignored 1" in lines[2]
-    assert [line for line in lines if line.startswith("> few-shot")]
+    assert [line for line in lines if line.startswith("> full fine-tuning")]
     commands = [line.partition("vitrail ") for line in lines if "  vitrail " in line]
     assert len(commands) == len(WAYS)
     assert all(refused(["vitrail", *shlex.split(words)]) == "" for _, _, words in commands)
-    assert lines[-2].startswith("recommended: few-shot. ")
+    assert lines[-2].startswith("recommended: full fine-tuning. ")
 
 
 @pytest.mark.parametrize(

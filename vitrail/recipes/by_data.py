@@ -15,6 +15,7 @@ from vitrail.durations import Percent
 from vitrail.model.variants import variant
 from vitrail.ranges import InputSize, height_width, shortest_size
 from vitrail.training.run import NOMINAL, Run
+from vitrail.transfer.recommend import PRE_TRAINING
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
@@ -77,6 +78,8 @@ def choose(data: TrainingSet, objective: str = "supervised") -> tuple[str, str]:
         return "digits", f"{seen}: one token for every 2 x 2 pixels"
     if data.side <= SMALL:
         return "scratch-small", seen
+    if data.images >= PRE_TRAINING:
+        return "scratch-photos", seen
     better = "`vitrail finetune DIR`, from the weights that vitrail brings along, is better with few photographs"
     return "scratch-photos", f"{seen}; {better}"
 

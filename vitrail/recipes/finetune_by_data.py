@@ -18,6 +18,7 @@ from vitrail.objective.settings import Supervised
 from vitrail.recipes.by_data import ENOUGH_STEPS, SMALL, SMALLEST_BATCH, TINY, TrainingSet
 from vitrail.recipes.published import described
 from vitrail.training.run import Optim, Run, Schedule
+from vitrail.transfer.recommend import best_tuned
 
 WEIGHTS = "vitrail/tiny"
 """Weights from which a fine-tuning starts if none are named. vitrail ships them."""
@@ -45,8 +46,6 @@ ENLARGED, ENLARGED_COST = 2, 5
 """How many times the side of the input is enlarged if the time allows it, and how many times the work for an image then
 is: four times as many tokens, and the attention among them. At equal work and up to 15 passes, the larger side was no
 better (12 kinds of flowers, 32 and 64 pixels), so it is chosen only where time would be left over."""
-FEW = 10
-"""Number of images per class below which only the attention is tuned (follow-up, section 4)."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,9 @@ def advise(task: FineTuning) -> Advice:
         batch_size=batch,
         probe_head=task.linear and task.each >= 2,  # one image of a class is held out to choose the penalty
     )
-    if task.each < FEW and task.network.blocks:
-        run = replace(run, tune="attention")
-        why["tune"] = f"attention: {task.each:.3g} images per class are too few to tune everything"
+    if task.network.blocks and (tune := best_tuned(task.each)) != run.tune:
+        run = replace(run, tune=tune)
+        why["tune"] = f"{tune}: the best with {task.each:.3g} images per class (python -m benchmarks.adviser)"
     return Advice(run, why)
 
 

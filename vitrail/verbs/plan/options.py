@@ -100,7 +100,7 @@ def training_options(request: PlanRequest) -> Iterator[Option]:
 
     words = ["finetune", request.path, *(["--from", request.weights] if request.named else [])]
     methods: list[tuple[Method, bool, str | None, list[str]]]
-    methods = [("full fine-tuning", True, None, words)]
+    methods = [("full fine-tuning", True, "all", [*words, "--tune", "all"])]
     if not isinstance(request.card.config, ResNetConfig):
         methods.append(("attention-only", True, "attention", [*words, "--tune", "attention"]))
     methods.append(("from scratch", False, None, ["train", request.path]))

@@ -39,7 +39,8 @@ def plan(
     """Time each method of learning on these images for a few seconds, and recommend one.
 
     The methods are few-shot (closed form), a linear probe, tuning the attention alone, tuning everything, and training
-    from scratch. Each comes with its time, its memory and its command. Nothing is trained, and no file is written.
+    from scratch. Each comes with its expected place by accuracy (1 is the best; measured by `python -m
+    benchmarks.adviser`), its time, its memory and its command. Nothing is trained, and no file is written.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
@@ -53,7 +54,7 @@ def plan(
     """
     from vitrail.recipes.finetune_by_data import WEIGHTS
     from vitrail.recipes.known import Known
-    from vitrail.transfer.recommend import CHEAPER, Situation, recommend
+    from vitrail.transfer.recommend import METHODS, Situation, recommend
     from vitrail.weights.load import read_card
 
     card = read_card(weights or WEIGHTS)
@@ -77,8 +78,7 @@ def plan(
     )
     machine = _machine()
     options = [*probe_options(request), *training_options(request)]
-    order = (*reversed(CHEAPER), "from scratch")
-    options.sort(key=lambda option: order.index(option.name))
+    options.sort(key=lambda option: METHODS.index(option.name))
     same_classes = list(card.class_names) == splits.class_names
     larger = image_size is not None and math.prod(height_width(image_size)) > math.prod(card.config.image_size)
     seen = Situation(len(splits.train), len(splits.class_names), same_classes and larger)
@@ -155,11 +155,12 @@ def show(result: Recommendation) -> TerminalPage:
     for option in result.options:
         rate = f"{option.images_per_second:,.{0 if option.images_per_second >= 100 else 1}f}"
         mark = "> " * option.recommended
-        rows.append((mark + option.name, span(option.seconds), binary_size(option.memory_bytes), rate, option.why))
+        memory = binary_size(option.memory_bytes)
+        rows.append((mark + option.name, option.expected, span(option.seconds), memory, rate, option.why))
     width = max(len(option.name) for option in result.options)
     return page(
         lines,
-        table(("", "time", "memory", "images/s", ""), rows),
+        table(("", "expected", "time", "memory", "images/s", ""), rows),
         [Unwrapped(f"{option.name:{width}}  {option.command}") for option in result.options],
         "",
         f"recommended: {result.recommended.name}. {result.why}",
