@@ -25,20 +25,20 @@ from vitrail.transfer.recommend import Recommendation
 from vitrail.transfer.sweep import SweepResult
 from vitrail.transfer.vtab_runs import VtabTable
 from vitrail.verbs.bench import Bench, EngineBench
+from vitrail.verbs.bulk import BulkProgress
 from vitrail.verbs.cost import CostReport
 from vitrail.verbs.data.audit import Audit
 from vitrail.verbs.data.dedup import Duplicates
 from vitrail.verbs.data.next import NextImages
-from vitrail.verbs.embed.embed import WrittenFeatures
-from vitrail.verbs.embed.search import Matches
+from vitrail.verbs.embed import WrittenFeatures
 from vitrail.verbs.evaluate import Evaluation
-from vitrail.verbs.inspect.inspect import Inspection
+from vitrail.verbs.inspect import Inspection
 from vitrail.verbs.launch import Script
-from vitrail.verbs.network.bulk import BulkProgress
 from vitrail.verbs.predict import Predictions
-from vitrail.verbs.probe.results import Probe
-from vitrail.verbs.probe.segment import SegmentationProbe
+from vitrail.verbs.probe import Probe
 from vitrail.verbs.report import WrittenReport
+from vitrail.verbs.search import Matches
+from vitrail.verbs.segment import SegmentationProbe
 from vitrail.verbs.serve import ServedRequests
 from vitrail.verbs.study import Studied
 from vitrail.verbs.sweep import SweepPreview

@@ -22,8 +22,8 @@ from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.evaluation.confidence import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.ranges import InputSize
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.network.features import Embedder
 from vitrail.version import extras_named
 
 with extras_named():

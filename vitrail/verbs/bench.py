@@ -151,7 +151,7 @@ def _measure_engines(
 
     from vitrail.device import fast_float32, processor
     from vitrail.exports.engines import Engines, draw, measure
-    from vitrail.verbs.network.classifier import load_classifier
+    from vitrail.verbs.network import load_classifier
 
     if compute.place().type != "cpu":
         raise UsageError("engines compute on a CPU: add --device cpu")

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
 from vitrail.device import Precision
+from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
-from vitrail.files import read_json_object
+from vitrail.files import check_writable, read_json_object, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import ProgressLine
 from vitrail.training.run import Run
+from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network.classifier import load_runnable, output_names
-from vitrail.verbs.network.features import NO_IMAGES
+from vitrail.verbs.network import load_runnable, output_names
+from vitrail.version import need
 from vitrail.words import brief
 
 if TYPE_CHECKING:
@@ -146,12 +148,11 @@ def evaluate(
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
     from vitrail.tasks.catalog import task_of
-    from vitrail.verbs.network.evaluate_files import check, write
 
     if out is not None:
         if folder is not None:
             refuse_within(out, str(folder))
-        check(Path(out))
+        _check_writable(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute, calibrate=calibrate)
     if held is not None:
@@ -174,7 +175,7 @@ def evaluate(
     temperature = network.card.temperature if tta is None else 1.0
     result = Evaluation(str(model), task.name, found, means, notes, temperature)
     if out is not None:
-        write(found, as_json(result), Path(out), raw=raw)
+        _write(found, as_json(result), Path(out), raw=raw)
     return result
 
 
@@ -333,6 +334,35 @@ def _source(
     if splits.validation is not None:
         return Located(splits.validation, "", settings.path), f"the validation images of {settings.path}"
     raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
+
+
+def _check_writable(out: Path) -> None:
+    """Raise UsageError if `_write` cannot write to `out` or lacks a package, before the evaluation starts."""
+    if not _is_file(out):
+        need("matplotlib")
+    check_writable(out, UsageError, folder=not _is_file(out))
+
+
+def _write(found: Results, numbers: Any, out: Path, *, raw: bool = False) -> None:
+    """Write outputs and numbers (JSON values) to the folder `out`, or only the outputs to a file named .npz.
+
+    `raw` is SafeWriter's. Raises UsageError if `out` cannot be written.
+    """
+    from vitrail.tasks.catalog import TASKS, save_results
+
+    with writing(out, UsageError):
+        if _is_file(out):
+            save_results(out, found)
+            return
+        text = result_json(numbers, indent=1)
+        with replacing_text(out / "evaluation.json") as file:
+            file.write(text + "\n")
+        save_results(out / "answers.npz", found)
+        TASKS[found.task].write(found, out, raw=raw)
+
+
+def _is_file(out: Path) -> bool:
+    return out.suffix.lower() == ".npz"
 
 
 def show(result: Evaluation) -> Any:

@@ -36,21 +36,21 @@ GROUPS: dict[str, dict[str, Verb]] = {
     "use": {
         "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
         "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, each class, confusions"),
-        "embed": Verb("vitrail.verbs.embed.embed:embed", "write the features of images to a file"),
-        "search": Verb("vitrail.verbs.embed.search:search", "find the images that are most like given ones"),
+        "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
+        "search": Verb("vitrail.verbs.search:search", "find the images that are most like given ones"),
         "serve": Verb("vitrail.verbs.serve:serve", "serve networks: a page for images, and an HTTP interface"),
         "export": Verb("vitrail.verbs.export:export", "export a network to ONNX Runtime, OpenVINO or torch.export"),
     },
     "understand": {
         "inspect": Verb(
-            "vitrail.verbs.inspect.inspect:inspect", "look inside a network: filters, positions, attention, features"
+            "vitrail.verbs.inspect:inspect", "look inside a network: filters, positions, attention, features"
         ),
         "report": Verb("vitrail.verbs.report:report", "write the report of a run again, or compare runs on one page"),
-        "probe fewshot": Verb("vitrail.verbs.probe.probe:fewshot", "measure features by least squares on a few images"),
-        "probe knn": Verb("vitrail.verbs.probe.probe:knn", "measure features by nearest neighbours"),
-        "probe linear": Verb("vitrail.verbs.probe.probe:linear", "measure features by a linear classifier"),
+        "probe fewshot": Verb("vitrail.verbs.probe:fewshot", "measure features by least squares on a few images"),
+        "probe knn": Verb("vitrail.verbs.probe:knn", "measure features by nearest neighbours"),
+        "probe linear": Verb("vitrail.verbs.probe:linear", "measure features by a linear classifier"),
         "probe segment": Verb(
-            "vitrail.verbs.probe.segment:segment", "measure patch tokens by a linear segmentation of masks"
+            "vitrail.verbs.segment:segment", "measure patch tokens by a linear segmentation of masks"
         ),
         "cost": Verb("vitrail.verbs.cost:cost", "estimate the cost of training: exaFLOPs, days, money, memory"),
         "bench": Verb("vitrail.verbs.bench:bench", "measure speed and memory on this machine"),

@@ -14,10 +14,10 @@ from vitrail.errors import UsageError
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
 from vitrail.verbs.data.dedup import outside
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network.features import Embedder
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from vitrail.terminal import first_lines, page, table, unreadable_json, unreadab
 from vitrail.training.run import Run
 from vitrail.transfer.next_images import By, Coverage, choose
 from vitrail.verbs.data.dedup import outside
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network.features import Embedder
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

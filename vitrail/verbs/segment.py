@@ -11,8 +11,8 @@ from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable, refuse_other_files, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.network.features import Embedder
 from vitrail.version import need
 from vitrail.words import one_line
 

@@ -20,7 +20,7 @@ from vitrail.terminal import ProgressLine
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network.classifier import load_runnable
+from vitrail.verbs.network import load_runnable
 from vitrail.words import as_text
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Side, Threads, Whole, checked
 from vitrail.terminal import unreadable_json, unreadable_lines
+from vitrail.verbs import bulk
+from vitrail.verbs.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
+from vitrail.verbs.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network import bulk
-from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
-from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images, paths_or_images
-from vitrail.verbs.network.tiles import check_tiles
+from vitrail.verbs.tiles import check_tiles
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitrail.data.settings import Data
     from vitrail.evaluation.feature_files import GrowingArrays
     from vitrail.evaluation.features import Features
-    from vitrail.verbs.network.features import Tokens
+    from vitrail.verbs.features import Tokens
 
 ArrayFormat = Literal["parquet", "npy"]
 
