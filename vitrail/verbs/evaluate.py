@@ -23,7 +23,7 @@ from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable, output_names
+from vitrail.verbs.network import load_runnable, output_names, recorded_run, run_images
 from vitrail.version import need
 from vitrail.words import brief
 
@@ -158,7 +158,9 @@ def evaluate(
     if held is not None:
         task = _task(network, model, _given(held, network.card), "the given images")
     elif protocol is None:
-        task = _own(network, model, folder, split, reading)
+        source, name = _source(model, folder, split, reading, network.card)
+        known = [] if folder is None or split is not None else _trained_on(Path(model), Path(folder))
+        task = _task(network, model, source, name, known)
     else:
         task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
@@ -219,19 +221,6 @@ def _said_of_views(tta: ViewKind, model: str | Path, found: Results, seconds: fl
             "may be of another class. Half of the views are mirrored"
         )
     return notes
-
-
-def _own(
-    network: ViT | ResNet | Engine,
-    model: str | Path,
-    data: str | Path | None,
-    split: str | None,
-    reading: Mapping[str, Any],
-) -> _Evaluated:
-    """Return the task for any images with the network's classes."""
-    source, name = _source(model, data, split, reading, network.card)
-    notes = [] if data is None or split is not None else _trained_on(Path(model), Path(data))
-    return _task(network, model, source, name, notes)
 
 
 def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence[Any]]:
@@ -305,17 +294,15 @@ def _source(
 ) -> tuple[IndexedSource, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
     from vitrail.data.sources.folder import Located
-    from vitrail.data.sources.open import open_data, open_split
+    from vitrail.data.sources.open import open_split
     from vitrail.tasks.catalog import task_of
 
-    written = Path(model) / "config.yaml"
-    run: Run | None = None
-    if written.is_file():
-        try:
-            run = from_yaml(written, Run())
-        except VitrailError:  # such as a class of the user's own that is not imported here
-            if data is None:
-                raise
+    run = None
+    try:
+        run = recorded_run(model)
+    except VitrailError:  # such as a class of the user's own that is not imported here
+        if data is None:
+            raise
     settings = Data() if run is None else run.data
     if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
         settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
@@ -328,12 +315,10 @@ def _source(
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
         return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}"
-    splits = open_data(settings, seed=run.seed)
-    if splits.test is not None:
-        return Located(splits.test, "", settings.path), f"the test images of {settings.path}"
-    if splits.validation is not None:
-        return Located(splits.validation, "", settings.path), f"the validation images of {settings.path}"
-    raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
+    if (held_out := run_images(run, settings, ("test", "validation"))) is None:
+        raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
+    role, source = held_out
+    return Located(source, "", settings.path), f"the {role} images of {settings.path}"
 
 
 def _check_writable(out: Path) -> None:

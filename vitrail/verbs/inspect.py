@@ -10,16 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
 
-from vitrail.config import from_yaml
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Range, Whole, checked
 from vitrail.terminal import ProgressLine
-from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import load_network
+from vitrail.verbs.network import load_network, recorded_run, run_images
 from vitrail.words import distinct_labels, one_line
 
 if TYPE_CHECKING:
@@ -221,7 +219,14 @@ class InspectionInputs:
         if self.paths:
             data = read_settings(self.reading, used=READ if self.data is not None else ("include", "exclude"))
             return GivenImages(list(find_images(self.paths, data.columns.selection._replace(lists=()))))
-        return self.data_set if self.data is not None else _validation_images(self.first)
+        if self.data is not None:
+            return self.data_set
+        model, run = self.first, recorded_run(self.first)
+        if run is None:
+            raise UsageError(f"no images are given, and {model} is not a run: vitrail inspect {model} IMAGE ...")
+        if (found := run_images(run, run.data, ("validation", "test"), labels=run.supervised)) is None:
+            raise UsageError(f"{model} was trained without validation images: vitrail inspect {model} IMAGE ...")
+        return found[1]
 
     def pictures(self, most: int, what: str) -> list[Pictures]:
         """Return at most `most` evenly spaced pictures, prepared for each network; `what` is the word of progress."""
@@ -265,21 +270,6 @@ class InspectionInputs:
             found = extract(network.model, loader, source.class_names, device=network.device, precision="float32")
         self.unreadable.update(found.bad)
         return found.features, found.index
-
-
-def _validation_images(model: str | Path) -> IndexedSource:
-    """Return the images that selected the best model of a run. Raises UsageError without a run or such images."""
-    from vitrail.data.sources.open import open_data
-
-    written = Path(model) / "config.yaml"
-    if not written.is_file():
-        raise UsageError(f"no images are given, and {model} is not a run: vitrail inspect {model} IMAGE ...")
-    run = from_yaml(written, Run())
-    splits = open_data(run.data, seed=run.seed, labels=run.supervised)
-    found = splits.test if splits.validation is None else splits.validation
-    if found is None:
-        raise UsageError(f"{model} was trained without validation images: vitrail inspect {model} IMAGE ...")
-    return found
 
 
 @dataclass(frozen=True)

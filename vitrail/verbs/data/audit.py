@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 
 from vitrail.device import Precision
-from vitrail.errors import UsageError
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
-from vitrail.verbs.data.dedup import outside
+from vitrail.verbs.data.outputs import output_files, write_rows
 from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
@@ -108,7 +107,7 @@ def audit(
     from vitrail.data.roles import named_split
     from vitrail.data.sources.open import open_and_warn
 
-    files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
+    files = output_files({".csv": (out,), ".png": (sheet,)}, [str(path)])
     found = open_and_warn(read_settings(reading, path))
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
@@ -122,7 +121,7 @@ def audit(
         for reason, one, other, score, suggested in pairs
     ]
     if files[0] is not None:
-        _write(files[0], doubts, raw)
+        write_rows(files[0], COLUMNS, map(astuple, doubts), raw=raw)
     if files[1] is not None:
         _draw(files[1], images, doubts, pairs)
     count = int((features.labels >= 0).sum())
@@ -192,16 +191,6 @@ def _class(images: IndexedSource, index: int) -> str:
     from vitrail.data.labels.sets import label_text
 
     return label_text(images.labels, index, images.class_names)
-
-
-def _write(file: Path, doubts: list[Doubt], raw: bool) -> None:
-    from vitrail.data.spreadsheet import SafeWriter
-    from vitrail.files import replacing_text
-
-    with replacing_text(file, UsageError) as stream:
-        writer = SafeWriter(stream, raw=raw, read_back=True)
-        writer.writerow(COLUMNS)
-        writer.writerows([getattr(doubt, name) for name in COLUMNS] for doubt in doubts)
 
 
 def _draw(file: Path, images: IndexedSource, doubts: list[Doubt], pairs: list[Found]) -> None:

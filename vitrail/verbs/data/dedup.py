@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.data.settings import Data
 from vitrail.device import Precision
-from vitrail.errors import UsageError
-from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Range, Threads, checked
 from vitrail.terminal import ProgressLine, first_lines, page, table
+from vitrail.verbs.data.outputs import output_files
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
@@ -105,7 +104,7 @@ def dedup(
     from vitrail.data.sources.open import open_and_warn
 
     against = (against,) if isinstance(against, str | Path) else against
-    files = outside({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
+    files = output_files({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
     threads = compute.threads(alone=True)
     data = read_settings(reading, path)
     found = open_and_warn(data)
@@ -138,23 +137,6 @@ def dedup(
         bad=[*left.bad, *(right.bad if right is not None else ())],
         written=[str(file) for file in files if file is not None],
     )
-
-
-def outside(asked: Mapping[str, Sequence[str | Path | None]], data: list[str]) -> list[Path | None]:
-    """Return the paths of the output files, by the ending that each must have.
-
-    Raises UsageError or DataError, before any work, if one is not valid or lies within the data.
-    """
-    from vitrail.data.cache import refuse_within
-
-    for ending, files in asked.items():
-        for file in [Path(file) for file in files if file is not None]:
-            refuse_within(file, *data)
-            if file.suffix.lower() != ending:
-                what = {".csv": "lists are CSV files", ".png": "contact sheets are PNG files"}[ending]
-                raise UsageError(f"{file}: {what}, so the name must end in {ending}")
-            check_writable(file.expanduser(), UsageError)
-    return [None if file is None else Path(file).expanduser() for files in asked.values() for file in files]
 
 
 def _hashed(
