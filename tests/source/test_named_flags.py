@@ -156,8 +156,8 @@ def flags_of(verb: str) -> frozenset[str]:
 
 def reached(verb: str) -> set[Symbol]:
     """The symbols that a verb's function names, directly or not."""
-    module, _, name = VERBS[verb].target.partition(":")
-    pending, seen = [(module, name), (module, "show"), (module, "as_json")], set[Symbol]()
+    module, function = (found.__name__ for found in VERBS[verb].load())
+    pending, seen = [(module, function), (module, "show"), (module, "as_json")], set[Symbol]()
     while pending:
         symbol = pending.pop()
         if symbol in graph() and symbol not in seen and not _barred(verb, symbol):

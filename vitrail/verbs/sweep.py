@@ -283,10 +283,8 @@ def _preview(trials: Trials) -> SweepPreview:
 
 def show(result: SweepResult | SweepPreview) -> Any:
     """Return the table, or the list of trials that would be trained, for a terminal."""
-    return _shown_preview(result) if isinstance(result, SweepPreview) else _shown(result)
-
-
-def _shown(result: SweepResult) -> Any:
+    if isinstance(result, SweepPreview):
+        return _shown_preview(result)
     trials = [*result.search, *result.final]
     rows = []
     for row in trials:
