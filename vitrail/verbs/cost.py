@@ -136,14 +136,14 @@ def _config(model: str | Path, image_size: InputSize | None, classes: int | None
 
 
 def _device(name: str) -> tuple[Device, ComputePrecision]:
-    """Return a device of the table, or this machine, with the precision of training on it."""
+    """Return a device of the table with the precision of training on it.
+
+    Of this machine's processor, the rate of matrix products and the free memory are measured now.
+    """
     from vitrail.costs.devices import device
 
-    return _measured() if name == MEASURED else (device(name), "bf16")
-
-
-def _measured() -> tuple[Device, ComputePrecision]:
-    """Return this machine's processor with the rate of its matrix products and its free memory, measured now."""
+    if name != MEASURED:
+        return device(name), "bf16"
     import torch
 
     from vitrail.costs.measure import matmul_rate

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import IndexedSource
-    from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.results import Results
     from vitrail.exports.engine import Engine
@@ -156,7 +155,10 @@ def evaluate(
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute, calibrate=calibrate)
     if held is not None:
-        task = _task(network, model, _given(held, network.card), "the given images")
+        card = network.card
+        names, bands = card.class_names or range(card.config.classes), card.preprocess.bands is not None
+        given = task_of(card).given(*held, list(map(str, names)), bands=bands)
+        task = _task(network, model, given, "the given images")
     elif protocol is None:
         source, name = _source(model, folder, split, reading, network.card)
         known = [] if folder is None or split is not None else _trained_on(Path(model), Path(folder))
@@ -235,15 +237,6 @@ def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence
     if unfit := [name for name, value in for_files.items() if value is not None]:
         raise UsageError(f"{unfit[0]} is a setting of files, and the labels are given in Python. Remove it")
     return images, list(labels)
-
-
-def _given(held: tuple[list[Any], Sequence[Any]], card: Card) -> GivenImages:
-    """Return images with labels that Python holds as a source. Raises DataError for labels that do not fit `card`."""
-    from vitrail.tasks.catalog import task_of
-
-    images, labels = held
-    bands, names = card.preprocess.bands is not None, list(card.class_names) or [*map(str, range(card.config.classes))]
-    return task_of(card).given(images, labels, names, bands=bands)
 
 
 def _task(

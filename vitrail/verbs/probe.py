@@ -263,7 +263,11 @@ def show(result: Probe) -> Any:
         return page(head, table(("k", "top-1", *["top-5"] * five), counts))
     best = f"top-5 {found.top5:.2%}, " * five
     measured = f"top-1 {found.top1:.2%}, {best}loss {found.nll:.4f} on the test images"
-    return page(head, measured, _linear_warnings(found), _linear_table(found))
+    rows = [
+        (f"{one.l2:g}", f"{one.top1:.2%}", f"{one.nll:.4f}", "chosen" * (one is found.chosen)) for one in found.settings
+    ]
+    strengths = table(("l2", "held-out top-1", "held-out loss", ""), rows)
+    return page(head, measured, _linear_warnings(found), strengths)
 
 
 def _linear_warnings(found: LinearProbe) -> list[str]:
@@ -280,13 +284,6 @@ def _linear_warnings(found: LinearProbe) -> list[str]:
     if not found.converged:
         lines.append(f"The solver did not converge on all training images with l2 {l2:g}.")
     return [*lines, *(["Allow it more steps with --iterations."] if short or not found.converged else [])]
-
-
-def _linear_table(found: LinearProbe) -> TextTable:
-    rows = [
-        (f"{one.l2:g}", f"{one.top1:.2%}", f"{one.nll:.4f}", "chosen" * (one is found.chosen)) for one in found.settings
-    ]
-    return table(("l2", "held-out top-1", "held-out loss", ""), rows)
 
 
 def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> TextTable:
@@ -318,7 +315,16 @@ def as_json(result: Probe) -> Any:
         rows = [{"k": count, "top1": top1, "top5": found.top5[count]} for count, top1 in found.top1.items()]
         values = {"temperature": found.temperature, "results": rows}
     else:
-        values = _linear_json(found)
+        values = {
+            "top1": found.top1,
+            "top5": found.top5,
+            "nll": found.nll,
+            "converged": found.converged,
+            "chosen": asdict(found.chosen),
+            "grid_end": found.grid_end,
+            "held_out": [asdict(one) for one in found.settings],
+            "held_out_images": found.held_out_images,
+        }
     return {**about, **values, "unreadable": unreadable_json(result.unreadable)}
 
 
@@ -337,16 +343,3 @@ def _fewshot_json(found: FewShot, best: dict[int, float] | None) -> dict[str, An
     chosen = {} if best is None else {"best_l2": {str(shots): strength for shots, strength in best.items()}}
     short = {str(shots): names for shots, names in found.short.items()}
     return {"protocol": found.protocol, "results": results, **chosen, "fewer_images": short}
-
-
-def _linear_json(found: LinearProbe) -> dict[str, Any]:
-    return {
-        "top1": found.top1,
-        "top5": found.top5,
-        "nll": found.nll,
-        "converged": found.converged,
-        "chosen": asdict(found.chosen),
-        "grid_end": found.grid_end,
-        "held_out": [asdict(one) for one in found.settings],
-        "held_out_images": found.held_out_images,
-    }

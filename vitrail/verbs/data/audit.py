@@ -11,7 +11,8 @@ import numpy as np
 
 from vitrail.device import Precision
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
-from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_lines
+from vitrail.verbs.data.outputs import as_json as as_json
 from vitrail.verbs.data.outputs import output_files, write_rows
 from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
@@ -229,10 +230,3 @@ def show(result: Audit) -> Any:
         unreadable_lines(result.unreadable),
         [f"written to {file}" for file in result.written],
     )
-
-
-def as_json(result: Audit) -> Any:
-    """Return the result as JSON values."""
-    from vitrail.config import plain
-
-    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}

@@ -15,7 +15,7 @@ from vitrail.verbs.data.outputs import output_files
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.words import one_line
+from vitrail.words import counted, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,9 +179,9 @@ def show(result: Duplicates) -> Any:
     return page(
         table(("images of", "also in", "exact", "near", "copied there", "look-alikes"), rows),
         first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
-        [f"{_pairs(result.found - result.alike)} of copies:"] if copies else [],
+        [f"{counted(result.found - result.alike, 'pair')} of copies:"] if copies else [],
         first_lines([_line(pair) for pair in copies], result.found - result.alike),
-        [f"{_pairs(result.alike)} {note}:"] if alike else [],
+        [f"{counted(result.alike, 'pair')} {note}:"] if alike else [],
         first_lines([_line(pair) for pair in alike], result.alike),
         f"{result.remaining:,} of {result.images:,} images remain without the copies",
         [f"written to {file}" for file in result.written],
@@ -192,10 +192,6 @@ def _split(data: str, split: str) -> str:
     """Return the short name of a split: the last part of the path of its data set, and its own name."""
     name = Path(data).name or data
     return f"{name}, {split}" if split else name
-
-
-def _pairs(count: int) -> str:
-    return f"{count:,} pair{'s' * (count != 1)}"
 
 
 def _line(pair: tuple[object, ...]) -> str:

@@ -16,9 +16,10 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import Count, Threads, checked
-from vitrail.terminal import first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.terminal import first_lines, page, table, unreadable_lines
 from vitrail.training.run import Run
 from vitrail.transfer.next_images import By, Coverage, choose
+from vitrail.verbs.data.outputs import as_json as as_json
 from vitrail.verbs.data.outputs import output_files, write_rows
 from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
@@ -283,10 +284,3 @@ def show(result: NextImages) -> Any:
         unreadable_lines(result.unreadable),
         [f"written to {file}" for file in result.written],
     )
-
-
-def as_json(result: NextImages) -> Any:
-    """Return the result as JSON values."""
-    from vitrail.config import plain
-
-    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}

@@ -1,12 +1,14 @@
-"""The files of `vitrail data audit | dedup | next`: CSV lists and contact sheets, outside of the data."""
+"""What `vitrail data audit | dedup | next` share: lists and contact sheets outside of the data, and JSON of results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vitrail.errors import UsageError
 from vitrail.files import check_writable, replacing_text
+from vitrail.terminal import unreadable_json
 
 
 def output_files(asked: Mapping[str, Sequence[str | Path | None]], data: list[str]) -> list[Path | None]:
@@ -34,3 +36,10 @@ def write_rows(file: Path, columns: Sequence[str], rows: Iterable[Iterable[objec
         writer = SafeWriter(stream, raw=raw, read_back=True)
         writer.writerow(columns)
         writer.writerows(rows)
+
+
+def as_json(result: Any) -> Any:
+    """Return a result with unreadable images as JSON values."""
+    from vitrail.config import plain
+
+    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}
