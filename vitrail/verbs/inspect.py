@@ -17,8 +17,8 @@ from vitrail.terminal import ProgressLine
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import load_network, recorded_run, run_images
-from vitrail.words import distinct_labels, one_line
+from vitrail.verbs.network import load_network, network_labels, recorded_run, run_images
+from vitrail.words import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,15 +163,6 @@ def _is_network(word: str | Path) -> bool:
     if path.suffix in SUFFIXES:
         return True
     return not path.exists() and not is_image_name(path.name) and is_name(word)
-
-
-def network_labels(networks: Sequence[str | Path]) -> list[str]:
-    """Return a short label for each network. Raises UsageError if a network is given twice."""
-    labels = distinct_labels(networks)
-    if len(set(labels)) < len(labels):
-        twice = next(label for number, label in enumerate(labels) if label in labels[:number])
-        raise UsageError(f"the network {twice} is given twice. Give each network once.")
-    return labels
 
 
 def inspected_network(source: str | Path, label: str, compute: Compute) -> InspectedNetwork:

@@ -13,6 +13,7 @@ from vitrail.exports.kinds import find_program
 from vitrail.ranges import InputSize
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
@@ -145,6 +146,15 @@ def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: 
         names[-1],
     )
     return names
+
+
+def network_labels(networks: Sequence[str | Path]) -> list[str]:
+    """Return a short label for each network. Raises UsageError if a network is given twice."""
+    labels = distinct_labels(networks)
+    if len(set(labels)) < len(labels):
+        twice = next(label for number, label in enumerate(labels) if label in labels[:number])
+        raise UsageError(f"the network {twice} is given twice. Give each network once.")
+    return labels
 
 
 def recorded_run(model: str | Path) -> Run | None:
