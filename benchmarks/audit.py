@@ -53,8 +53,8 @@ def measured(model: str, name: str, options: argparse.Namespace) -> dict[str, An
     from vitrail.data.item import Subset
     from vitrail.data.sources.open import open_path
     from vitrail.transfer.audit import out_of_fold, suspects
+    from vitrail.verbs.features import Embedder
     from vitrail.verbs.flags.compute import Compute
-    from vitrail.verbs.network.features import Embedder
 
     folder, split = SETS[name]
     source = open_path(str(DATA / folder)).splits[split]

@@ -69,8 +69,8 @@ def measured(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Train the network, embed the images, and return the accuracies of each rule."""
     from vitrail.data.item import Subset
     from vitrail.data.sources.open import open_path
+    from vitrail.verbs.features import Embedder
     from vitrail.verbs.flags.compute import Compute
-    from vitrail.verbs.network.features import Embedder
 
     splits = open_path("digits").splits
     known = {name: np.flatnonzero(np.asarray(source.labels) < KNOWN) for name, source in splits.items()}

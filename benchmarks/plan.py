@@ -30,7 +30,7 @@ from benchmarks import compare, record
 
 GOOD = 0.25
 """Relative error of a prediction up to which it counts as good."""
-IMPORTS = "import vitrail.evaluation.linear_probe, vitrail.verbs.probe.probe"
+IMPORTS = "import vitrail.evaluation.linear_probe, vitrail.verbs.probe"
 LEAST = "--recipe digits --vit.patch 8 --image-size 8 --vit.width 8 --vit.heads 1 --vit.depth 1 --vit.mlp-dim 8"
 LEAST += " --batch-size 2 --duration 1"
 STEPS = ("--duration", "2 steps")

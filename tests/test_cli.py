@@ -28,7 +28,7 @@ from vitrail.training.run import Optim, Run
 from vitrail.verbs import doctor as doctor_module
 from vitrail.verbs.flags.declared import flags_of
 from vitrail.verbs.flags.parse import parse
-from vitrail.verbs.inspect.inspect import inspect as inspect_images
+from vitrail.verbs.inspect import inspect as inspect_images
 from vitrail.verbs.train.train import train
 
 ROOT = Path(__file__).resolve().parents[1]

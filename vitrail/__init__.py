@@ -80,18 +80,18 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.training.run import Optim as Optim
     from vitrail.training.run import Run as Run
     from vitrail.training.run import Schedule as Schedule
+    from vitrail.verbs import probe as probe
     from vitrail.verbs.bench import bench as bench
     from vitrail.verbs.cost import cost as cost
     from vitrail.verbs.doctor import doctor as doctor
-    from vitrail.verbs.embed.embed import embed as embed
-    from vitrail.verbs.embed.search import search as search
+    from vitrail.verbs.embed import embed as embed
     from vitrail.verbs.evaluate import evaluate as evaluate
     from vitrail.verbs.export import export as export
-    from vitrail.verbs.inspect.inspect import inspect as inspect
+    from vitrail.verbs.inspect import inspect as inspect
     from vitrail.verbs.plan.plan import plan as plan
     from vitrail.verbs.predict import predict as predict
-    from vitrail.verbs.probe import probe as probe
     from vitrail.verbs.report import report as report
+    from vitrail.verbs.search import search as search
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.study import study as study
     from vitrail.verbs.sweep import sweep as sweep
@@ -134,18 +134,18 @@ _MODULES = {
     "vitrail.training.checkpoints.state": "Result",
     "vitrail.training.loop": "fit",
     "vitrail.training.run": "Average Model Optim Run Schedule",
+    "vitrail.verbs": "probe",
     "vitrail.verbs.bench": "bench",
     "vitrail.verbs.cost": "cost",
     "vitrail.verbs.doctor": "doctor",
-    "vitrail.verbs.embed.embed": "embed",
+    "vitrail.verbs.embed": "embed",
     "vitrail.verbs.evaluate": "evaluate",
     "vitrail.verbs.export": "export",
-    "vitrail.verbs.inspect.inspect": "inspect",
+    "vitrail.verbs.inspect": "inspect",
     "vitrail.verbs.plan.plan": "plan",
     "vitrail.verbs.predict": "predict",
-    "vitrail.verbs.probe": "probe",
     "vitrail.verbs.report": "report",
-    "vitrail.verbs.embed.search": "search",
+    "vitrail.verbs.search": "search",
     "vitrail.verbs.serve": "serve",
     "vitrail.verbs.study": "study",
     "vitrail.verbs.sweep": "sweep",

@@ -164,7 +164,8 @@ class Call:
 
 def _read(argv: list[str]) -> Call | None:
     """Return the call that the command line asks for; None if it only asks for help or the version."""
-    before, words = _split(argv)
+    first = next((at for at, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    before, words = argv[:first], argv[first:]  # flags may stand in front of the verb: vitrail --json doctor
     if not words:
         if "--version" in before:
             print(f"vitrail {__version__}")
@@ -178,12 +179,6 @@ def _read(argv: list[str]) -> Call | None:
         print(_help({verb: about for verb, about in VERBS.items() if verb.startswith(f"{name} ")}))
         return None
     return _call(name, [*before, *rest])
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the flags in front of the verb (`vitrail --json doctor`), and all other words."""
-    first = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
-    return argv[:first], argv[first:]
 
 
 def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:

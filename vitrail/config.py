@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -23,6 +23,7 @@ from vitrail.durations import Duration, in_minutes, parse_duration, parse_minute
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import text_of
 from vitrail.import_path import Open, import_path, inheriting, is_own, own_class
+from vitrail.ranges import arms as arms
 from vitrail.ranges import outside, ranged_types
 from vitrail.words import shown
 
@@ -403,11 +404,6 @@ def _fitted_to_one(value: Any, hint: Any) -> Any:
 def _number_of(value: str) -> str:
     """Return a YAML scalar as Python writes numbers: "-inf" for "-.inf"."""
     return value.replace(".inf", "inf").replace(".nan", "nan")
-
-
-def arms(hint: Any) -> tuple[Any, ...]:
-    """Return the types that a union allows; of any other type, itself alone."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def sections_of(hint: Any) -> list[Any]:

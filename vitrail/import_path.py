@@ -56,7 +56,8 @@ def own_class(path: str, bases: tuple[type[T], ...], *, imports: bool) -> type[T
         if part not in inside:
             classes = [each for each, value in inside.items() if isinstance(value, type)]
             near = did_you_mean(part, classes)
-            raise UsageError(f"the module {module} ({_file(module)}) has no class {part!r}.{near}")
+            file = getattr(sys.modules[module], "__file__", None) or "without a file"
+            raise UsageError(f"the module {module} ({file}) has no class {part!r}.{near}")
         found = inside[part]
     _check_class(found, path, bases)
     return found  # type: ignore[no-any-return]
@@ -144,10 +145,6 @@ def _absent(module: str, missing: str) -> str:
         if found != file:  # a run that stores the name has to find it under that name
             advice += f"; with PYTHONPATH={found.parent} it is {name}"
     return f"no module is named {missing!r}. Looked in {looked} and among the installed packages. {advice}"
-
-
-def _file(module: str) -> str:
-    return str(getattr(sys.modules[module], "__file__", None) or "without a file")
 
 
 def _check_class(found: Any, path: str, bases: tuple[type, ...]) -> None:

@@ -181,10 +181,10 @@ def _choices(kind: Any) -> dict[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
     """Return the valid values and the valid classes of each field whose type lists them."""
     found = {}
     for name, hint in get_type_hints(kind).items():
-        arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        listed = [_LISTED.get(arm, get_args(arm)) for arm in arms if get_origin(arm) is Literal or arm in _LISTED]
-        classes = tuple(arm for arm in arms if isinstance(arm, type) and issubclass(arm, Settings))
-        if listed and len(listed) + len(classes) == len(arms):
+        allowed = arms(hint)
+        listed = [_LISTED.get(arm, get_args(arm)) for arm in allowed if get_origin(arm) is Literal or arm in _LISTED]
+        classes = tuple(arm for arm in allowed if isinstance(arm, type) and issubclass(arm, Settings))
+        if listed and len(listed) + len(classes) == len(allowed):
             found[name] = tuple(value for values in listed for value in values), classes
     return found
 
@@ -306,6 +306,11 @@ def ranged_types(owner: Any) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if limits(hint)}
 
 
+def arms(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a union allows; of any other type, itself alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
 def limits(hint: Any) -> list[Limit]:
     """Return the ranges within a type, those of a union's or a tuple's parts included."""
     own = [limit for limit in getattr(hint, "__metadata__", ()) if isinstance(limit, Limit)]
@@ -394,9 +399,10 @@ def outside(hint: Any, value: Any) -> str:
 def _outside(hint: Any, value: Any) -> str:
     """Return the valid values in words; "" if `value` is one of them."""
     wrong = []
-    for arm in _arms_for(hint, value):
-        reason = _outside_one(arm, value)
-        if not reason:
+    for arm in arms(hint):
+        if not _kind(get_args(arm)[0] if get_origin(arm) is Annotated else arm, value):
+            continue
+        if not (reason := _outside_one(arm, value)):
             return ""
         wrong.append(reason)
     return ", or ".join(dict.fromkeys(wrong))
@@ -416,13 +422,8 @@ def _outside_one(hint: Any, value: Any) -> str:
     return ""
 
 
-def _arms_for(hint: Any, value: Any) -> list[Any]:
-    """Return the parts of a union that a value of this kind (None, number, text, another) belongs to."""
-    arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return [arm for arm in arms if _kind(get_args(arm)[0] if get_origin(arm) is Annotated else arm, value)]
-
-
 def _kind(hint: Any, value: Any) -> bool:
+    """Return whether a value (None, a number, text, another) is of the kind of a type that is not a union."""
     if hint in (int, float):
         return isinstance(value, Real) and not isinstance(value, bool)
     if get_origin(hint) is Literal:

@@ -5,93 +5,51 @@
 
 from __future__ import annotations
 
-from vitrail.costs.estimate import Table6Row
-from vitrail.data.check import Report, Stats
-from vitrail.data.images.ops import ModelInput
-from vitrail.data.loading.pack import PackResult
-from vitrail.evaluation.features import Features
-from vitrail.exports.write import Exported
-from vitrail.inspection.components import Filters, PatchComponents
-from vitrail.inspection.distance import Distances
-from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.maps import HeadMaps
-from vitrail.inspection.positions import PositionTiles
-from vitrail.inspection.relevance import Relevance
-from vitrail.model.record import AttentionMap
-from vitrail.objective.base import Prepared
-from vitrail.studies.catalog import StudySummary
-from vitrail.studies.costs import Planned
-from vitrail.transfer.recommend import Recommendation
-from vitrail.transfer.sweep import SweepResult
-from vitrail.transfer.vtab_runs import VtabTable
-from vitrail.verbs.bench import Bench, EngineBench
-from vitrail.verbs.cost import CostReport
-from vitrail.verbs.data.audit import Audit
-from vitrail.verbs.data.dedup import Duplicates
-from vitrail.verbs.data.next import NextImages
-from vitrail.verbs.embed.embed import WrittenFeatures
-from vitrail.verbs.embed.search import Matches
-from vitrail.verbs.evaluate import Evaluation
-from vitrail.verbs.inspect.inspect import Inspection
-from vitrail.verbs.launch import Script
-from vitrail.verbs.network.bulk import BulkProgress
-from vitrail.verbs.predict import Predictions
-from vitrail.verbs.probe.results import Probe
-from vitrail.verbs.probe.segment import SegmentationProbe
-from vitrail.verbs.report import WrittenReport
-from vitrail.verbs.serve import ServedRequests
-from vitrail.verbs.study import Studied
-from vitrail.verbs.sweep import SweepPreview
-from vitrail.verbs.vtab import Listing
-from vitrail.verbs.weights import Converted, Info, Pushed
-from vitrail.weights.save import Saved
-from vitrail.weights.verify import Verification
+from vitrail.costs.estimate import Table6Row as Table6Row
+from vitrail.data.check import Report as Report
+from vitrail.data.check import Stats as Stats
+from vitrail.data.images.ops import ModelInput as ModelInput
+from vitrail.data.loading.pack import PackResult as PackResult
+from vitrail.evaluation.features import Features as Features
+from vitrail.exports.write import Exported as Exported
+from vitrail.inspection.components import Filters as Filters
+from vitrail.inspection.components import PatchComponents as PatchComponents
+from vitrail.inspection.distance import Distances as Distances
+from vitrail.inspection.embedding_map import EmbeddingMap as EmbeddingMap
+from vitrail.inspection.maps import HeadMaps as HeadMaps
+from vitrail.inspection.positions import PositionTiles as PositionTiles
+from vitrail.inspection.relevance import Relevance as Relevance
+from vitrail.model.record import AttentionMap as AttentionMap
+from vitrail.objective.base import Prepared as Prepared
+from vitrail.studies.catalog import StudySummary as StudySummary
+from vitrail.studies.costs import Planned as Planned
+from vitrail.transfer.recommend import Recommendation as Recommendation
+from vitrail.transfer.sweep import SweepResult as SweepResult
+from vitrail.transfer.vtab_runs import VtabTable as VtabTable
+from vitrail.verbs.bench import Bench as Bench
+from vitrail.verbs.bench import EngineBench as EngineBench
+from vitrail.verbs.bulk import BulkProgress as BulkProgress
+from vitrail.verbs.cost import CostReport as CostReport
+from vitrail.verbs.data.audit import Audit as Audit
+from vitrail.verbs.data.dedup import Duplicates as Duplicates
+from vitrail.verbs.data.next import NextImages as NextImages
+from vitrail.verbs.embed import WrittenFeatures as WrittenFeatures
+from vitrail.verbs.evaluate import Evaluation as Evaluation
+from vitrail.verbs.inspect import Inspection as Inspection
+from vitrail.verbs.launch import Script as Script
+from vitrail.verbs.predict import Predictions as Predictions
+from vitrail.verbs.probe import Probe as Probe
+from vitrail.verbs.report import WrittenReport as WrittenReport
+from vitrail.verbs.search import Matches as Matches
+from vitrail.verbs.segment import SegmentationProbe as SegmentationProbe
+from vitrail.verbs.serve import ServedRequests as ServedRequests
+from vitrail.verbs.study import Studied as Studied
+from vitrail.verbs.sweep import SweepPreview as SweepPreview
+from vitrail.verbs.vtab import Listing as Listing
+from vitrail.verbs.weights import Converted as Converted
+from vitrail.verbs.weights import Info as Info
+from vitrail.verbs.weights import Pushed as Pushed
+from vitrail.weights.save import Saved as Saved
+from vitrail.weights.verify import Verification as Verification
 
-__all__ = [
-    "AttentionMap",
-    "Audit",
-    "Bench",
-    "BulkProgress",
-    "Converted",
-    "CostReport",
-    "Distances",
-    "Duplicates",
-    "EmbeddingMap",
-    "EngineBench",
-    "Evaluation",
-    "Exported",
-    "Features",
-    "Filters",
-    "HeadMaps",
-    "Info",
-    "Inspection",
-    "Listing",
-    "Matches",
-    "ModelInput",
-    "NextImages",
-    "PackResult",
-    "PatchComponents",
-    "Planned",
-    "PositionTiles",
-    "Predictions",
-    "Prepared",
-    "Probe",
-    "Pushed",
-    "Recommendation",
-    "Relevance",
-    "Report",
-    "Saved",
-    "Script",
-    "SegmentationProbe",
-    "ServedRequests",
-    "Stats",
-    "Studied",
-    "StudySummary",
-    "SweepPreview",
-    "SweepResult",
-    "Table6Row",
-    "Verification",
-    "VtabTable",
-    "WrittenFeatures",
-    "WrittenReport",
-]
+__all__ = sorted(name for name, value in vars().items() if isinstance(value, type))

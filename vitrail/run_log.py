@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from vitrail.files import parse_json
+from vitrail.words import counted
 
 LONGEST_LINE = 16 << 20
 """Maximum number of bytes of a line. The longest lines name all images of a batch."""
@@ -34,8 +35,7 @@ class Dropped:
         self.count += 1
 
     def __str__(self) -> str:
-        lines = "1 line" if self.count == 1 else f"{self.count:,} lines"
-        return f"{lines} could not be read and will be left out ({self.first})"
+        return f"{counted(self.count, 'line')} could not be read and will be left out ({self.first})"
 
 
 def log_lines(file: IO[bytes], dropped: Dropped) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -15,15 +15,15 @@ import torch
 from PIL import Image
 
 from vitrail.data.images.pixels import pixels_of
-from vitrail.data.item import UNKNOWN, Item
+from vitrail.data.item import UNKNOWN, Reader
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.evaluation.confidence import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.ranges import InputSize
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.network.features import Embedder
 from vitrail.version import extras_named
 
 with extras_named():
@@ -135,9 +135,8 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
 
     def __getstate__(self) -> Any:
         state = super().__getstate__()
-        return {
-            name: value for name, value in state.items() if name != "_embedder"
-        }  # it is loaded again from `weights`
+        # the network is loaded again from `weights`
+        return {name: value for name, value in state.items() if name != "_embedder"}
 
     def _fit_linear(self, features: np.ndarray, labels: np.ndarray) -> None:
         """Choose penalty and temperature on held-out images if no penalty is given, and solve."""
@@ -188,7 +187,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         images = _Images(X, rgb=bands is None)
         if bands is not None:  # all images mostly have the same bands: say at once what is wrong with them
             try:
-                pixels_of(bands).read(images[0].image)
+                pixels_of(bands).read(images.image(0))
             except DecodeError as error:
                 raise DataError(f"{images.id(0)} cannot be read: {error}") from error
         found = self._embedder(images)
@@ -211,38 +210,30 @@ def _are_images(X: Any) -> bool:
     return isinstance(first, str | Path | Image.Image) or (isinstance(first, np.ndarray) and first.ndim > 1)
 
 
-class _Images:
-    """Images in memory or in files, as an `IndexedSource` without labels.
+class _Images(Reader):
+    """Images in memory or in files, without labels.
 
     rgb: The network reads RGB with 8 bits. Otherwise its pixels read the arrays as they are.
     """
 
-    class_names: list[str]
-
     def __init__(self, images: Sequence[Any] | np.ndarray, *, rgb: bool = True) -> None:
-        self._images = images
-        self._rgb = rgb
-        self.class_names = []
-        self.labels = np.full(len(images), UNKNOWN, dtype=np.int64)
-        self.sizes = np.zeros(len(images), dtype=np.int64)
+        super().__init__(np.full(len(images), UNKNOWN, dtype=np.int64), np.zeros(len(images), dtype=np.int64), [])
+        self._images, self._rgb = images, rgb
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Item:
-        """See `Source`. Raises DataError for a value that is no image."""
+    def image(self, index: int) -> bytes | np.ndarray:
+        """See `Reader.image`. Raises DataError for a value that is no image."""
         image = self._images[index]
         if isinstance(image, str | Path):
-            return Item(read_file(image), UNKNOWN, self.id(index))
+            return read_file(image)
         if not self._rgb:
-            return Item(np.asarray(image), UNKNOWN, self.id(index))
+            return np.asarray(image)
         array = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else np.asarray(image)
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,)):
             raise DataError(
                 f"{self.id(index)} is {array.dtype} of shape {array.shape}; an array must be uint8 [height, width, 3] "
                 "or [height, width]"
             )
-        return Item(array if array.ndim == 3 else np.repeat(array[:, :, None], 3, axis=2), UNKNOWN, self.id(index))
+        return array if array.ndim == 3 else np.repeat(array[:, :, None], 3, axis=2)
 
     def id(self, index: int) -> str:
         """See `IndexedSource.id`."""

@@ -30,8 +30,8 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
 from vitrail.verbs.cost import cost
-from vitrail.verbs.embed.search import search
 from vitrail.verbs.flags.parse import parse
+from vitrail.verbs.search import search
 from vitrail.verbs.train.resume import resumed
 from vitrail.verbs.train.train import show, train
 

@@ -48,8 +48,9 @@ UNREACHED = {
     "vitrail.exports.write:check_calibration": ({*VERBS} - {"export"}, "int8 is asked for by export alone"),
     "vitrail.objective.beit": (OTHERS, "the objective of a run is built to train it"),
     "vitrail.objective.masks": (OTHERS, "the objective of a run is built to train it"),
-    "vitrail.verbs.network.features:_as_type": ({*VERBS} - {"embed"}, "float16 is asked for by embed alone"),
+    "vitrail.verbs.features:_as_type": ({*VERBS} - {"embed"}, "float16 is asked for by embed alone"),
     "vitrail.exports.engines": (NO_NETWORK | {"inspect"}, "no network computes, or always by torch in float32"),
+    "vitrail.verbs.probe:_linear_warnings": ({"probe fewshot", "probe knn"}, "only a linear probe has such a result"),
     "vitrail.data.sources.open": ({"bench", "serve", "probe segment"}, "they know the settings of data and open none"),
     "vitrail.errors:not_finite": (NO_NETWORK | {"inspect"}, "no network computes, or always in float32"),
 }
@@ -59,7 +60,7 @@ PART = {
     ("vitrail.data.check:ADJUSTED", "--objective.logit-adjustment"): "of a command of `vitrail train`",
     ("vitrail.weights.download:_cached", "--revision"): "of a command of hf",
     ("vitrail.weights.save:_check_place", "--overwrite"): "push and verify write into a new folder",
-    ("vitrail.verbs.network.features:open_images", "--split"): "search gives no split",
+    ("vitrail.verbs.features:open_images", "--split"): "search gives no split",
 }
 """(Module:symbol, flag) -> why the flag is right although the verb lacks it."""
 
@@ -155,8 +156,8 @@ def flags_of(verb: str) -> frozenset[str]:
 
 def reached(verb: str) -> set[Symbol]:
     """The symbols that a verb's function names, directly or not."""
-    module, _, name = VERBS[verb].target.partition(":")
-    pending, seen = [(module, name), (module, "show"), (module, "as_json")], set[Symbol]()
+    module, function = (found.__name__ for found in VERBS[verb].load())
+    pending, seen = [(module, function), (module, "show"), (module, "as_json")], set[Symbol]()
     while pending:
         symbol = pending.pop()
         if symbol in graph() and symbol not in seen and not _barred(verb, symbol):

@@ -23,7 +23,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.bulk import COMPLETE
 from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
-from vitrail.verbs.embed.embed import embed
+from vitrail.verbs.embed import embed
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 

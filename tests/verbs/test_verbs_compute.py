@@ -23,7 +23,7 @@ from vitrail.model.vit import ViT
 from vitrail.verbs.data.dedup import dedup
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.declared import flags_of
-from vitrail.verbs.inspect.inputs import InspectionInputs, inspected_network
+from vitrail.verbs.inspect import InspectionInputs, inspected_network
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 

@@ -26,7 +26,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import parse
-from vitrail.verbs.probe.probe import fewshot, knn
+from vitrail.verbs.probe import fewshot, knn
 from vitrail.verbs.train.train import train
 from vitrail.weights.card import Card
 from vitrail.weights.save import save

@@ -117,7 +117,6 @@ def bench(
         raise UsageError("no network is given. Name at least one: vitrail bench B/16 (or several: B/16 R50x1)")
     if out is not None:
         check_writable(Path(out), UsageError, folder=True)
-    if out is not None:
         need("matplotlib")
     if engines and engine != "auto":
         raise UsageError(f"--engines measures every engine, and --engine only {engine}: give one of them")
@@ -151,7 +150,7 @@ def _measure_engines(
 
     from vitrail.device import fast_float32, processor
     from vitrail.exports.engines import Engines, draw, measure
-    from vitrail.verbs.network.classifier import load_classifier
+    from vitrail.verbs.network import load_classifier
 
     if compute.place().type != "cpu":
         raise UsageError("engines compute on a CPU: add --device cpu")

@@ -13,7 +13,7 @@ from vitrail.terminal import page, table
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
-    from vitrail.costs.devices import Bill, Power
+    from vitrail.costs.devices import Bill
     from vitrail.costs.estimate import Cost, Table6Row
     from vitrail.device import ComputePrecision
     from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -79,15 +79,20 @@ def cost(
         count: Also show the activation memory in float32 on an accelerator.
     """
     from vitrail.costs.count import activation_bytes
-    from vitrail.costs.devices import Bill
-    from vitrail.costs.estimate import estimate
+    from vitrail.costs.devices import Bill, power_of
+    from vitrail.costs.estimate import ROWS, estimate
 
     if str(model) == TABLE:
-        return _table(images, epochs, image_size, classes)
+        if any(value is not None for value in (images, epochs, image_size, classes)):
+            raise UsageError(
+                f"{TABLE} shows the paper's own runs. Remove --images, --epochs, --image-size and --classes"
+            )
+        return ROWS
     if epochs is not None and images is None:
         raise UsageError(f"--epochs {epochs:g} needs the number of images. Add --images N")
     target, precision = _device(device)
-    power = _power(target, energy, watts, overhead, intensity)
+    asks_for_energy = energy or any(value is not None for value in (watts, overhead, intensity))
+    power = power_of(target, watts, overhead, intensity) if asks_for_energy else None
     if core_days is not None:
         if model is not None or images is not None:
             raise UsageError("--core-days are the days of a whole run: give them without a model and --images")
@@ -114,55 +119,31 @@ def cost(
     return CostReport(found, {"params": found.params, "macs": found.macs, "activation_bytes_float32": kept})
 
 
-def _power(
-    target: Device, energy: bool, watts: float | None, overhead: float | None, intensity: float | None
-) -> Power | None:
-    """Return the power to estimate energy with; None if it is not asked for. Raises UsageError."""
-    from vitrail.costs.devices import power_of
-
-    if energy or watts is not None or overhead is not None or intensity is not None:
-        return power_of(target, watts, overhead, intensity)
-    return None
-
-
-def _table(*given: object) -> tuple[Table6Row, ...]:
-    from vitrail.costs.estimate import ROWS
-
-    if any(value is not None for value in given):
-        raise UsageError(f"{TABLE} shows the paper's own runs. Remove --images, --epochs, --image-size and --classes")
-    return ROWS
-
-
 def _config(model: str | Path, image_size: InputSize | None, classes: int | None) -> ViTConfig | ResNetConfig:
     """Return the config of a name or of weights. Raises UsageError and WeightsError."""
     from vitrail.model.variants import variant
+    from vitrail.weights.download import is_name
 
     changes: dict[str, Any] = {} if classes is None else {"classes": classes}
     if image_size is not None:
         changes["image_size"] = height_width(image_size)
-    if Path(model).exists() or _on_a_hub(str(model)):
+    on_a_hub = is_name(model) and not str(model).rpartition("/")[2].isdigit()  # a variant ends in its patch size: B/16
+    if Path(model).exists() or on_a_hub:
         from vitrail.weights.load import read_card
 
         return replace(read_card(model).config, **changes)
     return variant(str(model), **changes)
 
 
-def _on_a_hub(model: str) -> bool:
-    """Return whether this is a model on a hub; a variant ends in its patch size (B/16)."""
-    from vitrail.weights.download import is_name
-
-    return is_name(model) and not model.rpartition("/")[2].isdigit()
-
-
 def _device(name: str) -> tuple[Device, ComputePrecision]:
-    """Return a device of the table, or this machine, with the precision of training on it."""
+    """Return a device of the table with the precision of training on it.
+
+    Of this machine's processor, the rate of matrix products and the free memory are measured now.
+    """
     from vitrail.costs.devices import device
 
-    return _measured() if name == MEASURED else (device(name), "bf16")
-
-
-def _measured() -> tuple[Device, ComputePrecision]:
-    """Return this machine's processor with the rate of its matrix products and its free memory, measured now."""
+    if name != MEASURED:
+        return device(name), "bf16"
     import torch
 
     from vitrail.costs.measure import matmul_rate
@@ -181,7 +162,14 @@ def _measured() -> tuple[Device, ComputePrecision]:
 def show(result: CostReport | tuple[Table6Row, ...]) -> Any:
     """Return the result as lines, or the table, for a terminal."""
     if isinstance(result, tuple):
-        return _shown_table(result)
+        from vitrail.costs.estimate import CONVENTION
+
+        cells = [
+            (row.name, row.epochs, f"{row.exaflops:,.1f}", f"{row.published:,.0f}", f"{row.difference:+.1%}")
+            for row in result
+        ]
+        columns = ("run", "epochs", "exaFLOPs", "published", "difference")
+        return page(table(columns, cells), f"{CONVENTION}; 224 px, 303 million images of JFT, no classifier")
     lines = result.cost.lines()
     if result.counted is not None:
         lines["counted"] = (
@@ -189,17 +177,6 @@ def show(result: CostReport | tuple[Table6Row, ...]) -> Any:
             f"{result.counted['activation_bytes_float32'] / 2**20:,.1f} MiB per image (float32, accelerator)"
         )
     return page(table(("", ""), lines.items()))
-
-
-def _shown_table(rows: tuple[Table6Row, ...]) -> Any:
-    from vitrail.costs.estimate import CONVENTION
-
-    cells = [
-        (row.name, row.epochs, f"{row.exaflops:,.1f}", f"{row.published:,.0f}", f"{row.difference:+.1%}")
-        for row in rows
-    ]
-    columns = ("run", "epochs", "exaFLOPs", "published", "difference")
-    return page(table(columns, cells), f"{CONVENTION}; 224 px, 303 million images of JFT, no classifier")
 
 
 def as_json(result: CostReport | tuple[Table6Row, ...]) -> Any:

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
 from vitrail.device import Precision
+from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
-from vitrail.files import read_json_object
+from vitrail.files import check_writable, read_json_object, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import ProgressLine
 from vitrail.training.run import Run
+from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network.classifier import load_runnable, output_names
-from vitrail.verbs.network.features import NO_IMAGES
+from vitrail.verbs.network import load_runnable, output_names, recorded_run, run_images
+from vitrail.version import need
 from vitrail.words import brief
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import IndexedSource
-    from vitrail.data.sources.indexed import GivenImages
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.results import Results
     from vitrail.exports.engine import Engine
@@ -146,18 +147,22 @@ def evaluate(
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
     from vitrail.tasks.catalog import task_of
-    from vitrail.verbs.network.evaluate_files import check, write
 
     if out is not None:
         if folder is not None:
             refuse_within(out, str(folder))
-        check(Path(out))
+        _check_writable(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute, calibrate=calibrate)
     if held is not None:
-        task = _task(network, model, _given(held, network.card), "the given images")
+        card = network.card
+        names, bands = card.class_names or range(card.config.classes), card.preprocess.bands is not None
+        given = task_of(card).given(*held, list(map(str, names)), bands=bands)
+        task = _task(network, model, given, "the given images")
     elif protocol is None:
-        task = _own(network, model, folder, split, reading)
+        source, name = _source(model, folder, split, reading, network.card)
+        known = [] if folder is None or split is not None else _trained_on(Path(model), Path(folder))
+        task = _task(network, model, source, name, known)
     else:
         task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
@@ -174,7 +179,7 @@ def evaluate(
     temperature = network.card.temperature if tta is None else 1.0
     result = Evaluation(str(model), task.name, found, means, notes, temperature)
     if out is not None:
-        write(found, as_json(result), Path(out), raw=raw)
+        _write(found, as_json(result), Path(out), raw=raw)
     return result
 
 
@@ -220,19 +225,6 @@ def _said_of_views(tta: ViewKind, model: str | Path, found: Results, seconds: fl
     return notes
 
 
-def _own(
-    network: ViT | ResNet | Engine,
-    model: str | Path,
-    data: str | Path | None,
-    split: str | None,
-    reading: Mapping[str, Any],
-) -> _Evaluated:
-    """Return the task for any images with the network's classes."""
-    source, name = _source(model, data, split, reading, network.card)
-    notes = [] if data is None or split is not None else _trained_on(Path(model), Path(data))
-    return _task(network, model, source, name, notes)
-
-
 def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence[Any]]:
     """Return images that Python holds, one by one, and their labels. Raises UsageError unless both are given."""
     from vitrail.data.sources.indexed import one_by_one
@@ -245,15 +237,6 @@ def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence
     if unfit := [name for name, value in for_files.items() if value is not None]:
         raise UsageError(f"{unfit[0]} is a setting of files, and the labels are given in Python. Remove it")
     return images, list(labels)
-
-
-def _given(held: tuple[list[Any], Sequence[Any]], card: Card) -> GivenImages:
-    """Return images with labels that Python holds as a source. Raises DataError for labels that do not fit `card`."""
-    from vitrail.tasks.catalog import task_of
-
-    images, labels = held
-    bands, names = card.preprocess.bands is not None, list(card.class_names) or [*map(str, range(card.config.classes))]
-    return task_of(card).given(images, labels, names, bands=bands)
 
 
 def _task(
@@ -304,17 +287,15 @@ def _source(
 ) -> tuple[IndexedSource, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
     from vitrail.data.sources.folder import Located
-    from vitrail.data.sources.open import open_data, open_split
+    from vitrail.data.sources.open import open_split
     from vitrail.tasks.catalog import task_of
 
-    written = Path(model) / "config.yaml"
-    run: Run | None = None
-    if written.is_file():
-        try:
-            run = from_yaml(written, Run())
-        except VitrailError:  # such as a class of the user's own that is not imported here
-            if data is None:
-                raise
+    run = None
+    try:
+        run = recorded_run(model)
+    except VitrailError:  # such as a class of the user's own that is not imported here
+        if data is None:
+            raise
     settings = Data() if run is None else run.data
     if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
         settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
@@ -327,12 +308,39 @@ def _source(
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
         return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}"
-    splits = open_data(settings, seed=run.seed)
-    if splits.test is not None:
-        return Located(splits.test, "", settings.path), f"the test images of {settings.path}"
-    if splits.validation is not None:
-        return Located(splits.validation, "", settings.path), f"the validation images of {settings.path}"
-    raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
+    if (held_out := run_images(run, settings, ("test", "validation"))) is None:
+        raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
+    role, source = held_out
+    return Located(source, "", settings.path), f"the {role} images of {settings.path}"
+
+
+def _check_writable(out: Path) -> None:
+    """Raise UsageError if `_write` cannot write to `out` or lacks a package, before the evaluation starts."""
+    if not _is_file(out):
+        need("matplotlib")
+    check_writable(out, UsageError, folder=not _is_file(out))
+
+
+def _write(found: Results, numbers: Any, out: Path, *, raw: bool = False) -> None:
+    """Write outputs and numbers (JSON values) to the folder `out`, or only the outputs to a file named .npz.
+
+    `raw` is SafeWriter's. Raises UsageError if `out` cannot be written.
+    """
+    from vitrail.tasks.catalog import TASKS, save_results
+
+    with writing(out, UsageError):
+        if _is_file(out):
+            save_results(out, found)
+            return
+        text = result_json(numbers, indent=1)
+        with replacing_text(out / "evaluation.json") as file:
+            file.write(text + "\n")
+        save_results(out / "answers.npz", found)
+        TASKS[found.task].write(found, out, raw=raw)
+
+
+def _is_file(out: Path) -> bool:
+    return out.suffix.lower() == ".npz"
 
 
 def show(result: Evaluation) -> Any:

@@ -55,7 +55,7 @@ def export(
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
-    from vitrail.verbs.network.classifier import load_network, warn_of_untrained
+    from vitrail.verbs.network import load_network, warn_of_untrained
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
     network = load_network(model, image_size)

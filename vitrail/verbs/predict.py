@@ -15,14 +15,14 @@ from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
+from vitrail.verbs import bulk
+from vitrail.verbs.bulk import BulkProgress, class_columns, is_bulk, open_job, run
+from vitrail.verbs.features import paths_or_images, warn_of_ignored
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import bulk
-from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
-from vitrail.verbs.network.classifier import explained_rejection, load_runnable
-from vitrail.verbs.network.features import paths_or_images, warn_of_ignored
-from vitrail.verbs.network.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
+from vitrail.verbs.network import explained_rejection, load_runnable
+from vitrail.verbs.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
 from vitrail.words import as_text, listing, one_line
 
 if TYPE_CHECKING:

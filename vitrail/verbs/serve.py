@@ -137,8 +137,7 @@ def load_served(
     reject: Smallest probability of the best class. calibrate: Use the temperatures of their cards.
     """
     from vitrail.server.served_model import ServedModel
-    from vitrail.verbs.inspect.inputs import network_labels
-    from vitrail.verbs.network.classifier import explained_rejection, load_runnable
+    from vitrail.verbs.network import explained_rejection, load_runnable, network_labels
 
     place, served = compute.place(), []
     for name, source in zip(network_labels(models), models, strict=True):

@@ -190,7 +190,9 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
             "no weights are given. Name them: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
         )
     if dev is None:
-        dev = _held_out(asked) or (row.holdout if row is not None and row is not VTAB else None)
+        data = asked.settings.get("data")
+        same = data.get("holdout") if isinstance(data, Mapping) else None  # in a sweep, --data.holdout means --dev
+        dev = same or (row.holdout if row is not None and row is not VTAB else None)
     split = arrange(run.data, dev, run.seed)
     if asked.recipe is not None:
         choice = from_recipe(asked, Known())
@@ -222,12 +224,6 @@ def _tried(
     rule = fine_tuning and isinstance(network, ResNetConfig)
     others = {HYPERRULE: from_recipe(replace(asked, recipe=HYPERRULE), Known()).run} if rule else {}
     return _published(asked.recipe, images, network), others
-
-
-def _held_out(asked: Asked) -> float | None:
-    """Return the share given as --data.holdout, which in a sweep means the same as --dev."""
-    data = asked.settings.get("data")
-    return data.get("holdout") if isinstance(data, Mapping) else None
 
 
 def _published(recipe: str | None, images: int, network: ViTConfig | ResNetConfig) -> Mapping[str, Sequence[Any]]:
@@ -283,10 +279,8 @@ def _preview(trials: Trials) -> SweepPreview:
 
 def show(result: SweepResult | SweepPreview) -> Any:
     """Return the table, or the list of trials that would be trained, for a terminal."""
-    return _shown_preview(result) if isinstance(result, SweepPreview) else _shown(result)
-
-
-def _shown(result: SweepResult) -> Any:
+    if isinstance(result, SweepPreview):
+        return _shown_preview(result)
     trials = [*result.search, *result.final]
     rows = []
     for row in trials:

@@ -17,7 +17,6 @@ from vitrail.recipes.asked import Asked
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.terminal import page, table
-from vitrail.training.run import Run
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -93,19 +92,14 @@ def vtab(
     paper = named(VTAB.recipe)
     chosen_settings = {name: value for name, value in settings.items() if value is not None}
     asked = Asked(config=config, lr=lr, weights=weights, settings=chosen_settings)
-    run = _of_length(asked.applied_to(paper)[0], steps)
+    run, _ = asked.applied_to(paper)
+    if steps is not None:  # with a warmup in the same proportion
+        warmup = Percent(100 * VTAB.warmup / VTAB.steps)
+        run = replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
     check_writable(Path(out), UsageError, folder=True)
     from vitrail.transfer.vtab_runs import vtab as run_tasks
 
     return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out), asked.origins)
-
-
-def _of_length(run: Run, steps: int | None) -> Run:
-    """Return `run` with the duration `steps` and a warmup in the same proportion."""
-    if steps is None:
-        return run
-    warmup = Percent(100 * VTAB.warmup / VTAB.steps)
-    return replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
 
 
 def _listing(tasks: Sequence[VtabTask], data: str | Path | None) -> Listing:
@@ -123,20 +117,8 @@ def _listing(tasks: Sequence[VtabTask], data: str | Path | None) -> Listing:
 
 def show(result: VtabTable | Listing) -> Any:
     """Return the result as text or a table for a terminal."""
-    return _shown_list(result) if isinstance(result, Listing) else _shown(result)
-
-
-def _shown_list(result: Listing) -> str:
-    """Return two lines per task, because an address is too long for a column."""
-    lines = []
-    for task in result.tasks:
-        where = result.folders.get(task.name) or f"{'not found; ' if result.searched else ''}{task.entry.source}"
-        kind = f"{task.name:20}  {task.group:11}  {task.classes:3} classes  {task.test_images:6,} test images"
-        lines += [kind, f"    {where}"]
-    return "\n".join(lines)
-
-
-def _shown(result: VtabTable) -> Any:
+    if isinstance(result, Listing):
+        return _shown_list(result)
     from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, means
 
     others = {**PUBLISHED, **QUOTED}
@@ -157,6 +139,16 @@ def _shown(result: VtabTable) -> Any:
         [f"skipped: {task} ({reason})" for task, reason in result.absent.items()],
         f"table: {result.folder / 'vtab.json'}, means by group: {result.folder / 'vtab.png'}",
     )
+
+
+def _shown_list(result: Listing) -> str:
+    """Return two lines per task, because an address is too long for a column."""
+    lines = []
+    for task in result.tasks:
+        where = result.folders.get(task.name) or f"{'not found; ' if result.searched else ''}{task.entry.source}"
+        kind = f"{task.name:20}  {task.group:11}  {task.classes:3} classes  {task.test_images:6,} test images"
+        lines += [kind, f"    {where}"]
+    return "\n".join(lines)
 
 
 def _cells(score: TaskScore) -> tuple[str, str, str]:

@@ -167,22 +167,15 @@ def push(
             "uploaded into a folder"
         )
     model: Any = load(source)
-    if folder_here and not dry_run:
-        return _written(model, Path(repository).expanduser(), licence, format)
-    with TemporaryDirectory() as folder:
-        files = prepare(model, folder, repository, licence, format)
-        text = (Path(folder) / README).read_text(encoding="utf-8")
+    stays = folder_here and not dry_run
+    with TemporaryDirectory() as temporary:
+        folder = Path(repository).expanduser() if stays else Path(temporary)
+        files = prepare(model, folder, folder.resolve().name if stays else repository, licence, format)
+        text = (folder / README).read_text(encoding="utf-8")
+        if stays:
+            return Pushed(str(folder), files, text, str(folder))
         url = None if dry_run else upload(folder, repository, private=private)
     return Pushed(repository, files, text, url)
-
-
-def _written(model: Any, folder: Path, licence: str | None, format: Literal["vitrail", "hf", "timm"]) -> Pushed:
-    """Write into a folder what would be uploaded. Raises WeightsError if it is not empty."""
-    from vitrail.weights.publish import README, prepare
-
-    files = prepare(model, folder, folder.resolve().name, licence, format)
-    text = (folder / README).read_text(encoding="utf-8")
-    return Pushed(str(folder), files, text, str(folder))
 
 
 def _regrouped(model: Any, branches: int) -> Any:

@@ -19,7 +19,7 @@ from vitrail import cli
 from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.feature_files import growing_npz
-from vitrail.verbs.network.bulk import BulkProgress
+from vitrail.verbs.bulk import BulkProgress
 
 
 @pytest.fixture(scope="module")

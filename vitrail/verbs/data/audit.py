@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 
 from vitrail.device import Precision
-from vitrail.errors import UsageError
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
-from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
-from vitrail.verbs.data.dedup import outside
+from vitrail.terminal import ProgressLine, first_lines, page, table, unreadable_lines
+from vitrail.verbs.data.outputs import as_json as as_json
+from vitrail.verbs.data.outputs import output_files, write_rows
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network.features import Embedder
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def audit(
     from vitrail.data.roles import named_split
     from vitrail.data.sources.open import open_and_warn
 
-    files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
+    files = output_files({".csv": (out,), ".png": (sheet,)}, [str(path)])
     found = open_and_warn(read_settings(reading, path))
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
@@ -122,7 +122,7 @@ def audit(
         for reason, one, other, score, suggested in pairs
     ]
     if files[0] is not None:
-        _write(files[0], doubts, raw)
+        write_rows(files[0], COLUMNS, map(astuple, doubts), raw=raw)
     if files[1] is not None:
         _draw(files[1], images, doubts, pairs)
     count = int((features.labels >= 0).sum())
@@ -194,16 +194,6 @@ def _class(images: IndexedSource, index: int) -> str:
     return label_text(images.labels, index, images.class_names)
 
 
-def _write(file: Path, doubts: list[Doubt], raw: bool) -> None:
-    from vitrail.data.spreadsheet import SafeWriter
-    from vitrail.files import replacing_text
-
-    with replacing_text(file, UsageError) as stream:
-        writer = SafeWriter(stream, raw=raw, read_back=True)
-        writer.writerow(COLUMNS)
-        writer.writerows([getattr(doubt, name) for name in COLUMNS] for doubt in doubts)
-
-
 def _draw(file: Path, images: IndexedSource, doubts: list[Doubt], pairs: list[Found]) -> None:
     from vitrail.data.contact_sheet import Frame, write_contact_sheet
 
@@ -240,10 +230,3 @@ def show(result: Audit) -> Any:
         unreadable_lines(result.unreadable),
         [f"written to {file}" for file in result.written],
     )
-
-
-def as_json(result: Audit) -> Any:
-    """Return the result as JSON values."""
-    from vitrail.config import plain
-
-    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}

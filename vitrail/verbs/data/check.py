@@ -95,7 +95,12 @@ def pack(
 def show(result: Report | Stats | dict[str, PackResult]) -> Any:
     """Return the result of any of these verbs as text or tables for a terminal."""
     if isinstance(result, dict):
-        return "\n".join(_packed_lines(result))
+        lines = []
+        for name, part in result.items():
+            size = f"{part.count:,} images in {part.shards} shards, {part.bytes / 2**20:.1f} MiB"
+            lines.append(f"{name or 'all'}: {size}, {part.folder}")
+            lines += first_lines([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
+        return "\n".join(lines)
     from vitrail.data.check import Report
 
     if not isinstance(result, Report):
@@ -136,15 +141,6 @@ def _stats_parts(stats: Stats) -> list[Any]:
         [f"labels of {split.name or 'all'}: {split.several}" for split in stats.splits if split.several],
         first_lines(stats.findings.lines()),
     ]
-
-
-def _packed_lines(packed: dict[str, PackResult]) -> list[str]:
-    lines = []
-    for name, part in packed.items():
-        size = f"{part.count:,} images in {part.shards} shards, {part.bytes / 2**20:.1f} MiB"
-        lines.append(f"{name or 'all'}: {size}, {part.folder}")
-        lines += first_lines([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
-    return lines
 
 
 def as_json(result: Report | Stats | dict[str, PackResult]) -> Any:

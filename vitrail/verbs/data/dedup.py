@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vitrail.data.settings import Data
 from vitrail.device import Precision
-from vitrail.errors import UsageError
-from vitrail.files import check_writable
 from vitrail.ranges import Count, Part, Range, Threads, checked
 from vitrail.terminal import ProgressLine, first_lines, page, table
+from vitrail.verbs.data.outputs import output_files
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.words import one_line
+from vitrail.words import counted, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +104,7 @@ def dedup(
     from vitrail.data.sources.open import open_and_warn
 
     against = (against,) if isinstance(against, str | Path) else against
-    files = outside({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
+    files = output_files({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
     threads = compute.threads(alone=True)
     data = read_settings(reading, path)
     found = open_and_warn(data)
@@ -138,23 +137,6 @@ def dedup(
         bad=[*left.bad, *(right.bad if right is not None else ())],
         written=[str(file) for file in files if file is not None],
     )
-
-
-def outside(asked: Mapping[str, Sequence[str | Path | None]], data: list[str]) -> list[Path | None]:
-    """Return the paths of the output files, by the ending that each must have.
-
-    Raises UsageError or DataError, before any work, if one is not valid or lies within the data.
-    """
-    from vitrail.data.cache import refuse_within
-
-    for ending, files in asked.items():
-        for file in [Path(file) for file in files if file is not None]:
-            refuse_within(file, *data)
-            if file.suffix.lower() != ending:
-                what = {".csv": "lists are CSV files", ".png": "contact sheets are PNG files"}[ending]
-                raise UsageError(f"{file}: {what}, so the name must end in {ending}")
-            check_writable(file.expanduser(), UsageError)
-    return [None if file is None else Path(file).expanduser() for files in asked.values() for file in files]
 
 
 def _hashed(
@@ -197,9 +179,9 @@ def show(result: Duplicates) -> Any:
     return page(
         table(("images of", "also in", "exact", "near", "copied there", "look-alikes"), rows),
         first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
-        [f"{_pairs(result.found - result.alike)} of copies:"] if copies else [],
+        [f"{counted(result.found - result.alike, 'pair')} of copies:"] if copies else [],
         first_lines([_line(pair) for pair in copies], result.found - result.alike),
-        [f"{_pairs(result.alike)} {note}:"] if alike else [],
+        [f"{counted(result.alike, 'pair')} {note}:"] if alike else [],
         first_lines([_line(pair) for pair in alike], result.alike),
         f"{result.remaining:,} of {result.images:,} images remain without the copies",
         [f"written to {file}" for file in result.written],
@@ -210,10 +192,6 @@ def _split(data: str, split: str) -> str:
     """Return the short name of a split: the last part of the path of its data set, and its own name."""
     name = Path(data).name or data
     return f"{name}, {split}" if split else name
-
-
-def _pairs(count: int) -> str:
-    return f"{count:,} pair{'s' * (count != 1)}"
 
 
 def _line(pair: tuple[object, ...]) -> str:

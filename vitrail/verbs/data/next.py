@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,14 +16,15 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import Count, Threads, checked
-from vitrail.terminal import first_lines, page, table, unreadable_json, unreadable_lines
+from vitrail.terminal import first_lines, page, table, unreadable_lines
 from vitrail.training.run import Run
 from vitrail.transfer.next_images import By, Coverage, choose
-from vitrail.verbs.data.dedup import outside
+from vitrail.verbs.data.outputs import as_json as as_json
+from vitrail.verbs.data.outputs import output_files, write_rows
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network.features import Embedder
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def next_images(
         raise UsageError(f"no network is given, which predicts the images: vitrail data next {path} --from RUN")
     from vitrail.data.item import Subset
 
-    files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
+    files = output_files({".csv": (out,), ".png": (sheet,)}, [str(path)])
     embedder = _classifier(weights, compute)
     card = embedder.network.card
     names = list(card.class_names) or [str(number) for number in range(card.config.classes)]
@@ -127,14 +128,14 @@ def next_images(
 
     def features(rows: np.ndarray) -> np.ndarray:
         parts: list[np.ndarray] = []
-        index, _ = embedder.each_batch(Subset(source, pool[rows]), _array(embedder), parts.append)
+        index, _ = embedder.each_batch(Subset(source, pool[rows]), embedder.array, parts.append)
         if len(index) < len(rows):
             raise DataError(f"{len(rows) - len(index)} images can no longer be read. Run the command again")
         return np.concatenate(parts)
 
     def cover(coverage: Coverage) -> None:
         for images in near:
-            embedder.each_batch(images, _array(embedder), coverage.cover)
+            embedder.each_batch(images, embedder.array, coverage.cover)
 
     rows, similarity = choose(found.unsure, count, by, features, cover)
     choices = [
@@ -150,7 +151,7 @@ def next_images(
         for row, nearest in zip(rows.tolist(), similarity.tolist(), strict=True)
     ]
     if files[0] is not None:
-        _write(files[0], choices, raw)
+        write_rows(files[0], COLUMNS, map(astuple, choices), raw=raw)
     if files[1] is not None:
         _draw(files[1], source, pool[rows], choices)
     written = [str(file) for file in files if file is not None]
@@ -227,16 +228,6 @@ def _file(source: IndexedSource, row: int) -> str:
     return "" if file is None else os.path.realpath(file)
 
 
-def _array(embedder: Embedder) -> Any:
-    """Return the function of images that returns their features as an array."""
-
-    def compute(images: Tensor) -> np.ndarray:
-        found: np.ndarray = embedder.embed(images).cpu().numpy()
-        return found
-
-    return compute
-
-
 @dataclass(frozen=True)
 class _Predicted:
     """What a network says about the readable images of a source. Only this stays in memory."""
@@ -273,18 +264,6 @@ def _predicted(embedder: Embedder, compute: Compute, source: IndexedSource) -> _
     return _Predicted(index, classes, shares, unsure, bad)
 
 
-def _write(file: Path, choices: list[Choice], raw: bool) -> None:
-    from vitrail.data.spreadsheet import SafeWriter
-    from vitrail.files import replacing_text
-
-    with replacing_text(file, UsageError) as stream:
-        writer = SafeWriter(stream, raw=raw, read_back=True)
-        writer.writerow(COLUMNS)
-        for one in choices:
-            near = "" if one.similarity is None else one.similarity
-            writer.writerow((one.split, one.id, one.uncertainty, one.best, one.probability, one.second, near))
-
-
 def _draw(file: Path, source: IndexedSource, rows: np.ndarray, choices: list[Choice]) -> None:
     from vitrail.data.contact_sheet import Frame, write_contact_sheet
 
@@ -305,10 +284,3 @@ def show(result: NextImages) -> Any:
         unreadable_lines(result.unreadable),
         [f"written to {file}" for file in result.written],
     )
-
-
-def as_json(result: NextImages) -> Any:
-    """Return the result as JSON values."""
-    from vitrail.config import plain
-
-    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}

@@ -14,9 +14,9 @@ from vitrail.errors import DataError
 from vitrail.ranges import InputSize, size_words
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import decide
+from vitrail.verbs.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import as_flags
-from vitrail.verbs.network.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource

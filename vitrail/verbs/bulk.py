@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from vitrail.data.settings import Data
     from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
     from vitrail.evaluation.classify import Predict
+    from vitrail.verbs.features import Embedder, Tokens
     from vitrail.verbs.flags.compute import Compute
-    from vitrail.verbs.network.features import Embedder, Tokens
     from vitrail.weights.card import Card
 
     Arrays = dict[str, np.ndarray]

@@ -11,8 +11,8 @@ from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable, refuse_other_files, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
+from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.network.features import Embedder
 from vitrail.version import need
 from vitrail.words import one_line
 
@@ -145,17 +145,14 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
     files = Folder(folder)
     pixels = scores.confusion.sum(axis=1)
     rows = zip(images.values, scores.class_names, pixels.tolist(), scores.iou.tolist(), strict=True)
-    files.table("classes", ("value", "class", "pixels", "iou"), ((*row[:3], _percent(row[3], "")) for row in rows))
+    cells = ((*row[:3], f"{row[3]:.4f}" if row[3] == row[3] else "") for row in rows)
+    files.table("classes", ("value", "class", "pixels", "iou"), cells)
     shown = [
         (example.path.name, picture(read_file(example.path)), example.truth, example.predicted)
         for example in result.found.examples
     ]
     title = f"{result.subject}: mean IoU {scores.miou:.1%}"
     files.figure("predictions", draw_segmentation(title, scores.class_names, shown))
-
-
-def _percent(share: float, absent: str = "-") -> str:
-    return absent if share != share else f"{share:.4f}"
 
 
 def show(result: SegmentationProbe) -> Any:

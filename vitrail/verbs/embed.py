@@ -14,13 +14,13 @@ from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Side, Threads, Whole, checked
 from vitrail.terminal import unreadable_json, unreadable_lines
+from vitrail.verbs import bulk
+from vitrail.verbs.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
+from vitrail.verbs.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network import bulk
-from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
-from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images, paths_or_images
-from vitrail.verbs.network.tiles import check_tiles
+from vitrail.verbs.tiles import check_tiles
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from vitrail.data.images.tiles import Tiling
     from vitrail.data.item import IndexedSource
-    from vitrail.data.settings import Data
     from vitrail.evaluation.feature_files import GrowingArrays
     from vitrail.evaluation.features import Features
-    from vitrail.verbs.network.features import Tokens
+    from vitrail.verbs.features import Tokens
 
 ArrayFormat = Literal["parquet", "npy"]
 
@@ -169,19 +168,31 @@ def embed(
     if format not in get_args(ArrayFormat):
         raise UsageError(f"format is {format!r}. Valid: {', '.join(get_args(ArrayFormat))}")
     if tokens:
-        _check_tokens(model, engine)
+        if engine not in ("auto", "torch"):
+            raise UsageError(f"the engine {engine} computes no tokens: remove --engine")
+        if find_program(model) is not None:
+            raise UsageError(f"{model} is an exported program, which computes no tokens. Give the model itself")
     elif layers or not norm or dtype != "float32" or format != "parquet":
         raise UsageError("--layers, --no-norm, --dtype and --format choose how --tokens are written: give --tokens too")
     asked: dict[str, Any] = {"layers": layers or 1, "norm": norm, "dtype": dtype} if tokens else {}
     if format != "npy" and tiles is None and is_bulk(out):
         if split is not None:
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
+        from vitrail.data.cache import refuse_within
+
         data = read_settings(reading, files[0])
-        return _write_shards(model, files, out, merge, compute, prepare, data, asked)
+        refuse_within(out, *files)  # before a network is loaded
+        embedder = Embedder(model, compute, prepare)
+        settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
+        if tokens:
+            settings["layers"] = embedder.layers(asked["layers"])
+        job = open_job("embed", model, files, out, data, **settings)
+        columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
+        return run(job, columns, merge)
     target = _target(Path(out), files, format, merge)
     sources = open_images(model, files, split, reading) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)
-    columns = embedder.tokens(**asked) if tokens else None
+    compute_tokens = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
         from vitrail.data.images.tiles import tiling
         from vitrail.evaluation.predict import find_images
@@ -190,18 +201,10 @@ def embed(
             data = read_settings(reading, used=("include", "exclude"))
             files = tuple(find_images(files, data.columns.selection))
         cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
-        return _write_tiles(embedder, files, cut, target, format, columns)
-    if columns is None:
+        return _write_tiles(embedder, files, cut, target, format, compute_tokens)
+    if compute_tokens is None:
         return _write_features(embedder, sources, target)
-    return _write_tokens(columns, embedder, sources, target, format)
-
-
-def _check_tokens(model: str | Path, engine: EngineName) -> None:
-    """Raise UsageError for what computes no tokens."""
-    if engine not in ("auto", "torch"):
-        raise UsageError(f"the engine {engine} computes no tokens: remove --engine")
-    if find_program(model) is not None:
-        raise UsageError(f"{model} is an exported program, which computes no tokens. Give the model itself")
+    return _write_tokens(compute_tokens, embedder, sources, target, format)
 
 
 def _target(out: Path, paths: tuple[str | Path, ...], format: ArrayFormat, merge: str | Path | None) -> Path:
@@ -224,28 +227,6 @@ def _target(out: Path, paths: tuple[str | Path, ...], format: ArrayFormat, merge
         raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
     check_writable(out, DataError)
     return out
-
-
-def _write_shards(
-    model: str | Path,
-    paths: tuple[str | Path, ...],
-    out: str | Path,
-    merge: str | Path | None,
-    compute: Compute,
-    prepare: Prepare,
-    data: Data,
-    asked: dict[str, Any],
-) -> BulkProgress:
-    """Write a Parquet file for each shard; `asked` are the arguments of `Embedder.tokens`, or {} for features."""
-    from vitrail.data.cache import refuse_within
-
-    refuse_within(out, *paths)  # before a network is loaded
-    embedder = Embedder(model, compute, prepare)
-    settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
-    if asked:
-        settings["layers"] = embedder.layers(asked["layers"])
-    job = open_job("embed", model, paths, out, data, **settings)
-    return run(job, token_columns(embedder, embedder.tokens(**asked)) if asked else feature_columns(embedder), merge)
 
 
 def _write_features(embedder: Embedder, sources: dict[str, IndexedSource], out: Path) -> WrittenFeatures:

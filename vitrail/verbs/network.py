@@ -1,18 +1,23 @@
-"""Load the network of a verb from any source that `vitrail.load` takes; with a classifier for some verbs."""
+"""The network of a verb, from any source that `vitrail.load` takes, and the run that it may be from."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from vitrail.config import from_yaml
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import InputSize
+from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
+    from vitrail.data.settings import Data
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
@@ -76,26 +81,27 @@ def load_runnable(
     asked for. Raises ExportError for a program that computes something else than what is needed, WeightsError for a
     network without a classifier.
     """
-    network: Any = _runnable(source, compute, features)
+    network: Any
+    if (program := find_program(source)) is None:
+        network = (load_network if features else load_classifier)(source, compute.image_size)
+    else:
+        own = {
+            "--image-size": compute.image_size is None,
+            "--device": compute.device in (None, "cpu"),
+            "--precision": compute.precision == "auto",
+            "--engine": compute.engine == "auto",
+        }
+        if given := [flag for flag, is_own in own.items() if not is_own]:
+            raise UsageError(
+                f"{program} is an exported program, which runs on the CPU, in the image size, the precision and the "
+                f"runtime of its export. Remove {' and '.join(given)}"
+            )
+        from vitrail.exports.engine import Engine
+
+        network = Engine(program, "features" if features else "logits")
     if not calibrate:
         network.card = network.card.with_confidence(None)
     return network  # type: ignore[no-any-return]
-
-
-def _runnable(source: str | Path, compute: Compute, features: bool) -> ViT | ResNet | Engine:
-    program = find_program(source)
-    if program is None:
-        return load_network(source, compute.image_size) if features else load_classifier(source, compute.image_size)
-    fixed = {"--image-size": (None,), "--device": (None, "cpu"), "--precision": ("auto",), "--engine": ("auto",)}
-    values = (compute.image_size, compute.device, compute.precision, compute.engine)
-    if given := [flag for (flag, free), value in zip(fixed.items(), values, strict=True) if value not in free]:
-        raise UsageError(
-            f"{program} is an exported program, which runs on the CPU, in the image size, the precision and the "
-            f"runtime of its export. Remove {' and '.join(given)}"
-        )
-    from vitrail.exports.engine import Engine
-
-    return Engine(program, "features" if features else "logits")
 
 
 def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rejection | None:
@@ -140,3 +146,31 @@ def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: 
         names[-1],
     )
     return names
+
+
+def network_labels(networks: Sequence[str | Path]) -> list[str]:
+    """Return a short label for each network. Raises UsageError if a network is given twice."""
+    labels = distinct_labels(networks)
+    if len(set(labels)) < len(labels):
+        twice = next(label for number, label in enumerate(labels) if label in labels[:number])
+        raise UsageError(f"the network {twice} is given twice. Give each network once.")
+    return labels
+
+
+def recorded_run(model: str | Path) -> Run | None:
+    """Return the settings of the run whose folder `model` is; None if it is no run. Raises UsageError."""
+    written = Path(model) / "config.yaml"
+    return from_yaml(written, Run()) if written.is_file() else None
+
+
+def run_images(
+    run: Run, data: Data, roles: Sequence[Literal["validation", "test"]], *, labels: bool = True
+) -> tuple[str, IndexedSource] | None:
+    """Return the first of the `roles` that images of a run have, with these images; None if they have none.
+
+    `data` are the run's settings of the data, or changes of them. labels: See `open_data`.
+    """
+    from vitrail.data.sources.open import open_data
+
+    splits = open_data(data, seed=run.seed, labels=labels)
+    return next(((role, found) for role in roles if (found := getattr(splits, role)) is not None), None)

@@ -13,9 +13,9 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import page, table, unreadable_json, unreadable_lines
+from vitrail.verbs.features import Embedder, open_images, paths_or_images
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImageLike, ImagesLike
-from vitrail.verbs.network.features import Embedder, open_images, paths_or_images
 from vitrail.version import need
 from vitrail.words import one_line
 

@@ -12,15 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from vitrail.config import from_yaml
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
 from vitrail.terminal import ProgressLine
-from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network.classifier import load_runnable
+from vitrail.verbs.network import load_runnable, recorded_run
 from vitrail.words import as_text
 
 if TYPE_CHECKING:
@@ -75,10 +73,8 @@ def open_train_and_test(
     from vitrail.data.split import hold_out
 
     if data is None:
-        written = Path(model) / "config.yaml"
-        if not written.is_file():
+        if (run := recorded_run(model)) is None:
             raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
-        run = from_yaml(written, Run())
         settings, seed = run.data, run.seed
     else:
         settings, seed = Data(holdout=0.0), 0
@@ -269,9 +265,13 @@ class Embedder:
         ask(self.blank())
         return ask
 
+    def array(self, images: Tensor) -> np.ndarray:
+        """Return the features of images, float32 [batch, width]."""
+        return self.embed(images).cpu().numpy()
+
     def features(self, images: Tensor) -> dict[str, np.ndarray]:
-        """Return the features of images as an array "features", float32 [batch, width]."""
-        return {"features": self.embed(images).cpu().numpy()}
+        """Return the features of images under the name that they have in files."""
+        return {"features": self.array(images)}
 
     def loader(self, source: IndexedSource) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
