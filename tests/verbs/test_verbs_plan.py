@@ -162,7 +162,9 @@ def test_few_images_and_the_weights_in_the_box(tmp_path: Path, capsys: Captured)
     alone = as_json([photos], capsys)
     assert [option["name"] for option in alone["options"]] == WAYS
     commands = {option["name"]: option["command"] for option in alone["options"]}
-    assert commands["full fine-tuning"] == f"vitrail finetune {photos} --tune all"  # whose default are the weights in the box
+    assert (
+        commands["full fine-tuning"] == f"vitrail finetune {photos} --tune all"
+    )  # whose default are the weights in the box
     assert commands["linear probe"] == f"vitrail probe linear vitrail/tiny {photos}"
 
 
