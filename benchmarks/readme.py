@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import (
     ablation,
+    adviser,
     audit,
     dedup,
     finetune_default,
@@ -244,6 +245,7 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "int8": ("Accuracy in int8", int8.summary),
     "ablation": ("Which settings of scratch-small pay", ablation.summary),
     "finetune_default": ("The default of fine-tuning", finetune_default.summary),
+    "adviser": ("Which method for how many images", adviser.summary),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),
     "audit": ("Wrong labels", audit.summary),

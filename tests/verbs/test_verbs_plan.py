@@ -96,10 +96,10 @@ def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -
     assert (found["data"]["classes"], found["data"]["median_size"]) == (12, [224, 224])
     assert found["data"]["fewest"][1] == found["data"]["most"][1] == 54
     assert found["machine"]["free_memory_bytes"] > 0
-    # 54 images of each class, a small task: the follow-up's case
-    assert found["recommended"] == "attention-only"
-    assert [option["name"] for option in found["options"] if option["recommended"]] == ["attention-only"]
-    assert found["command"] == f"vitrail finetune {photos} --from {weights} --tune attention"
+    assert found["recommended"] == "full fine-tuning"
+    assert [option["name"] for option in found["options"] if option["recommended"]] == ["full fine-tuning"]
+    assert sorted(option["expected"] for option in found["options"]) == [1, 2, 3, 4, 5]
+    assert found["command"] == f"vitrail finetune {photos} --from {weights} --tune all"
     assert "648 training images of 12 classes (54 per class)" in found["why"]
     for option in found["options"]:
         assert refused(shlex.split(option["command"])) == ""
@@ -121,7 +121,7 @@ def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -
 def test_the_probes_look_at_as_many_images(tmp_path: Path, capsys: Captured) -> None:
     photos, weights = drawn(tmp_path / "my photos", each=12), saved(tmp_path / "the weights")
     found = as_json([photos, "--from", weights], capsys)
-    assert found["recommended"] == "linear probe"  # of 12, 11 are left to train on
+    assert found["data"]["images"]["train"] == 33  # of 12 of each, 11 are left to train on
     commands = {option["name"]: shlex.split(option["command"])[1:] for option in found["options"]}
     for name in ("few-shot", "linear probe"):
         assert cli.main([*commands[name], "--json", "--quiet"]) == 0

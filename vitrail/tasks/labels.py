@@ -57,8 +57,8 @@ class LabelTask(Task[LabelScores]):
     """See the module."""
 
     name = "labels"
-    predicts = "several labels for an image"
-    unrejected = ", or none: each label has its own threshold"
+    predicts = "several labels"
+    unrejected = " for an image, or none: each label has its own threshold"
     logged = (*TITLES, "nll", "count")
 
     def holds(self, labels: Labels) -> bool:
