@@ -10,7 +10,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from vitrail.data.labels.cells import names_in
 from vitrail.data.labels.sets import Labels, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
-from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
+from vitrail.data.sources.shard_files import LocalFiles, RemoteFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
 from vitrail.data.split import row_digest
 from vitrail.errors import DataError, DecodeError
@@ -119,7 +119,7 @@ class ShardSource(Reader):
         super().__init__(_positions(table["label"], class_names), table["size"].to_numpy(), class_names)
         self._files = files
         self._table = table
-        self.remote = files.remote
+        self.remote = isinstance(files, RemoteFiles)
 
     def image(self, index: int) -> bytes | np.ndarray:
         """See `Reader.image`."""
@@ -138,14 +138,12 @@ class ShardSource(Reader):
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
         """See `RemoteSource.fetch`."""
         sizes = self.sizes[indices]
-        read = np.where(
-            sizes > MAX_BYTES, 0, sizes
-        )  # an image that is too large is rejected before it is read into memory
         shards, offsets = (self._table[name].take(pa.array(indices)).to_numpy() for name in ("shard", "offset"))
+        assert isinstance(self._files, RemoteFiles)
+        # an image that is too large is rejected before it is read into memory
+        answers = self._files.read_many(shards, offsets, np.where(sizes > MAX_BYTES, 0, sizes))
         found: list[bytes | np.ndarray | DecodeError] = []
-        for index, size, data in zip(
-            indices.tolist(), sizes.tolist(), self._files.read_many(shards, offsets, read), strict=True
-        ):
+        for index, size, data in zip(indices.tolist(), sizes.tolist(), answers, strict=True):
             try:
                 refuse_large(size, self.id(index))
                 found.append(data if isinstance(data, DecodeError) else _pixels(data, self.id(index)))
@@ -213,6 +211,11 @@ def index_table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, index_schema())
 
 
+def tar_index(stream: BinaryIO, length: int, name: str, where: str, shard: int = 0) -> pa.Table:
+    """Return the part of an index for one tar, which is read from `stream` (see `members`). Raises DataError."""
+    return index_table([{"shard": shard, **row} for row in members(stream, length, name, where)])
+
+
 def read_shards(path: Path, files: list[Path]) -> DataSet:
     """Open tar files as webdataset names them; the index is stored in the cache folder. Raises DataError."""
     found = DataSet({}, Findings("shards"))
@@ -240,10 +243,10 @@ def _write_index(files: list[Path], writer: pa.RecordBatchWriter) -> None:
     for number, file in enumerate(files):
         try:
             with open_regular(file) as stream:
-                rows = list(members(stream, os.fstat(stream.fileno()).st_size, file.name, str(file)))
+                table = tar_index(stream, os.fstat(stream.fileno()).st_size, file.name, str(file), number)
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
-        writer.write_table(index_table([{"shard": number, **row} for row in rows]))
+        writer.write_table(table)
 
 
 def packed_folders(path: Path) -> dict[str, Path]:
@@ -259,15 +262,36 @@ def read_packed(folders: Mapping[str, Path]) -> DataSet:
 
     Raises DataError if a shard is missing or has another length.
     """
+
+    def opened(folder: Path, names: list[str]) -> tuple[ShardFiles, list[int | None]]:
+        files = [folder / name for name in names]
+        return LocalFiles(files), [file.stat().st_size if file.is_file() else None for file in files]
+
     found = DataSet({}, Findings("packed"))
     for name, folder in folders.items():
-        with understood(str(folder / INDEX)):
-            table = read_arrow(folder / INDEX)
-            manifest = packed_manifest(table)
-            files = [folder / shard["name"] for shard in manifest["shards"]]
-            check_lengths(manifest, [file.stat().st_size if file.is_file() else None for file in files], str(folder))
-            found.splits[name] = ShardSource(LocalFiles(files), table, manifest["class_names"])
+        found.splits[name] = packed_source(folder / INDEX, str(folder), partial(opened, folder))
     return found
+
+
+def packed_source(
+    index: Path, folder: str, opened: Callable[[list[str]], tuple[ShardFiles, list[int | None]]]
+) -> ShardSource:
+    """Return the images of packed shards from their `index`; `folder` is their place, for messages.
+
+    opened: Function of the names of the shards that returns the files and the bytes of each, None for a missing one.
+    Raises DataError for a shard that is missing or has another length.
+    """
+    with understood(f"{folder}/{INDEX}"):
+        table = read_arrow(index)
+        manifest = packed_manifest(table)
+        files, lengths = opened([shard["name"] for shard in manifest["shards"]])
+        for shard, length in zip(manifest["shards"], lengths, strict=True):
+            if length != shard["bytes"]:
+                state = "is missing" if length is None else f"has {length} bytes instead of {shard['bytes']}"
+                raise DataError(
+                    f"packed shard {folder}/{shard['name']} {state}: pack the data set again or copy the shard again"
+                )
+        return ShardSource(files, table, manifest["class_names"])
 
 
 @contextmanager
@@ -292,13 +316,3 @@ def packed_manifest(table: pa.Table) -> dict[str, Any]:
         if shards["min"] < 0 or shards["max"] >= len(manifest["shards"]) or smallest < 0:
             raise ValueError("an image lies outside the shards")
     return manifest
-
-
-def check_lengths(manifest: dict[str, Any], lengths: list[int | None], folder: str) -> None:
-    """Raise DataError for the first shard in `folder` that is missing (None) or has another length."""
-    for shard, length in zip(manifest["shards"], lengths, strict=True):
-        if length != shard["bytes"]:
-            state = "is missing" if length is None else f"has {length} bytes instead of {shard['bytes']}"
-            raise DataError(
-                f"packed shard {folder}/{shard['name']} {state}: pack the data set again or copy the shard again"
-            )
