@@ -80,33 +80,19 @@ def starts(length: int, tile: int, overlap: int) -> list[int]:
 class TiledImage(Protocol):
     """An image of which parts are read."""
 
-    @property
-    def height(self) -> int:
-        """Number of rows."""
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
+    height: int
+    width: int
 
     def values(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """Return a part as [height, width, channels], not normalised. Raises DecodeError if it is damaged."""
 
 
-@dataclass(frozen=True)
 class DecodedImage:
     """An image in memory, [height, width, channels]."""
 
-    image: np.ndarray
-
-    @property
-    def height(self) -> int:
-        """See TiledImage."""
-        return int(self.image.shape[0])
-
-    @property
-    def width(self) -> int:
-        """See TiledImage."""
-        return int(self.image.shape[1])
+    def __init__(self, image: np.ndarray) -> None:
+        self.image = image
+        self.height, self.width = image.shape[:2]
 
     def values(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """See TiledImage."""
