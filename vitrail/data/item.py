@@ -104,10 +104,10 @@ def is_remote(source: Source) -> TypeGuard[RemoteSource]:
 
 
 class Reader(ABC):
-    """Base of sources that read their images one by one; an `IndexedSource`."""
+    """Base of sources that read their images one by one; an `IndexedSource`. `name` begins ids that are numbers."""
 
-    def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str]) -> None:
-        self.labels, self.sizes, self.class_names = labels, sizes, class_names
+    def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str], name: str = "") -> None:
+        self.labels, self.sizes, self.class_names, self._name = labels, sizes, class_names, name
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,9 +119,9 @@ class Reader(ABC):
     def image(self, index: int) -> bytes | np.ndarray:
         """Return an image as it is stored (`Item.image`)."""
 
-    @abstractmethod
     def id(self, index: int) -> str:
-        """See `IndexedSource.id`."""
+        """See `IndexedSource.id`: the name and the number of the image, counted from 0."""
+        return f"{self._name}[{index}]"
 
 
 def ids(source: IndexedSource, indices: np.ndarray) -> list[str]:

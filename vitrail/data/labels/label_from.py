@@ -395,8 +395,7 @@ def _separate(lines: list[str]) -> Separate:
 
 
 def _by_tab(line: str) -> tuple[str, str] | None:
-    path, *labels = line.split("\t")
-    return (path, labels[0]) if len(labels) == 1 else None
+    return _pair(line.split("\t"))
 
 
 def _by_image(line: str) -> tuple[str, str] | None:
@@ -407,15 +406,17 @@ def _by_image(line: str) -> tuple[str, str] | None:
 
 def _by_comma(line: str) -> tuple[str, str] | None:
     try:
-        cells = next(csv.reader([line]))
+        return _pair(next(csv.reader([line])))
     except (csv.Error, StopIteration):
         return None
-    return (cells[0], cells[1]) if len(cells) == 2 else None
 
 
 def _by_space(line: str) -> tuple[str, str] | None:
-    words = line.rsplit(maxsplit=1)
-    return (words[0], words[1]) if len(words) == 2 else None
+    return _pair(line.rsplit(maxsplit=1))
+
+
+def _pair(cells: list[str]) -> tuple[str, str] | None:
+    return (cells[0], cells[1]) if len(cells) == 2 else None
 
 
 def _read_list(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:

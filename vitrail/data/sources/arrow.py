@@ -297,8 +297,7 @@ class ArrowSource(Reader):
         root: Path,
     ) -> None:
         lengths = pc.fill_null(pc.binary_length(images), 0)
-        super().__init__(labels, lengths.to_numpy().astype(np.int64), class_names)
-        self._name = name
+        super().__init__(labels, lengths.to_numpy().astype(np.int64), class_names, name)
         self._images = images
         self._paths = paths
         self._root = root
@@ -312,10 +311,6 @@ class ArrowSource(Reader):
         if not path:
             raise DecodeError(f"{self.id(index)} holds neither bytes nor a path", reason="empty")
         return read_file(self._root / path)
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`: the split and the row, counted from 0."""
-        return f"{self._name}[{index}]"
 
 
 class _Opened(NamedTuple):
