@@ -182,7 +182,7 @@ def _open_real(protocol: ImageNetProtocol, path: Path, labels: Path | None) -> B
 
 
 def _source(root: Path, files: list[_File], labels: list[int], class_names: list[str]) -> FileSource:
-    rows = [(file.name, label, file.size) for file, label in zip(files, labels, strict=True)]
+    rows = [(file.name, class_names[label], file.size) for file, label in zip(files, labels, strict=True)]
     return file_source(root, rows, class_names)
 
 

@@ -33,10 +33,6 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=_fill(image))
 
 
-def _rotate(image: Image.Image, level: float) -> Image.Image:
-    return image.rotate(30 * level, resample=Image.Resampling.BILINEAR, fillcolor=_fill(image))
-
-
 def _fill(image: Image.Image) -> tuple[int, ...] | int:
     return GREY if image.mode == "RGB" else 0  # a normalised band has the mean 0
 
@@ -47,7 +43,7 @@ def _solarize_add(image: Image.Image, level: float) -> Image.Image:
 
 
 MOVES: dict[str, Change] = {
-    "rotate": _rotate,
+    "rotate": lambda image, level: image.rotate(30 * level, Image.Resampling.BILINEAR, fillcolor=_fill(image)),
     "shear_x": lambda image, level: _affine(image, (1, 0.3 * level, 0, 0, 1, 0)),
     "shear_y": lambda image, level: _affine(image, (1, 0, 0, 0.3 * level, 1, 0)),
     "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),

@@ -186,8 +186,7 @@ class Loader:
         self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
         self._pool = ThreadPool(workers) if workers else None
         self._asking = ThreadPool(_ASKING) if is_remote(source) else None
-        labels = getattr(source, "labels", None)
-        self._labels = labels
+        self._labels = getattr(source, "labels", None)
         self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
         """Index -> (decoded image, label)."""
         self._together = cache and isinstance(transform, Op)

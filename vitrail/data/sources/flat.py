@@ -9,8 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
-from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, role_of, split_title, split_word
+from vitrail.data.item import DataSet, Findings, IndexedSource, role_of, split_title, split_word
 from vitrail.data.labels.label_from import FoundLabel, Images, advice, labels_of
+from vitrail.data.labels.sets import named
 from vitrail.data.settings import ALL, Columns, Selection
 from vitrail.data.sources.folder import (
     EXPECTED,
@@ -93,12 +94,12 @@ def _labelled(
             f"{listing(without, 3)}"
         )
     rows = [number for number, cell in enumerate(cells) if cell is not None or not labels]
-    return source.labelled(rows, [cells[number] for number in rows])
+    return source.at(rows, *named([cells[number] for number in rows]))
 
 
 def _listed(path: Path, findings: Findings, selection: Selection) -> FileSource:
     files = images_in(path, "", findings, kind_below(path, selection), selection)
-    return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
+    return file_source(path, [(name, None, file.size) for name, file in files])
 
 
 def _first_fork(path: Path) -> Path:
@@ -145,6 +146,5 @@ def label_advice(path: Path) -> str:
 
 
 def _image_names(folder: Path) -> list[str]:
-    return [
-        Path(path).name for path in images_among(str(folder / name) for name in entries(folder) if not is_junk(name))
-    ]
+    paths = (str(folder / name) for name in entries(folder) if not is_junk(name))
+    return [Path(path).name for path in images_among(paths)]

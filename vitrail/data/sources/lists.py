@@ -34,7 +34,7 @@ from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Su
 from vitrail.data.labels.label_from import LabelRow, is_list, list_rows, read_texts
 from vitrail.data.labels.sets import class_counts, label_text, order_classes
 from vitrail.data.settings import Columns, Selection
-from vitrail.data.sources.folder import file_of, named_file_source
+from vitrail.data.sources.folder import file_of, file_source
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
 from vitrail.files import regular_descriptor, replacing_text
@@ -225,9 +225,8 @@ def selected(found: DataSet, selection: Selection) -> DataSet:
         found = without(found, Path(file).expanduser())
     findings = found.findings
     if selection.patterns and findings.kind not in ("folder", "labelled files"):
-        found = DataSet(
-            {name: _left(name, source, selection, findings) for name, source in found.splits.items()}, findings
-        )
+        left = {name: _left(name, source, selection, findings) for name, source in found.splits.items()}
+        found = DataSet(left, findings)
     for pattern in selection.exclude:
         warning = f"data.exclude {pattern!r} fits no image"
         if not any(repr(pattern) in reason for reason in findings.ignored) and warning not in findings.warnings:
@@ -290,7 +289,7 @@ def read_index_lists(path: Path, lists: Mapping[str, Path], columns: Columns = C
         raise DataError(f"{empty[0]} lists no existing image{reason}")
     used = [label for lines in read.values() for _, label, _ in lines]
     class_names = order_classes({name for label in used for name in ([label] if isinstance(label, str) else label)})
-    return DataSet({name: named_file_source(path, read[file], class_names) for name, file in lists.items()}, findings)
+    return DataSet({name: file_source(path, read[file], class_names) for name, file in lists.items()}, findings)
 
 
 def _located(root: Path, file: Path, row: LabelRow, findings: Findings) -> tuple[str, int] | None:

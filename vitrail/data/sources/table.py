@@ -16,7 +16,7 @@ from vitrail.data.item import DataSet, Findings, is_usual, split_word
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.settings import Columns
-from vitrail.data.sources.folder import FileSource, named_file_source
+from vitrail.data.sources.folder import FileSource, file_source
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, unescape_formula
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.files import regular_descriptor
@@ -260,7 +260,7 @@ def read_records(
         dropped = findings.dropped
         reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
         raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
-    return {split: named_file_source(root, entries, class_names or None) for split, entries in rows.items()}
+    return {split: file_source(root, entries, class_names or None) for split, entries in rows.items()}
 
 
 def _located(root: Path, name: str) -> tuple[str, int | None]:
