@@ -56,25 +56,20 @@ class Item(NamedTuple):
 
 
 @runtime_checkable
-class Source(Protocol):
-    """Images by index. Several threads may read at once.
+class IndexedSource(Protocol):
+    """Images by index, with labels, sizes and ids that are known before an image is read.
 
-    `source[i]` raises `DecodeError` (reason "unreadable") if the bytes cannot be read.
+    Several threads may read at once. `source[i]` raises `DecodeError` (reason "unreadable") if its bytes cannot be
+    read.
     """
 
     class_names: list[str]
+    sizes: np.ndarray
+    """Stored bytes of each image, int64 [N]."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Item: ...
-
-
-@runtime_checkable
-class IndexedSource(Source, Protocol):
-    """A source that knows labels, sizes and ids of all its images without reading them."""
-
-    sizes: np.ndarray
-    """Stored bytes of each image, int64 [N]."""
 
     @property
     def labels(self) -> Labels:
@@ -98,7 +93,7 @@ class RemoteSource(IndexedSource, Protocol):
         ...
 
 
-def is_remote(source: Source) -> TypeGuard[RemoteSource]:
+def is_remote(source: IndexedSource) -> TypeGuard[RemoteSource]:
     """Return whether images of this source should be requested ahead of time."""
     return bool(getattr(source, "remote", False))
 

@@ -268,9 +268,8 @@ def _class_folders(
     strangers = [name for name in source.class_names if name not in names]
     if strangers and not others:
         raise protocol.missing(f"{places[0]} has a folder {strangers[0]}/, which is none of its {len(names):,} classes")
-    counted = np.array([name in names for name in source.class_names])[
-        one_label(source.labels, "a test set of ImageNet")
-    ]
+    labels = one_label(source.labels, "a test set of ImageNet")
+    counted = np.array([name in names for name in source.class_names])[labels]
     notes = findings.lines()
     if strangers:
         left = len(source) - int(counted.sum())

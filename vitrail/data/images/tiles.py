@@ -187,7 +187,19 @@ def tiles_of(
 
     given: Files that the user named; only a pipe among these is read.
     """
-    opened = partial(_opened, tiling=tiling, pixels=pixels, given=given)
+
+    def opened(path: Path) -> tuple[Path, TiledImage | DecodeError]:
+        try:
+            image = open_image(path, pixels, tiling.height, pipe=path in given and path.is_fifo())
+        except DecodeError as error:
+            return path, error
+        if image.height < tiling.height or image.width < tiling.width:
+            log.warning(
+                "%s has %d x %d pixels, and a tile %d x %d: its last pixels are repeated up to the end of the tile",
+                path, image.width, image.height, tiling.width, tiling.height,
+            )  # fmt: skip
+        return path, image
+
     for path, image in ordered(pool, opened, files, ahead=2, hung=lambda path: stuck(str(path))):
         if isinstance(image, DecodeError):
             yield Tile(path, None, image)
@@ -195,21 +207,6 @@ def tiles_of(
         for box in tiling.boxes(image.height, image.width):
             yield Tile(path, box, image)
         del image  # before the next one is waited for
-
-
-def _opened(
-    path: Path, tiling: Tiling, pixels: Pixels, given: Collection[Path]
-) -> tuple[Path, TiledImage | DecodeError]:
-    try:
-        image = open_image(path, pixels, tiling.height, pipe=path in given and path.is_fifo())
-    except DecodeError as error:
-        return path, error
-    if image.height < tiling.height or image.width < tiling.width:
-        log.warning(
-            "%s has %d x %d pixels, and a tile %d x %d: its last pixels are repeated up to the end of the tile",
-            path, image.width, image.height, tiling.width, tiling.height,
-        )  # fmt: skip
-    return path, image
 
 
 def prepared_tiles(

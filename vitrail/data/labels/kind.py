@@ -122,9 +122,8 @@ def _read(source: IndexedSource, split: str, columns: Columns) -> np.ndarray:
 
 def _changed(found: DataSet, labels_of: Any) -> DataSet:
     """Return the data set with other labels of the same images."""
-    return DataSet(
-        {name: _relabelled(source, labels_of(source)) for name, source in found.splits.items()}, found.findings
-    )
+    splits = {name: _relabelled(source, labels_of(source)) for name, source in found.splits.items()}
+    return DataSet(splits, found.findings)
 
 
 def _relabelled(source: IndexedSource, labels: Labels) -> IndexedSource:

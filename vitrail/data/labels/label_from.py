@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from vitrail.data.image_names import SUFFIXES, is_image_name
 from vitrail.data.item import Findings
 from vitrail.data.labels.cells import MISSING, names_in, read_cells, unsplit
+from vitrail.data.labels.sets import distinct_names
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, TABLE_SUFFIXES, read_rows, read_table
 from vitrail.data.spreadsheet import PREDICTIONS
@@ -516,9 +517,7 @@ def advice(images: Images) -> str:
             cells = labels_of(images, f"{name}: {argument}", Columns(), Findings("")) if argument else []
         except (DataError, UsageError, OSError):
             continue
-        classes = sorted(
-            {one for cell in cells if cell is not None for one in ([cell] if isinstance(cell, str) else cell)}
-        )
+        classes = sorted(distinct_names(cells))
         if len(classes) > 1:
             flag = f"--data.label-from {shlex.quote(f'{name}: {argument}')}"
             return f"The labels seem to be elsewhere: add {flag} ({len(classes):,} classes: {listing(classes, 5)})"

@@ -409,9 +409,8 @@ def _batches(file: Path, image: str, labels: Sequence[str], schema: pa.Schema) -
         for batch in pq.ParquetFile(stream).iter_batches(_ROWS, columns=[image, *labels]):
             batch.validate(full=True)
             columns = [*_bytes_and_paths(batch[image]), *(batch[name] for name in labels)]
-            yield pa.record_batch(
-                [column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)], schema
-            )
+            cast = [column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)]
+            yield pa.record_batch(cast, schema)
 
 
 def _bytes_and_paths(images: Any) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from vitrail.data.cache import cached_table, pa, pc, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Reader
 from vitrail.data.labels.cells import names_in
-from vitrail.data.labels.sets import Labels, named, names_of_text, order_classes, set_text
+from vitrail.data.labels.sets import Labels, distinct_names, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, RemoteFiles, ShardFiles
@@ -235,8 +235,7 @@ def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: F
     if not len(table):
         raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")
     texts = map(names_of_text, table["label"].unique().drop_null().to_pylist())
-    names = order_classes({name for text in texts for name in ([text] if isinstance(text, str) else text)})
-    return ShardSource(files, table, names)
+    return ShardSource(files, table, order_classes(distinct_names(texts)))
 
 
 def _write_index(files: list[Path], writer: pa.RecordBatchWriter) -> None:
