@@ -17,7 +17,6 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitrail.data.images.geometry import Op, random_rectangles
 from vitrail.data.settings import GREY
-from vitrail.errors import UsageError
 
 USUAL_MAGNITUDE = 10.0
 """Magnitude that is level 1 of an operation."""
@@ -83,13 +82,6 @@ class RandAugment(Op):
     noise: float = 0.5
     probability: float = 0.5
 
-    def __post_init__(self) -> None:
-        if self.operations < 0 or not 0 <= self.magnitude <= LARGEST_MAGNITUDE:
-            raise UsageError(
-                f"augment.randaugment is ({self.operations}, {self.magnitude}); it takes a number of "
-                f"operations, 0 or more, and a magnitude from 0 to {LARGEST_MAGNITUDE:g}"
-            )
-
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         picture = None
@@ -130,10 +122,6 @@ class ColorJitter(Op):
 
     strength: float
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
-            raise UsageError(f"augment.color_jitter is {self.strength}; it must be from 0 to 1")
-
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         picture = Image.fromarray(image)
@@ -155,10 +143,6 @@ class RandomErasing(Op):
     probability: float
     scale: tuple[float, float] = (0.02, 1 / 3)
     ratio: tuple[float, float] = (0.3, 1 / 0.3)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise UsageError(f"augment.erasing is {self.probability}; it must be a probability, 0 to 1")
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""

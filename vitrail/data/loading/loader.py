@@ -315,11 +315,10 @@ class Loader:
                 random = stream(self._seed, part.epoch, index + copy * len(self.source))
                 if not self._together:
                     image = self._transformed(image, random, index)
+                return image, label, index, random
             except DecodeError as error:
                 part.bad.append((index, error.reason))
                 last = error
-                continue
-            return image, label, index, random
         if self._evaluation:
             return None
         reasons = dict(part.bad[-ATTEMPTS:])

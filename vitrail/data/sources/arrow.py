@@ -79,8 +79,8 @@ def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Find
         lists = [_List.of(split) for split in splits]
         marks = all(one.may_be_marks for one in lists) and any(one.lengths.max(initial=0) > 2 for one in lists)
         return [one.from_marks(lists[0]) if marks else one.from_classes() for one in lists]
-    texts = [split for split in splits if split.class_names is None and _is_text(_only(split).type)]
-    found = _from_texts(texts, columns, findings) if len(texts) == len(splits) else None
+    texts = all(split.class_names is None and _is_text(_only(split).type) for split in splits)
+    found = _from_texts(splits, columns, findings) if texts else None
     return found or [encode_labels(_only(split), split.class_names, split.where) for split in splits]
 
 

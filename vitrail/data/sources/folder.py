@@ -32,22 +32,11 @@ FEWEST = 0.01
 links exist without that: programs that replace copies by links make them if an image is in two classes by mistake."""
 
 
-class Links(NamedTuple):
-    """The files of a class tree, each once."""
+def _links(tree: _Tree) -> tuple[np.ndarray, LabelSets] | None:
+    """Return the first name of each file, int64 [N], ascending, and the classes in whose folders the file lies.
 
-    rows: np.ndarray
-    """int64 [N]: the first name of each file, ascending."""
-    labels: LabelSets
-    """The classes in whose folders it lies."""
-
-    @property
-    def several(self) -> int:
-        """Number of files that lie in the folders of several classes."""
-        return int(np.count_nonzero(self.labels.counts > 1))
-
-
-def _links(tree: _Tree) -> Links | None:
-    """Return each file once, with all its classes; None if no file lies in two folders of classes."""
+    Returns None if no file lies in the folders of two classes.
+    """
     files, labels, width = tree.files, tree.source.labels, len(tree.source.class_names)
     assert isinstance(labels, np.ndarray)
     if not len(files) or not files[:, 1].all() or len(np.unique(files[:, 1])) == len(files):
@@ -56,8 +45,8 @@ def _links(tree: _Tree) -> Links | None:
     order = np.argsort(first)
     place = np.empty(len(first), dtype=np.int64)
     place[order] = np.arange(len(first))
-    found = Links(np.sort(first), LabelSets.of_pairs(place[group.reshape(-1)], labels, len(first), width))
-    return found if found.several else None
+    sets = LabelSets.of_pairs(place[group.reshape(-1)], labels, len(first), width)
+    return (np.sort(first), sets) if (sets.counts > 1).any() else None
 
 
 MAX_BYTES = 2**30
@@ -282,10 +271,10 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
 def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage) -> DataSet:
     """Return the splits; an image that lies in several class folders through links has several labels.
 
-    That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`links.FEWEST`).
+    That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`FEWEST`).
     """
     found = {name: _links(tree) for name, tree in trees.items()}
-    several = sum(one.several for one in found.values() if one is not None)
+    several = sum(int(np.count_nonzero(links[1].counts > 1)) for links in found.values() if links is not None)
     share = several / sum(len(tree.source) for tree in trees.values())
     use = per_image == "several" or (per_image == "auto" and share >= FEWEST)
     if several and not use and per_image == "auto":
@@ -296,7 +285,7 @@ def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage
     sources = {name: tree.source for name, tree in trees.items()}
     for name, links in found.items():
         if use and links is not None:
-            sources[name] = sources[name].at(links.rows, links.labels, sources[name].class_names)
+            sources[name] = sources[name].at(*links, sources[name].class_names)
     return DataSet(dict(sources), findings)
 
 

@@ -131,8 +131,7 @@ def _labels(name: str, items: Any) -> Sequence[Any]:
     for place in ("targets", "labels"):
         if (found := getattr(items, place, None)) is not None and len(found) == len(items):
             return list(found)
-    found = (items[index] for index in range(len(items)))
-    return [_label(name, items, item) for item in found]
+    return [_label(name, items, items[index]) for index in range(len(items))]
 
 
 def _label(name: str, items: Any, item: Any) -> Any:
