@@ -195,7 +195,7 @@ def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where:
     if not valid and len(array):
         raise wrong_type
     if class_names is None or not pa.types.is_integer(kind):
-        return Named(*_numbered(values.combine_chunks()))
+        return Named(*_numbered(values))
     labels = array.astype(np.int64)
     _require_classes(labels, np.arange(len(labels)), class_names, where, least=UNKNOWN)
     return Named(labels, class_names)
@@ -203,11 +203,9 @@ def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where:
 
 def _numbered(values: Any) -> tuple[np.ndarray, list[str]]:
     """Return the number of each value's class, int64 [N], and the classes: the values of an Arrow array as texts."""
-    encoded = values.cast(pa.string()).dictionary_encode()
-    names = order_classes(set(encoded.dictionary.to_pylist()))
-    position = {name: index for index, name in enumerate(names)}
-    table = np.array([position[name] for name in encoded.dictionary.to_pylist()], dtype=np.int64)
-    return table[encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)], names
+    texts = values.cast(pa.string())
+    names = order_classes(set(pc.unique(texts).to_pylist()))
+    return pc.index_in(texts, value_set=pa.array(names, pa.string())).to_numpy().astype(np.int64), names
 
 
 def _require_classes(

@@ -182,15 +182,11 @@ def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
     if pc.any(pc.starts_with(labels, "\0")).as_py():
         texts = [None if text is None else names_of_text(text) for text in labels.to_pylist()]
         return named(texts, class_names).labels
-    position = {name: index for index, name in enumerate(class_names)}
-    result = np.empty(len(labels), dtype=np.int64)
-    begin = 0
-    for chunk in labels.chunks:  # one at a time: the names of ten million images are not copied together
-        encoded = chunk.dictionary_encode()
-        table = np.array([position[name] for name in encoded.dictionary.to_pylist()] + [UNKNOWN], dtype=np.int64)
-        result[begin : begin + len(chunk)] = table[encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()]
-        begin += len(chunk)
-    return result
+    numbers = pc.index_in(labels, value_set=pa.array(class_names, pa.string()), skip_nulls=True)
+    others = pc.and_(pc.is_null(numbers), pc.is_valid(labels))
+    if pc.any(others).as_py():
+        raise KeyError(labels.filter(others)[0].as_py())
+    return np.asarray(numbers.fill_null(UNKNOWN).to_numpy(), dtype=np.int64)
 
 
 def index_schema() -> pa.Schema:
