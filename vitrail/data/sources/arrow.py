@@ -168,10 +168,8 @@ def _from_texts(splits: Sequence[LabelColumns], columns: Columns, findings: Find
 
 def _place(splits: Sequence[LabelColumns], cell: str) -> str:
     """Return the place of the first row with this text."""
-    for split in splits:
-        if (row := pc.index(_only(split), cell).as_py()) >= 0:
-            return f"{split.where}, row {row + 1}"
-    raise KeyError(cell)
+    places = ((split.where, pc.index(_only(split), cell).as_py()) for split in splits)
+    return next(f"{where}, row {row + 1}" for where, row in places if row >= 0)
 
 
 def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> Named:
@@ -362,10 +360,10 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
         return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
-    types = {name: schema.field(name).type for name in labels}
-    kept = {name: kind.value_type if isinstance(kind, pa.DictionaryType) else kind for name, kind in types.items()}
-    names = {name: f"label{number or ''}" for number, name in enumerate(labels)}
-    target = pa.schema({"image": pa.large_binary(), "path": pa.string(), **{names[n]: t for n, t in kept.items()}})
+    names = [f"label{number or ''}" for number in range(len(labels))]
+    types = [schema.field(name).type for name in labels]
+    kept = [kind.value_type if isinstance(kind, pa.DictionaryType) else kind for kind in types]
+    target = pa.schema({"image": pa.large_binary(), "path": pa.string(), **dict(zip(names, kept, strict=True))})
 
     def copy(writer: pa.RecordBatchWriter) -> None:
         for file in files:
@@ -374,7 +372,7 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
 
     settings: dict[str, object] = {"image": image, "label": labels[0] if len(labels) == 1 else list(labels)}
     table = cached_table(files, settings, target, copy)
-    renamed = table.select(list(names.values())).rename_columns(list(labels))
+    renamed = table.select(names).rename_columns(list(labels))
     return _Opened(table["image"], table["path"], _label_column(renamed, labels, schema, where), files[0].parent)
 
 
