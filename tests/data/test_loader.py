@@ -31,16 +31,21 @@ class Numbered:
         self.count = count
         self.broken = broken
         self.class_names = ["even", "odd"]
+        self.labels = np.arange(count) % 2
+        self.sizes = np.zeros(count, dtype=np.int64)
         self.read: list[int] = []
 
     def __len__(self) -> int:
         return self.count
 
+    def id(self, index: int) -> str:
+        return f"image-{index}"
+
     def __getitem__(self, index: int) -> Item:
         self.read.append(index)
         if index in self.broken:
-            return Item(b"not an image", index % 2, f"image-{index}")
-        return Item(np.full((SIDE, SIDE, 3), index % 256, np.uint8), index % 2, f"image-{index}")
+            return Item(b"not an image", index % 2, self.id(index))
+        return Item(np.full((SIDE, SIDE, 3), index % 256, np.uint8), index % 2, self.id(index))
 
 
 def noisy(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -210,7 +215,7 @@ def test_evaluation_leaves_bad_images_out_and_lists_them(workers: int) -> None:
     one = loader(Numbered(12, broken), shuffle=False, drop_last=False, workers=workers)
     batches = list(one.epoch(0))
     assert indices(batches) == [1, 2, 10, 11]
-    assert one.bad == [(f"[{index}]", "not-an-image") for index in sorted(broken)]
+    assert one.bad == [(f"image-{index}", "not-an-image") for index in sorted(broken)]
     for batch in batches:
         assert batch.images[:, 0, 0, 0].tolist() == batch.index.tolist()
     list(one.epoch(1))
@@ -232,7 +237,7 @@ def test_training_takes_the_next_image_of_the_order(workers: int) -> None:
     # the stand-in is another view of that image, not the same picture twice
     shown = [image for batch in batches for image in batch.images]
     assert len({shown[place].numpy().tobytes() for place in (3, 4, 5)}) == 3
-    assert {name for name, _ in one.bad} == {f"[{index}]" for index in broken}
+    assert {name for name, _ in one.bad} == {f"image-{index}" for index in broken}
     one.close()
     assert equal(batches, run(Numbered(20, broken)))
 
@@ -259,7 +264,7 @@ def test_an_image_that_takes_too_much_memory_is_listed(shuffle: bool) -> None:
 
     one = loader(Large(10), transform=greedy, shuffle=shuffle, drop_last=shuffle)
     found = indices(list(one.epoch(0)))
-    assert sorted(one.bad) == [("[3]", "out-of-memory"), ("[5]", "out-of-memory")]
+    assert sorted(one.bad) == [("image-3", "out-of-memory"), ("image-5", "out-of-memory")]
     assert not {3, 5} & {*found} and len(found) == (10 if shuffle else 8)
     one.close()
 
@@ -277,16 +282,16 @@ class Failing(Numbered):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_in_a_thread_reaches_the_caller_with_the_image(workers: int) -> None:
     one = loader(Failing(40), shuffle=False, workers=workers)
-    with pytest.raises(DataError, match=r"image \[7\].*the cable is out"):
+    with pytest.raises(DataError, match=r"image image-7.*the cable is out"):
         list(one.epoch(0))
     one.close()
 
     def broken(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         raise ValueError("bad crop")
 
-    with pytest.raises(DataError, match=r"image \[0\] could not be transformed.*bad crop"):
+    with pytest.raises(DataError, match=r"image image-0 could not be transformed.*bad crop"):
         run(Numbered(4), transform=broken, shuffle=False, workers=workers)
-    with pytest.raises(DataError, match=r"image \[0\] became \(2, 4, 3\), expected \(4, 4, 3\)"):
+    with pytest.raises(DataError, match=r"image image-0 became \(2, 4, 3\), expected \(4, 4, 3\)"):
         run(Numbered(4), transform=lambda image, random: image[:2], shuffle=False, workers=workers)
 
 
@@ -303,7 +308,7 @@ def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     one = loader(Hanging(40), shuffle=False, workers=2, timeout=0.2)
     batches = one.epoch(0)
     assert next(batches).index.tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(DataError, match=r"reading image \[8\] \(index 8\) has taken more than 0\.2 s"):
+    with pytest.raises(DataError, match=r"reading image image-8 \(index 8\) has taken more than 0\.2 s"):
         next(batches)
     assert ended == []  # it was not waited for
     gate.set()
@@ -416,6 +421,8 @@ class Files:
 
     def __init__(self, count: int, same: bool) -> None:
         self.reads = 0
+        self.labels = np.arange(count) % 2
+        self.sizes = np.zeros(count, dtype=np.int64)
         self.files = []
         for index in range(count):
             side = 10 if same or index % 5 else 12
@@ -429,7 +436,10 @@ class Files:
 
     def __getitem__(self, index: int) -> Item:
         self.reads += 1
-        return Item(self.files[index], index % 2, str(index))
+        return Item(self.files[index], index % 2, self.id(index))
+
+    def id(self, index: int) -> str:
+        return str(index)
 
 
 @pytest.mark.parametrize("same", [True, False])

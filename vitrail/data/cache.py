@@ -54,8 +54,7 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "vitrail"
     except RuntimeError:  # a user without a home, as in many containers
-        user = os.getuid() if hasattr(os, "getuid") else "user"  # Windows has no user numbers
-        return Path(tempfile.gettempdir()) / f"vitrail-{user}"
+        return Path(tempfile.gettempdir()) / f"vitrail-{os.getuid()}"
 
 
 def cached_table(

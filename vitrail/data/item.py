@@ -56,25 +56,20 @@ class Item(NamedTuple):
 
 
 @runtime_checkable
-class Source(Protocol):
-    """Images by index. Several threads may read at once.
+class IndexedSource(Protocol):
+    """Images by index, with labels, sizes and ids that are known before an image is read.
 
-    `source[i]` raises `DecodeError` (reason "unreadable") if the bytes cannot be read.
+    Several threads may read at once. `source[i]` raises `DecodeError` (reason "unreadable") if its bytes cannot be
+    read.
     """
 
     class_names: list[str]
+    sizes: np.ndarray
+    """Stored bytes of each image, int64 [N]."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Item: ...
-
-
-@runtime_checkable
-class IndexedSource(Source, Protocol):
-    """A source that knows labels, sizes and ids of all its images without reading them."""
-
-    sizes: np.ndarray
-    """Stored bytes of each image, int64 [N]."""
 
     @property
     def labels(self) -> Labels:
@@ -98,16 +93,16 @@ class RemoteSource(IndexedSource, Protocol):
         ...
 
 
-def is_remote(source: Source) -> TypeGuard[RemoteSource]:
+def is_remote(source: IndexedSource) -> TypeGuard[RemoteSource]:
     """Return whether images of this source should be requested ahead of time."""
     return bool(getattr(source, "remote", False))
 
 
 class Reader(ABC):
-    """Base of sources that read their images one by one; an `IndexedSource`."""
+    """Base of sources that read their images one by one; an `IndexedSource`. `name` begins ids that are numbers."""
 
-    def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str]) -> None:
-        self.labels, self.sizes, self.class_names = labels, sizes, class_names
+    def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str], name: str = "") -> None:
+        self.labels, self.sizes, self.class_names, self._name = labels, sizes, class_names, name
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,9 +114,9 @@ class Reader(ABC):
     def image(self, index: int) -> bytes | np.ndarray:
         """Return an image as it is stored (`Item.image`)."""
 
-    @abstractmethod
     def id(self, index: int) -> str:
-        """See `IndexedSource.id`."""
+        """See `IndexedSource.id`: the name and the number of the image, counted from 0."""
+        return f"{self._name}[{index}]"
 
 
 def ids(source: IndexedSource, indices: np.ndarray) -> list[str]:

@@ -27,7 +27,8 @@ import numpy as np
 
 from vitrail.data.image_names import in_junk
 from vitrail.data.images.decode import class_values, decode, upright_size
-from vitrail.data.item import ROLES, UNKNOWN, DataSet, Findings, IndexedSource, role_of
+from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, role_of
+from vitrail.data.labels.sets import named
 from vitrail.data.settings import Data
 from vitrail.data.sources.flat import label_advice
 from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, read_file
@@ -141,7 +142,7 @@ class MaskedImages:
 
     def at(self, rows: Sequence[int]) -> MaskedImages:
         """Return the images at `rows`."""
-        return MaskedImages(self.images.labelled(rows, [None] * len(rows)), [self.masks[row] for row in rows])
+        return MaskedImages(self.images.at(rows, *named([None] * len(rows))), [self.masks[row] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def _splits(images: Path) -> dict[str, str]:
 def _paired(images: Path, masks: Path, split: str) -> MaskedImages:
     """Return the images below a folder with their masks. Raises DataError if an image has none."""
     place, findings = masks / split, Findings("folder")
-    files = [(name, UNKNOWN, file.size) for name, file in images_in(images, "", findings)]
+    files = [(name, None, file.size) for name, file in images_in(images, "", findings)]
     if not files:
         raise DataError(f"{images} holds no images. {EXPECTED}")
     paths = [place / Path(name).with_suffix(".png") for name, _, _ in files]
@@ -231,7 +232,7 @@ def _paired(images: Path, masks: Path, split: str) -> MaskedImages:
     found = {path for path in place.rglob("*.png") if not in_junk(path.relative_to(place).as_posix())}
     if others := found - set(paths):
         log.warning("%d masks in %s have no image, and are not used: %s", len(others), place, _some(others))
-    return MaskedImages(file_source(images, files, []), paths)
+    return MaskedImages(file_source(images, files), paths)
 
 
 def _counts(pairs: MaskedImages, names: list[str], ignore: Sequence[int]) -> np.ndarray:

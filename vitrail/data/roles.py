@@ -94,36 +94,6 @@ def validation_split(found: DataSet, data: Data, train: list[str], test: str | N
     return None
 
 
-def fold_of(
-    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (indices for training, indices of the fold `data.fold` for validation), int64, each ascending.
-
-    names: The splits that `train` consists of. A validation split that is not used causes a warning, and so do classes
-    with fewer images than folds. Raises UsageError if a validation split is named, and for more folds than images.
-    """
-    assert data.fold is not None
-    if data.validation is not None:
-        raise UsageError(
-            f"data.fold is {data.fold!r} and data.validation is {data.validation!r}: both choose the validation "
-            "images. Remove one of them"
-        )
-    number, count = map(int, data.fold.split("/"))
-    found.findings.warnings += [
-        f"split {name!r} is not used: data.fold validates on training images. To divide its images, too, set "
-        f"data.train to '{data.train}+{name}'"
-        for name in of_role(found, "validation")
-        if name not in names
-    ]
-    part = folds(train, count, seed) == number - 1
-    sizes = class_counts(train.labels, len(train.class_names))
-    if rare := [name for name, size in zip(train.class_names, sizes, strict=True) if 0 < size < count]:
-        found.findings.warnings.append(
-            f"classes with fewer images than the {count} folds are missing from some of them: {listing(rare, 5)}"
-        )
-    return np.flatnonzero(~part), np.flatnonzero(part)
-
-
 def test_split(found: DataSet, data: Data, train: list[str]) -> str | None:
     """Return the split for the final test: the named one, else the test split; None for 'none'."""
     if data.test == NONE:
@@ -229,16 +199,39 @@ def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = 
 def _held_out(
     found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Return (indices for training, indices held out for validation, `Splits.held_out`). Raises DataError for none."""
+    """Return (indices for training, indices held out for validation, `Splits.held_out`); indices int64, ascending.
+
+    names: The splits that `train` consists of. The images are the fold `data.fold`, or a share of them. With a fold, a
+    validation split that is not used causes a warning, and so do classes with fewer images than folds. Raises
+    DataError if no image can be held out, and UsageError if a validation split is named beside a fold, and for more
+    folds than images.
+    """
     name = "+".join(names)
-    part: dict[str, Any]
-    if data.fold is not None:
-        remaining, held = fold_of(found, names, train, data, seed)
+    part: dict[str, Any] = {"share": data.holdout}
+    if data.fold is None:
+        remaining, held = hold_out(train, data.holdout, seed)
+    else:
+        if data.validation is not None:
+            raise UsageError(
+                f"data.fold is {data.fold!r} and data.validation is {data.validation!r}: both choose the validation "
+                "images. Remove one of them"
+            )
+        number, count = map(int, data.fold.split("/"))
+        found.findings.warnings += [
+            f"split {other!r} is not used: data.fold validates on training images. To divide its images, too, set "
+            f"data.train to '{data.train}+{other}'"
+            for other in of_role(found, "validation")
+            if other not in names
+        ]
+        fold = folds(train, count, seed) == number - 1
+        remaining, held = np.flatnonzero(~fold), np.flatnonzero(fold)
+        sizes = class_counts(train.labels, len(train.class_names))
+        if rare := [one for one, size in zip(train.class_names, sizes, strict=True) if 0 < size < count]:
+            found.findings.warnings.append(
+                f"classes with fewer images than the {count} folds are missing from some of them: {listing(rare, 5)}"
+            )
         shown = Located(train, name if len(names) == 1 < len(found.splits) else "", data.path)
         part = {"fold": data.fold, "paths": [shown.id(int(index)) for index in held]}
-    else:
-        remaining, held = hold_out(train, data.holdout, seed)
-        part = {"share": data.holdout}
     if not len(held):
         raise DataError(
             f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "

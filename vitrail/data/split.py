@@ -101,10 +101,9 @@ def hold_out(source: IndexedSource, share: float, seed: int) -> tuple[np.ndarray
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
     if isinstance(source.labels, LabelSets):
         out = stratified(source.labels, _ranks(source, seed, "hold-out"), share)
-        return np.flatnonzero(~out), np.flatnonzero(out)
-    position, count = _within_class(source, _classes(source), seed, "hold-out")
-    held = np.clip(np.rint(share * count), 1, count - 1)
-    out = position < held
+    else:
+        position, count = _within_class(source, _classes(source), seed, "hold-out")
+        out = position < np.clip(np.rint(share * count), 1, count - 1)
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 

@@ -86,10 +86,8 @@ def _directions(images: HashedImages, numbers: np.ndarray, embed: Callable[[Subs
     """Return features of length 1 of each image, float32 [K, width]; NaN if unreadable. Each image is read once."""
     distinct, places = np.unique(numbers, return_inverse=True)
     pieces: list[tuple[np.ndarray, np.ndarray]] = []
-    parts = images.part_of(distinct)
-    for part in np.unique(parts).tolist():
-        mine = np.flatnonzero(parts == part)
-        readable = embed(Subset(images.parts[part].source, distinct[mine] - images.numbers(part).start))
+    for source, mine, indices in images.by_part(distinct):
+        readable = embed(Subset(source, indices))
         pieces.append((mine[readable.index], unit_rows(readable.features)))
     result = np.full((len(distinct), pieces[0][1].shape[1]), np.nan, np.float32)
     for rows, features in pieces:

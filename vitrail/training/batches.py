@@ -99,8 +99,6 @@ def _refuse_if_many(loader: Loader, max_bad: float) -> None:
 
 def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
     """Raise DataError if no image of a class is readable in this process any more."""
-    if not isinstance(loader.source, IndexedSource):
-        return
     labels, classes = loader.source.labels, len(loader.source.class_names)
     new, all_bad, total = (
         class_counts(some, classes) for some in (labels[np.array(newly)], labels[np.array(loader.bad_index)], labels)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from vitrail.data.cache import cache_folder
 from vitrail.data.item import split_word
 from vitrail.data.settings import Columns, Data
+from vitrail.data.sources.arrow import encode_labels
 from vitrail.data.sources.open import open_data, open_path
-from vitrail.data.sources.table import encode_labels
 from vitrail.errors import DataError, DecodeError, UsageError
 
 

@@ -182,7 +182,7 @@ def _open_real(protocol: ImageNetProtocol, path: Path, labels: Path | None) -> B
 
 
 def _source(root: Path, files: list[_File], labels: list[int], class_names: list[str]) -> FileSource:
-    rows = [(file.name, label, file.size) for file, label in zip(files, labels, strict=True)]
+    rows = [(file.name, class_names[label], file.size) for file, label in zip(files, labels, strict=True)]
     return file_source(root, rows, class_names)
 
 
@@ -268,9 +268,8 @@ def _class_folders(
     strangers = [name for name in source.class_names if name not in names]
     if strangers and not others:
         raise protocol.missing(f"{places[0]} has a folder {strangers[0]}/, which is none of its {len(names):,} classes")
-    counted = np.array([name in names for name in source.class_names])[
-        one_label(source.labels, "a test set of ImageNet")
-    ]
+    labels = one_label(source.labels, "a test set of ImageNet")
+    counted = np.array([name in names for name in source.class_names])[labels]
     notes = findings.lines()
     if strangers:
         left = len(source) - int(counted.sum())

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vitrail.data.benchmarks.vtab_tasks import TRAIN, VALIDATION, VtabTask, ranges, task_named
+from vitrail.data.benchmarks.vtab_tasks import TRAIN, VALIDATION, VtabTask, image_range, task_named
 from vitrail.data.images.decode import decode
 from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, Item, Subset
 from vitrail.data.settings import Columns
@@ -105,7 +105,7 @@ def _prepared(task: VtabTask, folder: Path) -> DataSet:
     counts = {name: len(source) for name, source in found.splits.items()}
     splits: dict[str, IndexedSource] = {}
     for name, region in task.regions.items():
-        (images,) = ranges(region, counts)
+        images = image_range(region, counts)
         source, rows = found.splits[images.split], np.arange(images.start, images.stop)
         splits[name] = Subset(source, rows) if task.scale == 1 else Scaled(source, rows, task.scale)
     return DataSet(splits, found.findings)

@@ -4,7 +4,7 @@ Zhai et al., "A Large-scale Study of Representation Learning with the Visual Tas
 (arXiv 1910.04867) and google-research/task_adaptation: 800 training images, 200 validation images, both together for
 the final run, and the whole test set. `vtab.toml` holds one table per task, with the fields of `VtabTask`.
 
-Parts of splits are written as in TensorFlow Datasets (`train[:800]+validation[:200]`), and a part of a part is possible
+Parts of splits are written as in TensorFlow Datasets (`train[:800]`), and a part of a part is possible
 (`train[90%:][:200]`). The numbers are places in the files that TensorFlow Datasets writes, in the version that the
 catalogue names. No other copy of a data set has that order, which is why people share lists of images.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -25,32 +25,24 @@ _PART = re.compile(r"(?P<split>\w+)(?P<slices>(?:\[[^\[\]]*\])*)")
 _SLICE = re.compile(r"\[(-?\d+%?)?:(-?\d+%?)?\]")
 
 
-@dataclass(frozen=True)
-class ImageRange:
+class ImageRange(NamedTuple):
     """The images with numbers `start` to `stop` - 1 of a split."""
 
     split: str
     start: int
     stop: int
 
-    def __len__(self) -> int:
-        return self.stop - self.start
 
-
-def ranges(region: str, counts: Mapping[str, int]) -> list[ImageRange]:
+def image_range(region: str, counts: Mapping[str, int]) -> ImageRange:
     """Return the images of a region. `counts` maps each existing split to its number of images.
 
     A percentage is rounded to the nearest image, ties to even, as in `tfds.core.ReadInstruction` by default.
     Raises UsageError for text that is not a region and for an unknown split. Raises DataError if a split has too few
     images, because the region was written for another data set.
     """
-    return [_range(part.strip(), counts, region) for part in region.split("+")]
-
-
-def _range(part: str, counts: Mapping[str, int], region: str) -> ImageRange:
-    match = _PART.fullmatch(part)
+    match = _PART.fullmatch(region)
     if not match or len(_SLICE.findall(match["slices"])) != match["slices"].count("["):
-        raise UsageError(f"{part!r} in {region!r} is not a part of a split. Write train, train[:800] or train[90%:]")
+        raise UsageError(f"{region!r} is not a part of a split. Write train, train[:800] or train[90%:]")
     split = match["split"]
     if split not in counts:
         known = ", ".join(counts)

@@ -260,11 +260,8 @@ def _thumbnails(
     distinct, rows = np.unique(numbers, return_inverse=True)
     found = np.empty((len(distinct), SIDE, SIDE), np.float32)
     sides = np.empty(len(distinct), np.int64)
-    parts = images.part_of(distinct)
-    for part in np.unique(parts).tolist():
-        mine = np.flatnonzero(parts == part)
-        inside = (distinct[mine] - images.numbers(part).start).tolist()
-        read = each_image(pool, _thumbnail, images.parts[part].source, inside)
+    for source, mine, indices in images.by_part(distinct):
+        read = each_image(pool, _thumbnail, source, indices.tolist())
         for row, (small, side) in zip(mine.tolist(), read, strict=True):
             found[row], sides[row] = small, side
     return found, sides, rows

@@ -101,6 +101,13 @@ class HashedImages:
         end = int(self.ends[place])
         return range(end - len(self.parts[place].source), end)
 
+    def by_part(self, numbers: np.ndarray) -> Iterator[tuple[IndexedSource, np.ndarray, np.ndarray]]:
+        """Yield (source, places in `numbers`, indices in the source) for each split that holds some of the images."""
+        parts = self.part_of(numbers)
+        for part in np.unique(parts).tolist():
+            places = np.flatnonzero(parts == part)
+            yield self.parts[part].source, places, numbers[places] - self.numbers(part).start
+
     def name(self, number: int) -> Name:
         """Return the identity of an image by its number."""
         part = self.parts[int(self.part_of(np.array(number)))]

@@ -35,7 +35,7 @@ from vitrail.data.cache import cached_file, pa, pc, stored_table
 from vitrail.data.check import OnProgress, digest
 from vitrail.data.images.pixels import picture
 from vitrail.data.item import IndexedSource
-from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
+from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.sources.folder import file_of
 from vitrail.errors import DecodeError
 
@@ -240,12 +240,24 @@ def tables_of(
     be read (`DecodeError.reason`). `kind` is the name of its folder in the cache. Raises DataError if the cache cannot
     be written.
     """
+
+    def compute(numbers: range, writer: pa.RecordBatchWriter) -> None:
+        """Read some images and write their rows."""
+        batch: list[_Thumbnail] = []
+        read = partial(_read_thumbnail, side)
+        for done, one in enumerate(each_image(pool, read, source, numbers), start=numbers.start + 1):
+            batch.append(one)
+            if len(batch) == _ROWS or done == numbers.stop:
+                writer.write_batch(rows(batch))
+                batch = []
+            if progress is not None and done < numbers.stop:  # the last image is reported when its table is written
+                progress(done, len(source))
+
     with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
             target = cached_file(kind, _key(source, numbers))
-            compute = partial(_compute, source, numbers, side, rows, pool, progress)
-            table = stored_table(target, schema, compute, f"the {kind} of images")
+            table = stored_table(target, schema, partial(compute, numbers), f"the {kind} of images")
             if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
                 target.unlink(missing_ok=True)  # the disk may give these images the next time
             yield table
@@ -264,27 +276,6 @@ def _key(source: IndexedSource, numbers: range) -> str:
             date = -1
         state.update(f"{file or source.id(index)}\0{source.sizes[index]}\0{date}\0".encode("utf-8", "surrogateescape"))
     return json.dumps([_VERSION, len(numbers), state.hexdigest()])
-
-
-def _compute(
-    source: IndexedSource,
-    numbers: range,
-    side: int,
-    rows: Callable[[list[_Thumbnail]], pa.RecordBatch],
-    pool: ThreadPool | None,
-    progress: OnProgress | None,
-    writer: pa.RecordBatchWriter,
-) -> None:
-    """Read some images and write their rows."""
-    batch: list[_Thumbnail] = []
-    read = partial(_read_thumbnail, side)
-    for done, one in enumerate(each_image(pool, read, source, numbers), start=numbers.start + 1):
-        batch.append(one)
-        if len(batch) == _ROWS or done == numbers.stop:
-            writer.write_batch(rows(batch))
-            batch = []
-        if progress is not None and done < numbers.stop:  # the last image is reported when its table is written
-            progress(done, len(source))
 
 
 def _read_thumbnail(side: int, source: IndexedSource, index: int) -> _Thumbnail:

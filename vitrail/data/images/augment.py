@@ -17,7 +17,6 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitrail.data.images.geometry import Op, random_rectangles
 from vitrail.data.settings import GREY
-from vitrail.errors import UsageError
 
 USUAL_MAGNITUDE = 10.0
 """Magnitude that is level 1 of an operation."""
@@ -33,10 +32,6 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=_fill(image))
 
 
-def _rotate(image: Image.Image, level: float) -> Image.Image:
-    return image.rotate(30 * level, resample=Image.Resampling.BILINEAR, fillcolor=_fill(image))
-
-
 def _fill(image: Image.Image) -> tuple[int, ...] | int:
     return GREY if image.mode == "RGB" else 0  # a normalised band has the mean 0
 
@@ -47,7 +42,7 @@ def _solarize_add(image: Image.Image, level: float) -> Image.Image:
 
 
 MOVES: dict[str, Change] = {
-    "rotate": _rotate,
+    "rotate": lambda image, level: image.rotate(30 * level, Image.Resampling.BILINEAR, fillcolor=_fill(image)),
     "shear_x": lambda image, level: _affine(image, (1, 0.3 * level, 0, 0, 1, 0)),
     "shear_y": lambda image, level: _affine(image, (1, 0, 0, 0.3 * level, 1, 0)),
     "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),
@@ -86,13 +81,6 @@ class RandAugment(Op):
     magnitude: float = 9
     noise: float = 0.5
     probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.operations < 0 or not 0 <= self.magnitude <= LARGEST_MAGNITUDE:
-            raise UsageError(
-                f"augment.randaugment is ({self.operations}, {self.magnitude}); it takes a number of "
-                f"operations, 0 or more, and a magnitude from 0 to {LARGEST_MAGNITUDE:g}"
-            )
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -134,10 +122,6 @@ class ColorJitter(Op):
 
     strength: float
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
-            raise UsageError(f"augment.color_jitter is {self.strength}; it must be from 0 to 1")
-
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         picture = Image.fromarray(image)
@@ -159,10 +143,6 @@ class RandomErasing(Op):
     probability: float
     scale: tuple[float, float] = (0.02, 1 / 3)
     ratio: tuple[float, float] = (0.3, 1 / 0.3)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise UsageError(f"augment.erasing is {self.probability}; it must be a probability, 0 to 1")
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""

@@ -124,13 +124,10 @@ def _shown(bands: Bands, data: Data) -> Bands:
 
 def _require(channels: int, bits: Bits, found: Sequence[Layout], why: str) -> None:
     """Raise DataError if most images have other bands, because a run without them would be of no use."""
-    grey = {(1, "8"), (3, "8")}  # grey pictures are often stored with three equal bands
-    wrong = [
-        one
-        for one in found
-        if (one.channels, one.bits) != (channels, bits)
-        and not ((channels, bits) == (1, "8") and (one.channels, one.bits) in grey)
-    ]
+    fitting = [(channels, bits)]
+    if fitting == [(1, "8")]:
+        fitting.append((3, "8"))  # grey pictures are often stored with three equal bands
+    wrong = [one for one in found if (one.channels, one.bits) not in fitting]
     if 2 * len(wrong) > len(found):
         kinds = Counter(one.kind for one in wrong).most_common(3)
         listed = ", ".join(f"{count} with {kind}" for kind, count in kinds)
@@ -213,22 +210,17 @@ def measure_bands(train: IndexedSource, channels: int, bits: Bits) -> tuple[Band
         squares = np.square(values - mean).sum(axis=(0, 1))
         return _Moments(values[..., 0].size, mean, squares, values.min(axis=(0, 1)), values.max(axis=(0, 1)))
 
-    total: _Moments | None = None
-    read_images, first = 0, None
     with threads(available_cores()) as pool:
-        for found in each_image(pool, moments, train, rows):
-            if isinstance(found, DecodeError):
-                first = first or found
-            elif total is None:
-                total, read_images = found, 1
-            else:
-                total.add(found)
-                read_images += 1
-    if total is None:
-        raise DataError(f"none of {len(rows)} training images can be read with these bands. The first: {first}")
+        results = list(each_image(pool, moments, train, rows))
+    found = [one for one in results if isinstance(one, _Moments)]
+    if not found:
+        raise DataError(f"none of {len(rows)} training images can be read with these bands. The first: {results[0]}")
+    total = found[0]
+    for other in found[1:]:
+        total.add(other)
     std = np.sqrt(total.squares / total.count)
     constant = ", ".join(str(1 + band) for band in np.flatnonzero(std == 0).tolist())
-    of = f"mean and std of each band: those of {read_images} training images"
+    of = f"mean and std of each band: those of {len(found)} training images"
     if constant:
         of += f"; band {constant} has one value only, from which nothing can be learned"
     std[std == 0] = 1.0

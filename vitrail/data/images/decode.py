@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import IO, Any, NamedTuple
 
@@ -200,7 +201,7 @@ def native(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 @within_memory()
-def class_values(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def class_values(data: bytes) -> np.ndarray:
     """Return the values of a PNG that holds one class for each pixel, upright: uint8 [H, W].
 
     They are the indices of a palette, or grey values as they are stored: those of 1, 2 and 4 bits are not scaled.
@@ -219,7 +220,7 @@ def class_values(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         scale = 255 // (2 ** png.bits(data) - 1) if image.mode == "L" else 1  # Pillow stretches 2 and 4 bits to 255
         return upright(np.asarray(image).astype(np.uint8) // scale, orientation_in(dict(image.info)))
 
-    return _decode_carefully(data, format, _reader(format), max_pixels, loaded)
+    return _decode_carefully(data, format, _reader(format), MAX_PIXELS, loaded)
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
@@ -231,14 +232,9 @@ def upright_size(data: bytes) -> tuple[int, int]:
     if format.name == "TIFF":  # versions of Pillow differ in whether a header's size is that of the upright image
         height, width, _ = decode(data).shape
         return height, width
-    try:
-        with _reader(format)(BytesIO(data)) as image:
-            turn = orientation_in(dict(image.info))
-            return (image.width, image.height) if turn >= 5 else (image.height, image.width)
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # see `_decode_carefully`
-        raise _explained(error, format.name) from error
+    with _explained(format.name), _reader(format)(BytesIO(data)) as image:
+        turn = orientation_in(dict(image.info))
+        return (image.width, image.height) if turn >= 5 else (image.height, image.width)
 
 
 def format_of(data: bytes) -> ImageFormat:
@@ -287,7 +283,7 @@ def _decode_carefully(
 
     loaded: Function that returns the pixels of an image of Pillow's (default: as RGB).
     """
-    try:
+    with _explained(format.name):
         check_parts(data, format.name)
         with reader(BytesIO(data)) as image:
             _check_size(image.height, image.width, max_pixels // format.weight)
@@ -304,10 +300,6 @@ def _decode_carefully(
             if format.name == "PNG" and _may_lack_rows(image, data) and not png.is_whole(data):
                 raise DecodeError("the PNG is cut off: its data end before its last row", reason="truncated")
             return pixels
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
-        raise _explained(error, format.name) from error
 
 
 @within_memory()
@@ -318,11 +310,8 @@ def pillow_pixels(image: Image.Image) -> np.ndarray:
     """
     info = dict(image.info)
     try:
-        return _loaded(image)
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # see `_decode_carefully`
-        raise _explained(error, image.format or "image") from error
+        with _explained(image.format or "image"):
+            return _loaded(image)
     finally:
         image.info = info | image.info  # with the transparent colour again
 
@@ -349,20 +338,26 @@ def _may_lack_rows(image: Image.Image, data: bytes) -> bool:
     return png.is_interlaced(data) or not any(rows_of(image, image.height - 1, image.height).tobytes())
 
 
-def _explained(error: Exception, format: str) -> DecodeError:
-    """Return a DecodeError for an exception of Pillow. Only the exception's text distinguishes the causes."""
-    text = str(error)
-    if re.search("out of memory|insufficient memory|allocat", text, re.I):
-        return no_memory()
-    if isinstance(error, Image.DecompressionBombError):
-        reason = "too-many-pixels"
-    elif re.search("truncated|end of|not enough|incomplete|too small|not large enough", text, re.I):
-        reason = "truncated"
-    elif re.search("unsupported|not supported|unknown", text, re.I):
-        reason = "unsupported"
-    else:
-        reason = "corrupt"
-    return DecodeError(f"{reason} {format} file: {text or type(error).__name__}", reason=reason)
+@contextmanager
+def _explained(format: str) -> Iterator[None]:
+    """Context that turns an exception of Pillow into a DecodeError. Only its text distinguishes the causes."""
+    try:
+        yield
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
+        text = str(error)
+        if re.search("out of memory|insufficient memory|allocat", text, re.I):
+            raise no_memory() from error
+        if isinstance(error, Image.DecompressionBombError):
+            reason = "too-many-pixels"
+        elif re.search("truncated|end of|not enough|incomplete|too small|not large enough", text, re.I):
+            reason = "truncated"
+        elif re.search("unsupported|not supported|unknown", text, re.I):
+            reason = "unsupported"
+        else:
+            reason = "corrupt"
+        raise DecodeError(f"{reason} {format} file: {text or type(error).__name__}", reason=reason) from error
 
 
 _ORIENTATION_TAG = 0x0112

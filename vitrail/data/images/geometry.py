@@ -335,10 +335,6 @@ class PadShift(Op):
 
     pad: int = 4
 
-    def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise UsageError(f"augment.pad is {self.pad}; it must be 0 or more pixels")
-
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         return self.batch(image[None], [rng])[0]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitrail.data.loading.order import MIX, stream
 from vitrail.data.settings import Augment
-from vitrail.errors import UsageError
 
 AT_ONCE = 256
 """Number of images blended at a time."""
@@ -29,19 +28,12 @@ class Mix:
     Each image is mixed with the image half a batch away. If each of several processes holds an even number of images,
     this is the same pair as in one process with all images. The paper's code mixes neighbours. This would need images
     of another process, and with repeated augmentation a neighbour is a copy of the same image.
-
-    Raises UsageError for a negative alpha.
     """
 
     augment: Augment
     classes: int
     """Length of a target."""
     seed: int
-
-    def __post_init__(self) -> None:
-        for name, alpha in (("mixup", self.augment.mixup), ("cutmix", self.augment.cutmix)):
-            if not alpha >= 0:
-                raise UsageError(f"augment.{name} is {alpha}; it must be 0 (off) or above")
 
     def __call__(self, images: Tensor, labels: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return mixed images, of the type and shape of `images`, and targets float32 [batch, classes].

@@ -153,9 +153,8 @@ class TiffParts:
                 if part is None:
                     part = np.empty((height, width, block.shape[2]), block.dtype)
                 y, x = max(top, row * tall), max(left, column * wide)
-                found = block[
-                    y - row * tall : top + height - row * tall, x - column * wide : left + width - column * wide
-                ]
+                bottom, right = top + height - row * tall, left + width - column * wide
+                found = block[y - row * tall : bottom, x - column * wide : right]
                 part[y - top : y - top + found.shape[0], x - left : x - left + found.shape[1]] = found
         assert part is not None
         return part
@@ -299,10 +298,6 @@ def _entry(file: BufferedReader, tag: Any, order: str) -> Entry:
         raise DecodeError(f"corrupt TIFF file: tag {tag.code} has {tag.valuebytecount:,} bytes", reason="corrupt")
     value = os.pread(file.fileno(), tag.valuebytecount, tag.valueoffset)
     if tag.dtype == LONG8:
-        return Entry(
-            tag.code,
-            LONG,
-            tag.count,
-            struct.pack(f"{order}{tag.count}I", *struct.unpack(f"{order}{tag.count}Q", value)),
-        )
+        numbers = struct.unpack(f"{order}{tag.count}Q", value)
+        return Entry(tag.code, LONG, tag.count, struct.pack(f"{order}{tag.count}I", *numbers))
     return Entry(tag.code, int(tag.dtype), tag.count, value)

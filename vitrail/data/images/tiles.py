@@ -80,33 +80,19 @@ def starts(length: int, tile: int, overlap: int) -> list[int]:
 class TiledImage(Protocol):
     """An image of which parts are read."""
 
-    @property
-    def height(self) -> int:
-        """Number of rows."""
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
+    height: int
+    width: int
 
     def values(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """Return a part as [height, width, channels], not normalised. Raises DecodeError if it is damaged."""
 
 
-@dataclass(frozen=True)
 class DecodedImage:
     """An image in memory, [height, width, channels]."""
 
-    image: np.ndarray
-
-    @property
-    def height(self) -> int:
-        """See TiledImage."""
-        return int(self.image.shape[0])
-
-    @property
-    def width(self) -> int:
-        """See TiledImage."""
-        return int(self.image.shape[1])
+    def __init__(self, image: np.ndarray) -> None:
+        self.image = image
+        self.height, self.width = image.shape[:2]
 
     def values(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """See TiledImage."""
@@ -201,7 +187,19 @@ def tiles_of(
 
     given: Files that the user named; only a pipe among these is read.
     """
-    opened = partial(_opened, tiling=tiling, pixels=pixels, given=given)
+
+    def opened(path: Path) -> tuple[Path, TiledImage | DecodeError]:
+        try:
+            image = open_image(path, pixels, tiling.height, pipe=path in given and path.is_fifo())
+        except DecodeError as error:
+            return path, error
+        if image.height < tiling.height or image.width < tiling.width:
+            log.warning(
+                "%s has %d x %d pixels, and a tile %d x %d: its last pixels are repeated up to the end of the tile",
+                path, image.width, image.height, tiling.width, tiling.height,
+            )  # fmt: skip
+        return path, image
+
     for path, image in ordered(pool, opened, files, ahead=2, hung=lambda path: stuck(str(path))):
         if isinstance(image, DecodeError):
             yield Tile(path, None, image)
@@ -209,21 +207,6 @@ def tiles_of(
         for box in tiling.boxes(image.height, image.width):
             yield Tile(path, box, image)
         del image  # before the next one is waited for
-
-
-def _opened(
-    path: Path, tiling: Tiling, pixels: Pixels, given: Collection[Path]
-) -> tuple[Path, TiledImage | DecodeError]:
-    try:
-        image = open_image(path, pixels, tiling.height, pipe=path in given and path.is_fifo())
-    except DecodeError as error:
-        return path, error
-    if image.height < tiling.height or image.width < tiling.width:
-        log.warning(
-            "%s has %d x %d pixels, and a tile %d x %d: its last pixels are repeated up to the end of the tile",
-            path, image.width, image.height, tiling.width, tiling.height,
-        )  # fmt: skip
-    return path, image
 
 
 def prepared_tiles(

@@ -6,7 +6,7 @@ import ast
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from vitrail.data.labels.sets import SEPARATOR
+from vitrail.data.labels.sets import SEPARATOR, distinct_names
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.words import is_name, listing, shown
@@ -66,7 +66,7 @@ def unsplit(cells: Iterable[str | tuple[str, ...]], columns: Columns) -> Iterato
 
     A comma is part of many names, so it counts only if it splits them into fewer names than there are cells.
     """
-    names = {name for cell in set(cells) for name in ([cell] if isinstance(cell, str) else cell)} - {""}
+    names = distinct_names(set(cells)) - {""}
     inside = next((one for one in SEPARATORS if any(one in name for name in names)), None)
     inside = inside or ("," if _splits(names, ",") else None)
     if columns.separator is None and inside:

@@ -60,7 +60,6 @@ def _not_one(split: str, source: IndexedSource) -> str:
 
 
 def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
-    splits: dict[str, IndexedSource] = {}
     read = {
         name: _read(source, name, columns)
         for name, source in found.splits.items()
@@ -73,13 +72,12 @@ def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
             f"images have other numbers of targets in other splits: {widths}. Give all of them equally many"
         )
     width = next(iter(widths.values()), 1)
-    for name, source in found.splits.items():
-        splits[name] = source
-        if name in read:  # of a split without any label, all numbers are unknown
-            values = read[name] if read[name].shape[1] else np.full((len(source), width), np.nan)
-            changed: Any = _relabelled(source, Numbers(values))
-            changed.class_names = target_names(width, columns.label, columns.classes)
-            splits[name] = changed
+    splits = dict(found.splits)
+    for name, values in read.items():  # of a split without any label, all numbers are unknown
+        values = values if values.shape[1] else np.full((len(values), width), np.nan)
+        changed: Any = _relabelled(splits[name], Numbers(values))
+        changed.class_names = target_names(width, columns.label, columns.classes)
+        splits[name] = changed
     return DataSet(splits, found.findings)
 
 
@@ -124,9 +122,8 @@ def _read(source: IndexedSource, split: str, columns: Columns) -> np.ndarray:
 
 def _changed(found: DataSet, labels_of: Any) -> DataSet:
     """Return the data set with other labels of the same images."""
-    return DataSet(
-        {name: _relabelled(source, labels_of(source)) for name, source in found.splits.items()}, found.findings
-    )
+    splits = {name: _relabelled(source, labels_of(source)) for name, source in found.splits.items()}
+    return DataSet(splits, found.findings)
 
 
 def _relabelled(source: IndexedSource, labels: Labels) -> IndexedSource:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from vitrail.data.image_names import SUFFIXES, is_image_name
 from vitrail.data.item import Findings
 from vitrail.data.labels.cells import MISSING, names_in, read_cells, unsplit
+from vitrail.data.labels.sets import distinct_names
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, TABLE_SUFFIXES, read_rows, read_table
 from vitrail.data.spreadsheet import PREDICTIONS
@@ -395,8 +396,7 @@ def _separate(lines: list[str]) -> Separate:
 
 
 def _by_tab(line: str) -> tuple[str, str] | None:
-    path, *labels = line.split("\t")
-    return (path, labels[0]) if len(labels) == 1 else None
+    return _pair(line.split("\t"))
 
 
 def _by_image(line: str) -> tuple[str, str] | None:
@@ -407,15 +407,17 @@ def _by_image(line: str) -> tuple[str, str] | None:
 
 def _by_comma(line: str) -> tuple[str, str] | None:
     try:
-        cells = next(csv.reader([line]))
+        return _pair(next(csv.reader([line])))
     except (csv.Error, StopIteration):
         return None
-    return (cells[0], cells[1]) if len(cells) == 2 else None
 
 
 def _by_space(line: str) -> tuple[str, str] | None:
-    words = line.rsplit(maxsplit=1)
-    return (words[0], words[1]) if len(words) == 2 else None
+    return _pair(line.rsplit(maxsplit=1))
+
+
+def _pair(cells: list[str]) -> tuple[str, str] | None:
+    return (cells[0], cells[1]) if len(cells) == 2 else None
 
 
 def _read_list(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
@@ -515,9 +517,7 @@ def advice(images: Images) -> str:
             cells = labels_of(images, f"{name}: {argument}", Columns(), Findings("")) if argument else []
         except (DataError, UsageError, OSError):
             continue
-        classes = sorted(
-            {one for cell in cells if cell is not None for one in ([cell] if isinstance(cell, str) else cell)}
-        )
+        classes = sorted(distinct_names(cells))
         if len(classes) > 1:
             flag = f"--data.label-from {shlex.quote(f'{name}: {argument}')}"
             return f"The labels seem to be elsewhere: add {flag} ({len(classes):,} classes: {listing(classes, 5)})"

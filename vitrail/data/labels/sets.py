@@ -137,6 +137,11 @@ def named(values: Sequence[str | Sequence[str] | None], class_names: Sequence[st
     return Named(np.array([UNKNOWN if one is None else one[0] for one in classes], dtype=np.int64), names)
 
 
+def distinct_names(labels: Iterable[str | Iterable[str] | None]) -> set[str]:
+    """Return all names in labels as `named` takes them."""
+    return {name for one in labels if one is not None for name in ([one] if isinstance(one, str) else one)}
+
+
 def label_at(labels: Labels, index: int) -> Label:
     """Return the label of one image."""
     return int(labels[index]) if isinstance(labels, np.ndarray) else labels.at(index)

@@ -18,7 +18,7 @@ import torch
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.work import within_memory
-from vitrail.data.item import IndexedSource, Item, Source, is_remote
+from vitrail.data.item import IndexedSource, Item, is_remote
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
 from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling, stream
@@ -73,8 +73,6 @@ class BatchPart:
     positions: np.ndarray
     permutation: Permutation
     epoch: int
-    last: bool
-    """Whether this is the last part of the batch."""
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index, reason) of each image that could not be read."""
     reading: int = -1
@@ -83,6 +81,11 @@ class BatchPart:
     """Number of reads begun."""
     steps_seen: int = -1
     """Value of `steps` at the last timeout of the consumer."""
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the last part of the batch."""
+        return self.begin + len(self.positions) == len(self.slots.index)
 
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -103,13 +106,6 @@ def check_batch_size(batch_size: int) -> None:
         raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
 
 
-def _labels(source: Source) -> np.ndarray:
-    """Return the labels of all images. Raises UsageError if they are known only once an image is read."""
-    if not isinstance(source, IndexedSource):
-        raise UsageError("data.sampler needs the labels of all images, and this source does not list them")
-    return one_label(source.labels, "data.sampler")
-
-
 class Loader:
     """Batches of one process's share of a source.
 
@@ -121,8 +117,8 @@ class Loader:
     An image that cannot be decoded is listed in `bad`. Training shows the next image of the order instead; evaluation
     leaves the image out. With `cache` decoded images stay in memory, which is for data sets of small images. `together`
     is the number of neighbours shown in one batch (see `EpochOrder`). `sampler` says how often each class is shown in
-    training (`vitrail.data.loading.order`); other than uniform it needs an `IndexedSource`. The next batches of a
-    remote source (`vitrail.data.item.RemoteSource`) are requested while earlier ones are decoded.
+    training (`vitrail.data.loading.order`). The next batches of a remote source (`vitrail.data.item.RemoteSource`) are
+    requested while earlier ones are decoded.
 
     Raises UsageError unless batch_size >= 1 and workers >= 0, and DataError for an empty source. `epoch` raises
     DataError, which names the image, when a read in a thread takes longer than `timeout` seconds (None:
@@ -131,7 +127,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Source,
+        source: IndexedSource,
         *,
         transform: Transform,
         image_size: int | tuple[int, int],
@@ -180,14 +176,13 @@ class Loader:
             rank=rank,
             world=world,
             together=together,
-            sampler=None if sampler == "uniform" else ClassSampler(_labels(source), sampler),
+            sampler=None if sampler == "uniform" else ClassSampler(one_label(source.labels, "data.sampler"), sampler),
         )
         # twice as many parts as threads: they finish a batch at about the same time
         self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
         self._pool = ThreadPool(workers) if workers else None
         self._asking = ThreadPool(_ASKING) if is_remote(source) else None
-        labels = getattr(source, "labels", None)
-        self._labels = labels
+        self._labels = source.labels
         self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
         """Index -> (decoded image, label)."""
         self._together = cache and isinstance(transform, Op)
@@ -260,15 +255,10 @@ class Loader:
         positions = self._order.positions(number)
         count = len(positions)
         # every batch has its own memory, because the caller may keep it; the page faults cost 1 % of decoding
-        slots = Slots(
-            np.empty((count, *self._shape), dtype=self.pixels.dtype),
-            self._no_labels(count),
-            np.full(count, -1, dtype=np.int64),
-        )
+        images = np.empty((count, *self._shape), dtype=self.pixels.dtype)
+        slots = Slots(images, self._no_labels(count), np.full(count, -1, dtype=np.int64))
         return [
-            BatchPart(
-                slots, begin, positions[begin : begin + self._part], permutation, epoch, begin + self._part >= count
-            )
+            BatchPart(slots, begin, positions[begin : begin + self._part], permutation, epoch)
             for begin in range(0, count, self._part)
         ]
 
@@ -325,11 +315,10 @@ class Loader:
                 random = stream(self._seed, part.epoch, index + copy * len(self.source))
                 if not self._together:
                     image = self._transformed(image, random, index)
+                return image, label, index, random
             except DecodeError as error:
                 part.bad.append((index, error.reason))
                 last = error
-                continue
-            return image, label, index, random
         if self._evaluation:
             return None
         reasons = dict(part.bad[-ATTEMPTS:])
@@ -337,7 +326,7 @@ class Loader:
         all_bad = len(reasons) == len(self.source)
         what = f"none of the {len(reasons):,} images" if all_bad else f"none of {ATTEMPTS} consecutive images"
         raise DataError(
-            f"{what} can be read ({kinds}); the last is {self._name(index)}: {last.reason} ({last}). "
+            f"{what} can be read ({kinds}); the last is {self.source.id(index)}: {last.reason} ({last}). "
             "`vitrail data check` lists all bad images"
         )
 
@@ -352,7 +341,7 @@ class Loader:
         except VitrailError:
             raise
         except Exception as error:
-            raise DataError(f"image {self._name(index)} could not be read: {error!r}") from error
+            raise DataError(f"image {self.source.id(index)} could not be read: {error!r}") from error
         if self._cache is not None:
             self._cache[index] = image, item.label
         return image, item.label
@@ -377,25 +366,22 @@ class Loader:
         except DecodeError:
             raise
         except Exception as error:
-            raise DataError(f"image {self._name(index)} could not be transformed: {error!r}") from error
+            raise DataError(f"image {self.source.id(index)} could not be transformed: {error!r}") from error
         if result.shape != self._shape:
-            raise DataError(f"image {self._name(index)} became {result.shape}, expected {self._shape}")
+            raise DataError(f"image {self.source.id(index)} became {result.shape}, expected {self._shape}")
         return result
-
-    def _name(self, index: int) -> str:
-        return self.source.id(index) if isinstance(self.source, IndexedSource) else f"[{index}]"
 
     def _hung(self, part: BatchPart) -> Exception | None:
         """Return the error for a part that is late; None if it has begun another read since the last timeout."""
         if part.steps_seen < part.steps:
             part.steps_seen = part.steps
             return None
-        return stuck(f"image {self._name(part.reading)} (index {part.reading})", self._timeout)
+        return stuck(f"image {self.source.id(part.reading)} (index {part.reading})", self._timeout)
 
     def _record(self, part: BatchPart) -> None:
         """Add the unreadable images of a part to the lists, each once."""
         for index, reason in part.bad:
             if index not in self._seen_bad:
                 self._seen_bad.add(index)
-                self.bad.append((self._name(index), reason))
+                self.bad.append((self.source.id(index), reason))
                 self.bad_index.append(index)

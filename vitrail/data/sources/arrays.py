@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.images.stored import DEPTHS, bands_first
-from vitrail.data.item import DataSet, Findings, IndexedSource, Reader, Subset
+from vitrail.data.item import DataSet, Findings, Reader, Subset
 from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Labels, LabelSets, Named, named, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
@@ -24,7 +24,6 @@ LARGE = 1 << 30
 """Size in bytes up to which any array may unpack; above it, the ratio must hold."""
 RATIO = 200
 """Maximum ratio of unpacked to packed size. Zeros reach a thousand; black and white drawings a few dozen."""
-_USUAL = Columns()
 _PAIRS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
     "validation": (("x_val", "y_val"), ("x_valid", "y_valid"), ("val_images", "val_labels")),
@@ -37,8 +36,7 @@ class ArraySource(Reader):
     """Images that are rows of one array [N, H, W, bands]; uint8 [N, H, W] is grey, copied to three channels."""
 
     def __init__(self, name: str, images: np.ndarray, labels: Labels, class_names: list[str]) -> None:
-        super().__init__(labels, np.full(len(images), images[:1].nbytes, dtype=np.int64), class_names)
-        self._name = name
+        super().__init__(labels, np.full(len(images), images[:1].nbytes, dtype=np.int64), class_names, name)
         self._images = images
 
     def image(self, index: int) -> np.ndarray:
@@ -47,10 +45,6 @@ class ArraySource(Reader):
         if image.ndim == 2 and image.dtype == np.uint8:
             image = np.repeat(image[:, :, None], 3, axis=2)
         return np.ascontiguousarray(image)
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`: the split and the row, counted from 0."""
-        return f"{self._name}[{index}]"
 
 
 def read_digits() -> DataSet:
@@ -67,7 +61,7 @@ def read_digits() -> DataSet:
     return DataSet({"train": Subset(source, train), "test": Subset(source, test)}, Findings("digits"))
 
 
-def read_npz(path: Path, columns: Columns = _USUAL) -> DataSet:
+def read_npz(path: Path, columns: Columns = Columns()) -> DataSet:
     """Open an .npz with images/labels, x_train/y_train (and _val, _test) or train_images/train_labels.
 
     Labels of numbers are targets if `columns.per_image` is "numbers": [N], or [N, targets].
@@ -89,35 +83,17 @@ def read_npz(path: Path, columns: Columns = _USUAL) -> DataSet:
             checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
     except DAMAGED_ZIP as error:
         raise DataError(f"{path} is not a readable .npz: {error}") from error
-    return DataSet(_sources(path, wanted, arrays, checks, columns), Findings("arrays"))
-
-
-def _sources(
-    path: Path,
-    wanted: Mapping[str, tuple[str, str]],
-    arrays: dict[str, np.ndarray],
-    checks: dict[str, int],
-    columns: Columns,
-) -> dict[str, IndexedSource]:
     labelled = {name: arrays[name] for _, name in wanted.values()}
-    if columns.per_image == "numbers" and all(array.dtype.kind in "iuf" for array in labelled.values()):
-        read = _number_reader(path, labelled, columns)
-    else:
-        for array in labelled.values():
-            if array.dtype.kind not in "biuU":
-                hint = (
-                    "; for numbers to predict, add --data.labels-per-image numbers" if array.dtype.kind == "f" else ""
-                )
-                raise DataError(f"{path}: labels are {array.dtype}; valid are integers and text{hint}")
-        read = _label_reader(path, labelled)
-    sources: dict[str, IndexedSource] = {}
+    numbers = columns.per_image == "numbers" and all(array.dtype.kind in "iuf" for array in labelled.values())
+    read = _number_reader(path, labelled, columns) if numbers else _label_reader(path, labelled)
+    found = DataSet({}, Findings("arrays"))
     for split, (x, y) in wanted.items():
         images, (labels, class_names) = _channels_last(path, x, arrays[x]), read(arrays[y])
         if len(images) != len(labels):
             raise DataError(f"{path}: {x} has {len(images)} images and {y} has {len(labels)} labels")
         # the checksum makes the id, and with it the fingerprint, speak of the pixels too
-        sources[split] = ArraySource(f"{split or path.stem}-{checks[x]:08x}", images, labels, class_names)
-    return sources
+        found.splits[split] = ArraySource(f"{split or path.stem}-{checks[x]:08x}", images, labels, class_names)
+    return found
 
 
 def _number_reader(path: Path, arrays: Mapping[str, np.ndarray], columns: Columns) -> Callable[[np.ndarray], Named]:
@@ -141,6 +117,10 @@ def _number_reader(path: Path, arrays: Mapping[str, np.ndarray], columns: Column
 
 def _label_reader(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], Named]:
     """Return the function from an array of labels to labels: [N] or [N, 1], or [N, classes] of zeros and ones."""
+    for array in arrays.values():
+        if array.dtype.kind not in "biuU":
+            hint = "; for numbers to predict, add --data.labels-per-image numbers" if array.dtype.kind == "f" else ""
+            raise DataError(f"{path}: labels are {array.dtype}; valid are integers and text{hint}")
     widths = {name: array.shape[1] if array.ndim == 2 else 1 for name, array in arrays.items()}
     wide = {name: array for name, array in arrays.items() if array.ndim > 2 or widths[name] > 1}
     if not wide:

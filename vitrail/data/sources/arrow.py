@@ -19,18 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.cache import cached_table, pa, pc, pq, valid
-from vitrail.data.item import DataSet, Findings, IndexedSource, Reader
-from vitrail.data.labels.cells import class_columns, read_cells, unsplit
+from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, Reader
+from vitrail.data.labels.cells import read_cells, unsplit
 from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_names, label_text, named, order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
 from vitrail.data.sources.table import (
     IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    encode_labels,
     find_column,
     group_by_split,
+    label_columns,
     leaves,
     read_records,
     unused_columns,
@@ -50,33 +49,22 @@ class LabelColumns(NamedTuple):
     """Names of the classes that the whole numbers of a column stand for, if it has some."""
 
 
-def label_columns(
+def _label_names(
     schema: pa.Schema, image: str, columns: Columns, where: str, column: Callable[[str], pa.ChunkedArray]
 ) -> tuple[str, ...]:
-    """Return the name of the column of labels, or those of the columns that are classes; `column` reads a column.
+    """Return the names that `label_columns` returns for columns other than `image`; `column` reads one of them."""
 
-    Raises UsageError for a column that does not exist, and DataError if there is no column of labels.
-    """
-    if not columns.classes:
-        try:
-            return (find_column(schema.names, columns.label, LABEL_COLUMNS, "label", where),)
-        except DataError as error:
-            missing = error
-    holds = {
-        name: partial(_holds_marks, schema.field(name).type, partial(column, name))
-        for name in schema.names
-        if name != image
-    }
-    if classes := class_columns(holds, columns.classes, where):
-        return classes
-    raise missing
+    def holds_marks(name: str) -> bool:
+        values = set(pc.unique(column(name)).to_pylist()) - {None} if _may_be_mark(schema.field(name).type) else set()
+        return values <= {0, 1} and 1 in values
+
+    holds = {name: partial(holds_marks, name) for name in schema.names if name != image}
+    return label_columns(schema.names, columns, where, holds)[0]
 
 
-def _holds_marks(kind: pa.DataType, column: Callable[[], pa.ChunkedArray]) -> bool:
-    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return False
-    values = set(pc.unique(column()).to_pylist()) - {None}
-    return values <= {0, 1} and 1 in values
+def _may_be_mark(kind: pa.DataType) -> bool:
+    """Return whether zeros and ones may have this type."""
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Findings) -> list[Named]:
@@ -91,9 +79,9 @@ def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Find
         lists = [_List.of(split) for split in splits]
         marks = all(one.may_be_marks for one in lists) and any(one.lengths.max(initial=0) > 2 for one in lists)
         return [one.from_marks(lists[0]) if marks else one.from_classes() for one in lists]
-    texts = [split for split in splits if split.class_names is None and _is_text(_only(split).type)]
-    found = _from_texts(texts, columns, findings) if len(texts) == len(splits) else None
-    return found or [Named(*encode_labels(_only(split), split.class_names, split.where)) for split in splits]
+    texts = all(split.class_names is None and _is_text(_only(split).type) for split in splits)
+    found = _from_texts(splits, columns, findings) if texts else None
+    return found or [encode_labels(_only(split), split.class_names, split.where) for split in splits]
 
 
 def _only(split: LabelColumns) -> pa.ChunkedArray:
@@ -126,7 +114,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _numbers(split: LabelColumns) -> Named:
     """Return the labels of columns of numbers, or of one column of lists of equal length."""
-    found = []
+    found, width = [], 1
     for column in split.columns.values():
         if _is_list(column.type):
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
@@ -135,11 +123,10 @@ def _numbers(split: LabelColumns) -> Named:
                     f"{split.where}, row {ragged[0] + 1}: {lengths[ragged[0]]} numbers, and the first row has "
                     f"{lengths[0]}. Every image needs equally many, and at least one"
                 )
+            width = int(lengths[0])
             column = pa.chunked_array([pc.list_flatten(chunk) for chunk in column.chunks], column.type.value_type)
-        found.append(np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64))
-    values = (
-        np.stack(found, axis=1) if len(found) > 1 else found[0].reshape(len(next(iter(split.columns.values()))), -1)
-    )
+        found.append(np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64).reshape(-1, width))
+    values = np.concatenate(found, axis=1)
     if (missing := np.flatnonzero(~np.isfinite(values).all(axis=1))).size:
         raise DataError(
             f"{split.where}, row {missing[0] + 1}: no finite number; {missing.size} rows lack one. Give each image its "
@@ -154,9 +141,8 @@ def _of_classes(split: LabelColumns) -> Named:
     """Return the labels of columns of zeros and ones; an empty cell is a zero."""
     marks = []
     for name, column in split.columns.items():
-        kind = column.type
-        if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise DataError(f"{split.where}: the column of class {name!r} holds {kind}; valid are 0 and 1")
+        if not _may_be_mark(column.type):
+            raise DataError(f"{split.where}: the column of class {name!r} holds {column.type}; valid are 0 and 1")
         values = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy()
         if (wrong := np.flatnonzero(~np.isin(values, (0.0, 1.0)))).size:
             raise DataError(
@@ -182,10 +168,53 @@ def _from_texts(splits: Sequence[LabelColumns], columns: Columns, findings: Find
 
 def _place(splits: Sequence[LabelColumns], cell: str) -> str:
     """Return the place of the first row with this text."""
-    for split in splits:
-        if (row := pc.index(_only(split), cell).as_py()) >= 0:
-            return f"{split.where}, row {row + 1}"
-    raise KeyError(cell)
+    places = ((split.where, pc.index(_only(split), cell).as_py()) for split in splits)
+    return next(f"{where}, row {row + 1}" for where, row in places if row >= 0)
+
+
+def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> Named:
+    """Return the labels of a column of integers or names.
+
+    With `class_names` (a ClassLabel column) integers index them and -1 is UNKNOWN; otherwise the distinct
+    values are the classes. Raises DataError with the row number for an empty label or one out of range."""
+    kind = values.type
+    valid = pa.types.is_integer(kind) or _is_text(kind)
+    wrong_type = DataError(f"{where}: labels of type {kind}; valid are integers and names")
+    # floats may be integers with nulls, and a column of nulls lacks every label: that is said below
+    if not (valid or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise wrong_type
+    array = values.to_numpy()
+    if array.dtype.kind == "f":  # the type of a column of integers with nulls
+        missing = np.flatnonzero(np.isnan(array))
+    else:
+        missing = np.flatnonzero([value is None or value == "" for value in array.tolist()])
+    if missing.size:
+        raise DataError(f"{where}, row {missing[0] + 1}: no label; {missing.size} rows lack one")
+    if not valid and len(array):
+        raise wrong_type
+    if class_names is None or not pa.types.is_integer(kind):
+        return Named(*_numbered(values))
+    labels = array.astype(np.int64)
+    _require_classes(labels, np.arange(len(labels)), class_names, where, least=UNKNOWN)
+    return Named(labels, class_names)
+
+
+def _numbered(values: Any) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each value's class, int64 [N], and the classes: the values of an Arrow array as texts."""
+    texts = values.cast(pa.string())
+    names = order_classes(set(pc.unique(texts).to_pylist()))
+    return pc.index_in(texts, value_set=pa.array(names, pa.string())).to_numpy().astype(np.int64), names
+
+
+def _require_classes(
+    labels: np.ndarray, rows: np.ndarray, class_names: list[str], where: str, *, least: int = 0
+) -> None:
+    """Raise DataError, with its row, for the first label that is no number of a class."""
+    if (outside := np.flatnonzero((labels < least) | (labels >= len(class_names)))).size:
+        raise DataError(
+            f"{where}, row {rows[outside[0]] + 1}: label {labels[outside[0]]} is not one of the {len(class_names)} "
+            f"classes 0..{len(class_names) - 1}"
+        )
 
 
 class _List(NamedTuple):
@@ -242,17 +271,9 @@ class _List(NamedTuple):
         values, names = self.values, self.split.class_names
         if names is not None and pa.types.is_integer(values.type):
             numbers = values.to_numpy(zero_copy_only=False)
-            if (outside := np.flatnonzero((numbers < 0) | (numbers >= len(names)))).size:
-                raise DataError(
-                    f"{self.split.where}, row {self.rows[outside[0]] + 1}: label {numbers[outside[0]]} is not one of "
-                    f"the {len(names)} classes 0..{len(names) - 1}"
-                )
+            _require_classes(numbers, self.rows, names, self.split.where)
         else:
-            encoded = values.cast(pa.string()).dictionary_encode()
-            names = order_classes(set(encoded.dictionary.to_pylist()))
-            position = {name: index for index, name in enumerate(names)}
-            table = np.array([position[name] for name in encoded.dictionary.to_pylist()], dtype=np.int64)
-            numbers = table[encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
+            numbers, names = _numbered(values)
         return Named(LabelSets.of_pairs(self.rows, numbers, len(self.lengths), len(names)), list(names))
 
 
@@ -272,8 +293,7 @@ class ArrowSource(Reader):
         root: Path,
     ) -> None:
         lengths = pc.fill_null(pc.binary_length(images), 0)
-        super().__init__(labels, lengths.to_numpy().astype(np.int64), class_names)
-        self._name = name
+        super().__init__(labels, lengths.to_numpy().astype(np.int64), class_names, name)
         self._images = images
         self._paths = paths
         self._root = root
@@ -287,10 +307,6 @@ class ArrowSource(Reader):
         if not path:
             raise DecodeError(f"{self.id(index)} holds neither bytes nor a path", reason="empty")
         return read_file(self._root / path)
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`: the split and the row, counted from 0."""
-        return f"{self._name}[{index}]"
 
 
 class _Opened(NamedTuple):
@@ -337,21 +353,17 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
     where = str(files[0])
     image = find_column(schema.names, columns.image, IMAGE_COLUMNS, "image", where)
     kind = schema.field(image).type
-    labels = label_columns(schema, image, columns, where, partial(_column, files))
+    labels = _label_names(schema, image, columns, where, lambda name: _read_columns(files, [name])[name])
     unused_columns(schema.names, {image, *labels}, files[0].name, findings)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        tables = []
-        for part in files:
-            with open_regular(part) as stream:
-                tables.append(pq.read_table(stream, columns=[image, *labels]))
-        table = valid(pa.concat_tables(tables))
+        table = _read_columns(files, [image, *labels])
         return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
-    types = {name: schema.field(name).type for name in labels}
-    kept = {name: kind.value_type if isinstance(kind, pa.DictionaryType) else kind for name, kind in types.items()}
-    names = {name: f"label{number or ''}" for number, name in enumerate(labels)}
-    target = pa.schema({"image": pa.large_binary(), "path": pa.string(), **{names[n]: t for n, t in kept.items()}})
+    names = [f"label{number or ''}" for number in range(len(labels))]
+    types = [schema.field(name).type for name in labels]
+    kept = [kind.value_type if isinstance(kind, pa.DictionaryType) else kind for kind in types]
+    target = pa.schema({"image": pa.large_binary(), "path": pa.string(), **dict(zip(names, kept, strict=True))})
 
     def copy(writer: pa.RecordBatchWriter) -> None:
         for file in files:
@@ -360,17 +372,17 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
 
     settings: dict[str, object] = {"image": image, "label": labels[0] if len(labels) == 1 else list(labels)}
     table = cached_table(files, settings, target, copy)
-    renamed = table.select(list(names.values())).rename_columns(list(labels))
+    renamed = table.select(names).rename_columns(list(labels))
     return _Opened(table["image"], table["path"], _label_column(renamed, labels, schema, where), files[0].parent)
 
 
-def _column(files: list[Path], name: str) -> pa.ChunkedArray:
-    """Return one column of all files."""
-    found = []
+def _read_columns(files: list[Path], names: list[str]) -> pa.Table:
+    """Return some columns of all files."""
+    tables = []
     for file in files:
         with open_regular(file) as stream:
-            found += valid(pq.read_table(stream, columns=[name]))[name].chunks
-    return pa.chunked_array(found)
+            tables.append(pq.read_table(stream, columns=names))
+    return valid(pa.concat_tables(tables))
 
 
 def _label_column(table: pa.Table, labels: tuple[str, ...], schema: pa.Schema, where: str) -> LabelColumns:
@@ -393,9 +405,8 @@ def _batches(file: Path, image: str, labels: Sequence[str], schema: pa.Schema) -
         for batch in pq.ParquetFile(stream).iter_batches(_ROWS, columns=[image, *labels]):
             batch.validate(full=True)
             columns = [*_bytes_and_paths(batch[image]), *(batch[name] for name in labels)]
-            yield pa.record_batch(
-                [column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)], schema
-            )
+            cast = [column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)]
+            yield pa.record_batch(cast, schema)
 
 
 def _bytes_and_paths(images: Any) -> tuple[Any, Any]:
@@ -441,7 +452,7 @@ def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
             valid(split.data.table)
         table = split.flatten_indices().data if split._indices is not None else split.data
         image = find_column(split.column_names, columns.image, IMAGE_COLUMNS, "image", name)
-        names = label_columns(table.schema, image, columns, name, table.column)
+        names = _label_names(table.schema, image, columns, name, table.column)
         unused_columns(split.column_names, {image, *names}, f"split {name!r}", findings)
         feature = split.features[names[0]] if len(names) == 1 else None
         class_names = getattr(getattr(feature, "feature", feature), "names", None)

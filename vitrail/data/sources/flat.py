@@ -9,8 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
-from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, role_of, split_title, split_word
-from vitrail.data.labels.label_from import FoundLabel, Images, advice, labels_of
+from vitrail.data.item import DataSet, Findings, IndexedSource, role_of, split_title, split_word
+from vitrail.data.labels.label_from import Images, advice, labels_of
+from vitrail.data.labels.sets import named
 from vitrail.data.settings import ALL, Columns, Selection
 from vitrail.data.sources.folder import (
     EXPECTED,
@@ -73,32 +74,23 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
     found: dict[str, IndexedSource] = {}
     for name, source in listed.items():
         its, cells = cells[: len(source)], cells[len(source) :]
-        if labelled := _labelled(name, source, its, labels, findings):
-            found[name] = labelled
-    return DataSet(found, findings)
-
-
-def _labelled(
-    name: str, source: FileSource, cells: list[FoundLabel], labels: bool, findings: Findings
-) -> IndexedSource | None:
-    """Return a split with its labels, without the images that have none if `labels`; None if no image is left."""
-    without = [source.id(number) for number, cell in enumerate(cells) if cell is None] if labels else []
-    if len(without) == len(source):
-        if without:
+        rows = [number for number, cell in enumerate(its) if cell is not None or not labels]
+        without = [source.id(number) for number, cell in enumerate(its) if cell is None and labels]
+        if rows:
+            found[name] = source.at(rows, *named([its[number] for number in rows]))
+        if rows and without:
+            findings.warnings.append(
+                f"{len(without):,} of {len(source):,} images of {split_title(name)} have no label: left out, such as "
+                f"{listing(without, 3)}"
+            )
+        elif without:
             findings.warnings.append(f"no image of {split_title(name)} has a label: left out")
-        return None
-    if without:
-        findings.warnings.append(
-            f"{len(without):,} of {len(source):,} images of {split_title(name)} have no label: left out, such as "
-            f"{listing(without, 3)}"
-        )
-    rows = [number for number, cell in enumerate(cells) if cell is not None or not labels]
-    return source.labelled(rows, [cells[number] for number in rows])
+    return DataSet(found, findings)
 
 
 def _listed(path: Path, findings: Findings, selection: Selection) -> FileSource:
     files = images_in(path, "", findings, kind_below(path, selection), selection)
-    return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
+    return file_source(path, [(name, None, file.size) for name, file in files])
 
 
 def _first_fork(path: Path) -> Path:
@@ -145,6 +137,5 @@ def label_advice(path: Path) -> str:
 
 
 def _image_names(folder: Path) -> list[str]:
-    return [
-        Path(path).name for path in images_among(str(folder / name) for name in entries(folder) if not is_junk(name))
-    ]
+    paths = (str(folder / name) for name in entries(folder) if not is_junk(name))
+    return [Path(path).name for path in images_among(paths)]

@@ -14,14 +14,14 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vitrail.data.image_names import KINDS, ending_of, is_image_name, is_junk, other_files
 from vitrail.data.images.work import within_memory
 from vitrail.data.item import SYSTEM_FILE, DataSet, Findings, IndexedSource, Item, Reader, Subset, origin, role_of
-from vitrail.data.labels.sets import Labels, LabelSets, Named, named, order_classes
+from vitrail.data.labels.sets import Labels, LabelSets, named, order_classes
 from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
@@ -32,22 +32,11 @@ FEWEST = 0.01
 links exist without that: programs that replace copies by links make them if an image is in two classes by mistake."""
 
 
-class Links(NamedTuple):
-    """The files of a class tree, each once."""
+def _links(tree: _Tree) -> tuple[np.ndarray, LabelSets] | None:
+    """Return the first name of each file, int64 [N], ascending, and the classes in whose folders the file lies.
 
-    rows: np.ndarray
-    """int64 [N]: the first name of each file, ascending."""
-    labels: LabelSets
-    """The classes in whose folders it lies."""
-
-    @property
-    def several(self) -> int:
-        """Number of files that lie in the folders of several classes."""
-        return int(np.count_nonzero(self.labels.counts > 1))
-
-
-def _links(tree: _Tree) -> Links | None:
-    """Return each file once, with all its classes; None if no file lies in two folders of classes."""
+    Returns None if no file lies in the folders of two classes.
+    """
     files, labels, width = tree.files, tree.source.labels, len(tree.source.class_names)
     assert isinstance(labels, np.ndarray)
     if not len(files) or not files[:, 1].all() or len(np.unique(files[:, 1])) == len(files):
@@ -56,8 +45,8 @@ def _links(tree: _Tree) -> Links | None:
     order = np.argsort(first)
     place = np.empty(len(first), dtype=np.int64)
     place[order] = np.arange(len(first))
-    found = Links(np.sort(first), LabelSets.of_pairs(place[group.reshape(-1)], labels, len(first), width))
-    return found if found.several else None
+    sets = LabelSets.of_pairs(place[group.reshape(-1)], labels, len(first), width)
+    return (np.sort(first), sets) if (sets.counts > 1).any() else None
 
 
 MAX_BYTES = 2**30
@@ -101,16 +90,10 @@ class FileSource(Reader):
         for begin in range(0, len(self._names), _BLOCK):
             yield from (os.fsdecode(_unpacked(name)) for name in self._names[begin : begin + _BLOCK].tolist())
 
-    def labelled(self, rows: Sequence[int], names: Sequence[str | Sequence[str] | None]) -> FileSource:
-        """Return the images at `rows` with these labels: a name, several names, or None for an unknown label."""
-        root, (labels, class_names) = Path(os.fsdecode(self._root)), named(names)
+    def at(self, rows: Sequence[int] | np.ndarray, labels: Labels, class_names: list[str]) -> FileSource:
+        """Return the images at `rows` with these labels, one for each of the rows."""
         kept = np.asarray(rows, dtype=np.int64)
-        return FileSource(root, self._names[kept], labels, self.sizes[kept], class_names)
-
-    def linked(self, found: Links) -> FileSource:
-        """Return each file once, with the classes of all its names."""
-        root, names = Path(os.fsdecode(self._root)), self._names[found.rows]
-        return FileSource(root, names, found.labels, self.sizes[found.rows], self.class_names)
+        return FileSource(Path(os.fsdecode(self._root)), self._names[kept], labels, self.sizes[kept], class_names)
 
 
 def packed_names(names: Iterable[str]) -> np.ndarray:
@@ -123,26 +106,16 @@ def _unpacked(name: str) -> bytes:
     return name.encode("latin-1")
 
 
-def file_source(root: Path, files: Sequence[tuple[str, int, int]], class_names: list[str]) -> FileSource:
-    """Return the images `files`, each (name below `root`, label or UNKNOWN, size in bytes)."""
-    return _source(root, files, Named(np.array([label for _, label, _ in files], dtype=np.int64), class_names))
-
-
-def named_file_source(
-    root: Path, files: Sequence[tuple[str, str | Sequence[str], int]], class_names: Sequence[str] | None = None
+def file_source(
+    root: Path, files: Sequence[tuple[str, str | Sequence[str] | None, int]], class_names: Sequence[str] | None = None
 ) -> FileSource:
-    """Return the images `files`, each (name below `root`, name of its class or names of a set, size in bytes)."""
-    return _source(root, files, named([label for _, label, _ in files], class_names))
+    """Return the images `files`, each (name below `root`, label, size in bytes).
 
-
-def _source(root: Path, files: Sequence[tuple[str, Any, int]], labelled: Named) -> FileSource:
-    return FileSource(
-        root,
-        packed_names(name for name, _, _ in files),
-        labelled.labels,
-        np.array([size for _, _, size in files], dtype=np.int64),
-        labelled.class_names,
-    )
+    A label is the name of a class, the names of a set, or None if it is not known (see `named`).
+    """
+    labels, class_names = named([label for _, label, _ in files], class_names)
+    sizes = np.array([size for _, _, size in files], dtype=np.int64)
+    return FileSource(root, packed_names(name for name, _, _ in files), labels, sizes, class_names)
 
 
 def file_of(source: IndexedSource, index: int) -> Path | None:
@@ -298,10 +271,10 @@ def _listed_classes(path: Path, findings: Findings, selection: Selection = ALL) 
 def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage) -> DataSet:
     """Return the splits; an image that lies in several class folders through links has several labels.
 
-    That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`links.FEWEST`).
+    That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`FEWEST`).
     """
     found = {name: _links(tree) for name, tree in trees.items()}
-    several = sum(one.several for one in found.values() if one is not None)
+    several = sum(int(np.count_nonzero(links[1].counts > 1)) for links in found.values() if links is not None)
     share = several / sum(len(tree.source) for tree in trees.values())
     use = per_image == "several" or (per_image == "auto" and share >= FEWEST)
     if several and not use and per_image == "auto":
@@ -309,22 +282,19 @@ def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage
             f"{several} images lie in several class folders, as links to one file. They are used as one image for "
             "each class. If they have several labels, set data.labels_per_image to 'several'"
         )
-    sources = {
-        name: tree.source.linked(several_names) if use and (several_names := found[name]) else tree.source
-        for name, tree in trees.items()
-    }
+    sources = {name: tree.source for name, tree in trees.items()}
+    for name, links in found.items():
+        if use and links is not None:
+            sources[name] = sources[name].at(*links, sources[name].class_names)
     return DataSet(dict(sources), findings)
 
 
 def _split_folders(folders: list[Path], named: Collection[str] = ()) -> list[Path]:
     """The folders that are splits: named like one, or in `named`, and holding class folders, not images."""
-    if any(folder.name in named and layout(_inner(folder)) == "classes" for folder in folders):
-        return [
-            folder
-            for folder in folders
-            if (folder.name in named or role_of(folder.name)) and layout(_inner(folder)) == "classes"
-        ]
-    splits = [folder for folder in folders if role_of(folder.name) and layout(_inner(folder)) == "classes"]
+    called = [folder for folder in folders if folder.name in named or role_of(folder.name)]
+    splits = [folder for folder in called if layout(_inner(folder)) == "classes"]
+    if any(folder.name in named for folder in splits):
+        return splits
     classes_beside = any(layout(folder) == "images" and not role_of(folder.name) for folder in folders)
     # one such folder among class folders is a class with sub-folders; two of them are splits
     return splits if len(splits) > 1 or not classes_beside else []
@@ -435,12 +405,10 @@ def images_in(
                 findings.ignore(f"not an image ({ending_of(entry.name)})", name)
             elif selection.patterns and (reason := selection.reason(entry.path)):
                 findings.ignore(reason, name)
-            else:
-                file = _file(entry, name, findings)
-                if file is not None:
-                    if away or (entry.is_symlink() and _leaves(entry.path, root)):
-                        findings.lies_outside(entry.path)
-                    yield name, file
+            elif (file := _file(entry, name, findings)) is not None:
+                if away or (entry.is_symlink() and _leaves(entry.path, root)):
+                    findings.lies_outside(entry.path)
+                yield name, file
 
 
 def _leaves(path: str | Path, root: str) -> bool:

@@ -54,19 +54,15 @@ class TorchSource(Reader):
     """One data set of torch's kind as a source (see the module)."""
 
     def __init__(self, name: str, items: Any) -> None:
-        self._name, self._items = name, items
+        self._items = items
         names = getattr(items, "classes", None) or getattr(items, "class_names", None)
         labels, class_names = _named(name, _labels(name, items), names)
-        super().__init__(labels, np.zeros(len(labels), dtype=np.int64), class_names)
+        super().__init__(labels, np.zeros(len(labels), dtype=np.int64), class_names, name)
 
     def image(self, index: int) -> bytes | np.ndarray:
         """See `Reader.image`."""
         item = self._items[int(index)]
         return _image(item[0] if isinstance(item, tuple | list) else item, self.id(index))
-
-    def id(self, index: int) -> str:
-        """See `IndexedSource.id`: the split and the number, counted from 0."""
-        return f"{self._name}[{int(index)}]"
 
 
 class GivenImages(Reader):
@@ -93,7 +89,7 @@ class GivenImages(Reader):
                     f"there are {len(images)} images and {len(labels)} labels. Give one label for each image"
                 )
             known = _named("labels", list(labels), class_names or None)
-        super().__init__(known.labels, np.zeros(len(images), dtype=np.int64), known.class_names)
+        super().__init__(known.labels, np.zeros(len(images), dtype=np.int64), known.class_names, "images")
 
     def image(self, index: int) -> bytes | np.ndarray:
         """See `Reader.image`."""
@@ -105,7 +101,7 @@ class GivenImages(Reader):
     def id(self, index: int) -> str:
         """See `IndexedSource.id`."""
         image = self._images[index]
-        return str(image) if isinstance(image, str | Path) else f"images[{index}]"
+        return str(image) if isinstance(image, str | Path) else super().id(index)
 
 
 def one_by_one(images: Iterable[Any]) -> Iterator[Any]:
@@ -135,8 +131,7 @@ def _labels(name: str, items: Any) -> Sequence[Any]:
     for place in ("targets", "labels"):
         if (found := getattr(items, place, None)) is not None and len(found) == len(items):
             return list(found)
-    found = (items[index] for index in range(len(items)))
-    return [_label(name, items, item) for item in found]
+    return [_label(name, items, items[index]) for index in range(len(items))]
 
 
 def _label(name: str, items: Any, item: Any) -> Any:

@@ -125,14 +125,8 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
         where = "" if "" in packed else f" in {listing(list(packed), 3, quoted=False)}"
         found.append(Layout("packed", f"packed shards{where}", partial(read_packed, packed)))
     if lists := index_lists(path):
-        names = [file.name for file in lists.values()]
-        found.append(
-            Layout(
-                "lists",
-                f"index lists {listing(names, 3, quoted=False)}",
-                partial(read_index_lists, path, lists, columns),
-            )
-        )
+        read = partial(read_index_lists, path, lists, columns)
+        found.append(Layout("lists", _named("index lists", list(lists.values()), path), read))
     if prepared_folders(path):
         found.append(Layout("tfds", "files of TensorFlow Datasets", partial(read_tfds, path, columns)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
@@ -153,9 +147,8 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
     yield from found
     # tables and lists may name the images of a single folder
     if not found or folder.is_class_tree(path) or (not tables and not lists and folder.has_images(path)):
-        yield Layout(
-            "folder", "class folders" if labels else "image folders", partial(_read_images, path, labels, columns)
-        )
+        what = "class folders" if labels else "image folders"
+        yield Layout("folder", what, partial(_read_images, path, labels, columns))
 
 
 def _files(path: Path, suffix: str) -> list[Path]:

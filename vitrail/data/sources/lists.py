@@ -32,9 +32,9 @@ import numpy as np
 
 from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Subset, role_of, split_title
 from vitrail.data.labels.label_from import LabelRow, is_list, list_rows, read_texts
-from vitrail.data.labels.sets import class_counts, label_text, order_classes
+from vitrail.data.labels.sets import class_counts, distinct_names, label_text, order_classes
 from vitrail.data.settings import Columns, Selection
-from vitrail.data.sources.folder import file_of, named_file_source
+from vitrail.data.sources.folder import file_of, file_source
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
 from vitrail.files import regular_descriptor, replacing_text
@@ -160,9 +160,8 @@ def _chosen(file: Path, source: IndexedSource, wanted: _Wanted, findings: Findin
     places = order[np.searchsorted(there, asked, sorter=order).clip(max=len(source) - 1)]
     known = there[places] == asked
     for lost in np.flatnonzero(~known).tolist():
-        findings.drop(
-            wanted.ids[lost], f"row {wanted.rows[lost]} of {file.name}: no such image in {split_title(wanted.origin)}"
-        )
+        reason = f"row {wanted.rows[lost]} of {file.name}: no such image in {split_title(wanted.origin)}"
+        findings.drop(wanted.ids[lost], reason)
     if not known.any():
         raise DataError(f"{file}: none of the {len(known)} images it lists is there, the first is {wanted.ids[0]!r}")
     for number in np.flatnonzero(known).tolist():
@@ -225,9 +224,8 @@ def selected(found: DataSet, selection: Selection) -> DataSet:
         found = without(found, Path(file).expanduser())
     findings = found.findings
     if selection.patterns and findings.kind not in ("folder", "labelled files"):
-        found = DataSet(
-            {name: _left(name, source, selection, findings) for name, source in found.splits.items()}, findings
-        )
+        left = {name: _left(name, source, selection, findings) for name, source in found.splits.items()}
+        found = DataSet(left, findings)
     for pattern in selection.exclude:
         warning = f"data.exclude {pattern!r} fits no image"
         if not any(repr(pattern) in reason for reason in findings.ignored) and warning not in findings.warnings:
@@ -288,9 +286,8 @@ def read_index_lists(path: Path, lists: Mapping[str, Path], columns: Columns = C
     if empty := [file for file, lines in read.items() if not lines]:
         reason = f": {findings.dropped[0].id}, {findings.dropped[0].reason}" if findings.dropped else ""
         raise DataError(f"{empty[0]} lists no existing image{reason}")
-    used = [label for lines in read.values() for _, label, _ in lines]
-    class_names = order_classes({name for label in used for name in ([label] if isinstance(label, str) else label)})
-    return DataSet({name: named_file_source(path, read[file], class_names) for name, file in lists.items()}, findings)
+    class_names = order_classes(distinct_names(label for lines in read.values() for _, label, _ in lines))
+    return DataSet({name: file_source(path, read[file], class_names) for name, file in lists.items()}, findings)
 
 
 def _located(root: Path, file: Path, row: LabelRow, findings: Findings) -> tuple[str, int] | None:

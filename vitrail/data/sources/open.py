@@ -55,8 +55,7 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    found = open_data_set(data, labels=labels)
-    return split_data_set(found, data, seed, labels=labels)
+    return split_data_set(open_data_set(data, labels=labels), data, seed, labels=labels)
 
 
 class OpenedData:
@@ -74,7 +73,7 @@ class OpenedData:
         if (data, seed, labels) not in self._splits:
             found = self._found[place]
             findings = replace(found.findings, warnings=[*found.findings.warnings])  # splitting adds warnings
-            opened = DataSet(found.splits, findings)
+            opened = replace(found, findings=findings)
             self._splits[data, seed, labels] = split_data_set(opened, data, seed, labels=labels)
         return self._splits[data, seed, labels]
 

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from vitrail import world
-from vitrail.data.cache import cached_file, pa, read_arrow, stored_table
+from vitrail.data.cache import cached_file, pa, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
 from vitrail.data.sources.shard_files import RemoteFiles, address_of, expand, explained, locate, look
-from vitrail.data.sources.shards import (
-    INDEX,
-    ShardSource,
-    check_lengths,
-    index_schema,
-    index_table,
-    members,
-    packed_manifest,
-    tar_source,
-    understood,
-)
+from vitrail.data.sources.shards import INDEX, index_schema, packed_source, tar_index, tar_source
 from vitrail.data.sources.table import group_by_split
 from vitrail.disk import writing
 from vitrail.errors import DataError
@@ -93,14 +84,14 @@ def _in_folder(system: Any, path: str, split: str) -> tuple[dict[str, str], list
 
 
 def _read_packed(system: Any, folders: dict[str, str]) -> DataSet:
+    def opened(folder: str, names: list[str]) -> tuple[RemoteFiles, list[int | None]]:
+        paths = [f"{folder}/{name}" for name in names]
+        return RemoteFiles(system, paths), _lengths(system, folder, paths)
+
     found = DataSet({}, Findings("packed"))
     for split, folder in folders.items():
-        with understood(address_of(system, f"{folder}/{INDEX}")):
-            index = read_arrow(_copied(system, f"{folder}/{INDEX}"))
-            manifest = packed_manifest(index)
-            paths = [f"{folder}/{shard['name']}" for shard in manifest["shards"]]
-            check_lengths(manifest, _lengths(system, folder, paths), address_of(system, folder))
-            found.splits[split] = ShardSource(RemoteFiles(system, paths), index, manifest["class_names"])
+        index = _copied(system, f"{folder}/{INDEX}")
+        found.splits[split] = packed_source(index, address_of(system, folder), partial(opened, folder))
     return found
 
 
@@ -180,10 +171,9 @@ def _index(system: Any, path: str) -> pa.Table:
     target = cached_file("tables", json.dumps([1, "webdataset 3", address, size, state]))
 
     def write(writer: pa.RecordBatchWriter) -> None:
-        name = PurePosixPath(path).name
         with explained(system, path), _opened(system, path) as stream:
-            rows = list(members(stream, size, name, address))
-        writer.write_table(index_table([{"shard": 0, **row} for row in rows]))
+            table = tar_index(stream, size, PurePosixPath(path).name, address)
+        writer.write_table(table)
 
     return stored_table(target, index_schema(), write, f"an index of {address}")
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -106,38 +106,8 @@ _ATTEMPTS = 4
 _PAUSE = 0.25  # seconds before the second attempt; doubled before each further one
 
 
-_SEEKING = threading.Lock()
-
-
-def _read_at(handle: int, size: int, offset: int) -> bytes:
-    """Return bytes at a position. Windows has no `pread`: there the file's position is moved under a lock."""
-    if hasattr(os, "pread"):
-        return os.pread(handle, size, offset)
-    with _SEEKING:
-        os.lseek(handle, offset, os.SEEK_SET)
-        return os.read(handle, size)
-
-
-class ShardFiles(Protocol):
-    """Numbered files from which several threads read ranges at once."""
-
-    names: list[str]
-    remote: bool
-    """Whether images should be requested ahead of time, because a round trip is long."""
-
-    def read(self, shard: int, offset: int, size: int) -> bytes:
-        """Return a range of a shard. Raises DecodeError("unreadable")."""
-        ...
-
-    def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
-        """Return several ranges, in the order of the request, or the DecodeError of a range that cannot be read."""
-        ...
-
-
 class LocalFiles:
-    """Local files; some stay open."""
-
-    remote = False
+    """Numbered local files, from which several threads read ranges at once; some stay open."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = list(files)
@@ -146,13 +116,13 @@ class LocalFiles:
         self._lock = threading.Lock()
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
-        """See `ShardFiles.read`."""
+        """Return a range of a file. Raises DecodeError("unreadable")."""
         handle = self._handles.get(shard)
         try:
             if handle is not None:
-                return _read_at(handle, size, offset)
+                return os.pread(handle, size, offset)
             handle = regular_descriptor(self._files[shard])
-            data = _read_at(handle, size, offset)
+            data = os.pread(handle, size, offset)
         except OSError as error:
             raise DecodeError(f"{self._files[shard]}: {error.strerror}", reason="unreadable") from error
         with self._lock:
@@ -162,16 +132,6 @@ class LocalFiles:
                 os.close(handle)
         return data
 
-    def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
-        """See `ShardFiles.read_many`."""
-        found: list[bytes | DecodeError] = []
-        for place in zip(shards.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
-            try:
-                found.append(self.read(*place))
-            except DecodeError as error:
-                found.append(error)
-        return found
-
     def __del__(self) -> None:
         for handle in getattr(self, "_handles", {}).values():
             os.close(handle)
@@ -180,22 +140,23 @@ class LocalFiles:
 class RemoteFiles:
     """Files of an fsspec file system, read by range. Failed reads are repeated, except for missing files."""
 
-    remote = True
-
     def __init__(self, system: Any, paths: Sequence[str]) -> None:
         self._system = system
         self._paths = list(paths)
         self.names = [path.rpartition("/")[2] for path in self._paths]
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
-        """See `ShardFiles.read`."""
+        """See `LocalFiles.read`."""
         (found,) = self.read_many(np.array([shard]), np.array([offset]), np.array([size]))
         if isinstance(found, DecodeError):
             raise found
         return found
 
     def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
-        """See `ShardFiles.read_many`: one request for neighbours, all requests at once where the system can."""
+        """Return several ranges, in the order of the request, or the DecodeError of a range that cannot be read.
+
+        There is one request for neighbours, and all requests are made at once where the file system can.
+        """
         found: list[bytes | DecodeError] = [b""] * len(shards)
         pieces = _pieces(shards, offsets, sizes)
         data = self._ranges([(int(shards[group[0]]), begin, end) for group, begin, end in pieces])
@@ -212,18 +173,15 @@ class RemoteFiles:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE * 2 ** (attempt - 1))
-            asked = [wanted[place] for place in left]
-            paths = [self._paths[shard] for shard, _, _ in asked]
-            begins, ends = [begin for _, begin, _ in asked], [end for _, _, end in asked]
+            paths = [self._paths[wanted[place][0]] for place in left]
+            begins, ends = ([wanted[place][end] for place in left] for end in (1, 2))
             answers = self._system.cat_ranges(paths, begins, ends, on_error="return")
             again = []
             for place, answer in zip(left, answers, strict=True):
-                shard, begin, end = wanted[place]
-                found[place] = self._checked(answer, shard, begin, end)
+                found[place] = self._checked(answer, *wanted[place])
                 if isinstance(found[place], DecodeError) and not isinstance(answer, FileNotFoundError):
                     again.append(place)
-            left = again
-            if not left:
+            if not (left := again):
                 break
         return found
 
@@ -243,16 +201,18 @@ class RemoteFiles:
 def _pieces(shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[tuple[list[int], int, int]]:
     """Return (places, begin, end) of the ranges to ask for: neighbours in a shard joined, up to a length."""
     pieces: list[tuple[list[int], int, int]] = []
-    last = -1
     for place in np.lexsort((offsets, shards)).tolist():
         shard, begin = int(shards[place]), int(offsets[place])
         end = begin + int(sizes[place])
-        if pieces and shard == last:
+        if pieces and shard == shards[pieces[-1][0][0]]:
             group, first, reached = pieces[-1]
             if begin - reached <= _GAP and max(end, reached) - first <= _PIECE:
                 group.append(place)
                 pieces[-1] = (group, first, max(end, reached))
                 continue
         pieces.append(([place], begin, end))
-        last = shard
     return pieces
+
+
+ShardFiles = LocalFiles | RemoteFiles
+"""The files of shards, on this machine or elsewhere."""

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from vitrail.data.cache import cached_table, pa, pc, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Reader
 from vitrail.data.labels.cells import names_in
-from vitrail.data.labels.sets import Labels, named, names_of_text, order_classes, set_text
+from vitrail.data.labels.sets import Labels, distinct_names, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
-from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
+from vitrail.data.sources.shard_files import LocalFiles, RemoteFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
 from vitrail.data.split import row_digest
 from vitrail.errors import DataError, DecodeError
@@ -119,7 +119,7 @@ class ShardSource(Reader):
         super().__init__(_positions(table["label"], class_names), table["size"].to_numpy(), class_names)
         self._files = files
         self._table = table
-        self.remote = files.remote
+        self.remote = isinstance(files, RemoteFiles)
 
     def image(self, index: int) -> bytes | np.ndarray:
         """See `Reader.image`."""
@@ -138,14 +138,12 @@ class ShardSource(Reader):
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
         """See `RemoteSource.fetch`."""
         sizes = self.sizes[indices]
-        read = np.where(
-            sizes > MAX_BYTES, 0, sizes
-        )  # an image that is too large is rejected before it is read into memory
         shards, offsets = (self._table[name].take(pa.array(indices)).to_numpy() for name in ("shard", "offset"))
+        assert isinstance(self._files, RemoteFiles)
+        # an image that is too large is rejected before it is read into memory
+        answers = self._files.read_many(shards, offsets, np.where(sizes > MAX_BYTES, 0, sizes))
         found: list[bytes | np.ndarray | DecodeError] = []
-        for index, size, data in zip(
-            indices.tolist(), sizes.tolist(), self._files.read_many(shards, offsets, read), strict=True
-        ):
+        for index, size, data in zip(indices.tolist(), sizes.tolist(), answers, strict=True):
             try:
                 refuse_large(size, self.id(index))
                 found.append(data if isinstance(data, DecodeError) else _pixels(data, self.id(index)))
@@ -184,15 +182,11 @@ def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
     if pc.any(pc.starts_with(labels, "\0")).as_py():
         texts = [None if text is None else names_of_text(text) for text in labels.to_pylist()]
         return named(texts, class_names).labels
-    position = {name: index for index, name in enumerate(class_names)}
-    result = np.empty(len(labels), dtype=np.int64)
-    begin = 0
-    for chunk in labels.chunks:  # one at a time: the names of ten million images are not copied together
-        encoded = chunk.dictionary_encode()
-        table = np.array([position[name] for name in encoded.dictionary.to_pylist()] + [UNKNOWN], dtype=np.int64)
-        result[begin : begin + len(chunk)] = table[encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()]
-        begin += len(chunk)
-    return result
+    numbers = pc.index_in(labels, value_set=pa.array(class_names, pa.string()), skip_nulls=True)
+    others = pc.and_(pc.is_null(numbers), pc.is_valid(labels))
+    if pc.any(others).as_py():
+        raise KeyError(labels.filter(others)[0].as_py())
+    return np.asarray(numbers.fill_null(UNKNOWN).to_numpy(), dtype=np.int64)
 
 
 def index_schema() -> pa.Schema:
@@ -211,6 +205,11 @@ def index_table(rows: list[dict[str, Any]]) -> pa.Table:
         digest = row_digest(row["id"], row["size"], row["label"] or "")
         row["digest"] = int.from_bytes(digest, "big")
     return pa.Table.from_pylist(rows, index_schema())
+
+
+def tar_index(stream: BinaryIO, length: int, name: str, where: str, shard: int = 0) -> pa.Table:
+    """Return the part of an index for one tar, which is read from `stream` (see `members`). Raises DataError."""
+    return index_table([{"shard": shard, **row} for row in members(stream, length, name, where)])
 
 
 def read_shards(path: Path, files: list[Path]) -> DataSet:
@@ -232,18 +231,17 @@ def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: F
     if not len(table):
         raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")
     texts = map(names_of_text, table["label"].unique().drop_null().to_pylist())
-    names = order_classes({name for text in texts for name in ([text] if isinstance(text, str) else text)})
-    return ShardSource(files, table, names)
+    return ShardSource(files, table, order_classes(distinct_names(texts)))
 
 
 def _write_index(files: list[Path], writer: pa.RecordBatchWriter) -> None:
     for number, file in enumerate(files):
         try:
             with open_regular(file) as stream:
-                rows = list(members(stream, os.fstat(stream.fileno()).st_size, file.name, str(file)))
+                table = tar_index(stream, os.fstat(stream.fileno()).st_size, file.name, str(file), number)
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
-        writer.write_table(index_table([{"shard": number, **row} for row in rows]))
+        writer.write_table(table)
 
 
 def packed_folders(path: Path) -> dict[str, Path]:
@@ -259,15 +257,36 @@ def read_packed(folders: Mapping[str, Path]) -> DataSet:
 
     Raises DataError if a shard is missing or has another length.
     """
+
+    def opened(folder: Path, names: list[str]) -> tuple[ShardFiles, list[int | None]]:
+        files = [folder / name for name in names]
+        return LocalFiles(files), [file.stat().st_size if file.is_file() else None for file in files]
+
     found = DataSet({}, Findings("packed"))
     for name, folder in folders.items():
-        with understood(str(folder / INDEX)):
-            table = read_arrow(folder / INDEX)
-            manifest = packed_manifest(table)
-            files = [folder / shard["name"] for shard in manifest["shards"]]
-            check_lengths(manifest, [file.stat().st_size if file.is_file() else None for file in files], str(folder))
-            found.splits[name] = ShardSource(LocalFiles(files), table, manifest["class_names"])
+        found.splits[name] = packed_source(folder / INDEX, str(folder), partial(opened, folder))
     return found
+
+
+def packed_source(
+    index: Path, folder: str, opened: Callable[[list[str]], tuple[ShardFiles, list[int | None]]]
+) -> ShardSource:
+    """Return the images of packed shards from their `index`; `folder` is their place, for messages.
+
+    opened: Function of the names of the shards that returns the files and the bytes of each, None for a missing one.
+    Raises DataError for a shard that is missing or has another length.
+    """
+    with understood(f"{folder}/{INDEX}"):
+        table = read_arrow(index)
+        manifest = packed_manifest(table)
+        files, lengths = opened([shard["name"] for shard in manifest["shards"]])
+        for shard, length in zip(manifest["shards"], lengths, strict=True):
+            if length != shard["bytes"]:
+                state = "is missing" if length is None else f"has {length} bytes instead of {shard['bytes']}"
+                raise DataError(
+                    f"packed shard {folder}/{shard['name']} {state}: pack the data set again or copy the shard again"
+                )
+        return ShardSource(files, table, manifest["class_names"])
 
 
 @contextmanager
@@ -292,13 +311,3 @@ def packed_manifest(table: pa.Table) -> dict[str, Any]:
         if shards["min"] < 0 or shards["max"] >= len(manifest["shards"]) or smallest < 0:
             raise ValueError("an image lies outside the shards")
     return manifest
-
-
-def check_lengths(manifest: dict[str, Any], lengths: list[int | None], folder: str) -> None:
-    """Raise DataError for the first shard in `folder` that is missing (None) or has another length."""
-    for shard, length in zip(manifest["shards"], lengths, strict=True):
-        if length != shard["bytes"]:
-            state = "is missing" if length is None else f"has {length} bytes instead of {shard['bytes']}"
-            raise DataError(
-                f"packed shard {folder}/{shard['name']} {state}: pack the data set again or copy the shard again"
-            )

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
-from vitrail.data.cache import pa
-from vitrail.data.item import UNKNOWN, DataSet, Findings, is_usual, split_word
+from vitrail.data.item import DataSet, Findings, is_usual, split_word
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
-from vitrail.data.labels.sets import SEPARATOR, order_classes
+from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.settings import Columns
-from vitrail.data.sources.folder import FileSource, named_file_source
+from vitrail.data.sources.folder import FileSource, file_source
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, unescape_formula
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.files import regular_descriptor
@@ -135,37 +132,39 @@ def read_table(
     lowered = [name.strip().lower() for name in header]
     image = header.index(find_column(header, columns.image, image_columns, "image", str(file)))
     split = lowered.index("split") if "split" in lowered else None
-    label, classes = _label_columns(file, header, rows, columns, {image, split})
-    used = {header[place] for place in (image, split, label) if place is not None} | {*classes}
+    others = {name: place for place, name in enumerate(header) if place not in (image, split)}
+    holds = {name: partial(_holds_marks, rows, place) for name, place in others.items()}
+    labels, are_classes = label_columns(header, columns, str(file), holds)
+    used = {header[place] for place in (image, split) if place is not None} | {*labels}
     unused_columns(header, used, file.name, findings)
     predictions = any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
     text = unescape_formula if predictions else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
-    table = Table(file, [], [], [], [], () if numbers else classes, predicted)
-    places = [header.index(name) for name in classes]
+    table = Table(file, [], [], [], [], labels if are_classes and not numbers else (), predicted)
+    places = [header.index(name) for name in labels]
     for number, row in rows:
         where = f"row {number}"
         table.rows.append(where)
         table.paths.append(text(_cell(row, image)))
         table.splits.append("" if split is None else _cell(row, split))
-        if label is None:
+        if are_classes:
             if len(row) != len(header):
                 raise DataError(
                     f"{file}, {where}: {len(row)} cells, and the header has {len(header)}. Add or remove cells"
                 )
             cells = [row[place] for place in places]
             if not numbers:
-                table.labels.append(marked(cells, classes, f"{file}, {where}"))
+                table.labels.append(marked(cells, labels, f"{file}, {where}"))
             else:  # a row that lacks a number has no label
                 lacks = any(cell.strip().lower() in MISSING for cell in cells)
                 table.labels.append("" if lacks else SEPARATOR.join(cells))
         else:
-            cell = text(_cell(row, label))
+            cell = text(_cell(row, places[0]))
             table.labels.append(from_text(cell) if predictions else cell)
-    if classes:
+    if are_classes:
         kind = "target" if numbers else "class"
-        findings.warnings.append(f"each of the {len(classes)} columns {listing(classes)} is a {kind} ({file.name})")
+        findings.warnings.append(f"each of the {len(labels)} columns {listing(labels)} is a {kind} ({file.name})")
     return table
 
 
@@ -203,18 +202,21 @@ def read_rows(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         raise DataError(f"{file} is not a readable CSV: {error}") from error
 
 
-def _label_columns(
-    file: Path, header: list[str], rows: list[tuple[int, list[str]]], columns: Columns, used: set[int | None]
-) -> tuple[int | None, tuple[str, ...]]:
-    """Return the place of the column of labels, or the columns that are classes."""
-    if columns.classes is None:
+def label_columns(
+    names: Sequence[str], columns: Columns, where: str, holds: Mapping[str, Callable[[], bool]]
+) -> tuple[tuple[str, ...], bool]:
+    """Return the column of labels, or the columns that are classes, and whether they are classes.
+
+    names: All columns. holds: The columns that may be classes, as for `class_columns`. Raises UsageError for a column
+    that does not exist, and DataError if there is no column of labels.
+    """
+    if not columns.classes:
         try:
-            return header.index(find_column(header, columns.label, LABEL_COLUMNS, "label", str(file))), ()
+            return (find_column(names, columns.label, LABEL_COLUMNS, "label", where),), False
         except DataError as error:
             missing = error
-    holds = {name: partial(_holds_marks, rows, place) for place, name in enumerate(header) if place not in used}
-    if classes := class_columns(holds, columns.classes, str(file)):
-        return None, classes
+    if classes := class_columns(holds, columns.classes, where):
+        return classes, True
     raise missing
 
 
@@ -258,7 +260,7 @@ def read_records(
         dropped = findings.dropped
         reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
         raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
-    return {split: named_file_source(root, entries, class_names or None) for split, entries in rows.items()}
+    return {split: file_source(root, entries, class_names or None) for split, entries in rows.items()}
 
 
 def _located(root: Path, name: str) -> tuple[str, int | None]:
@@ -282,40 +284,3 @@ def leaves(root: Path, path: str) -> bool:
 def _real_folder(folder: str) -> str:
     """Return a folder without links. Tables name the same folders in many rows."""
     return os.path.realpath(folder)
-
-
-def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> tuple[np.ndarray, list[str]]:
-    """Return (labels int64 [N], class names) of a column of integers or names.
-
-    With `class_names` (a ClassLabel column) integers index them and -1 is UNKNOWN; otherwise the distinct
-    values are the classes. Raises DataError with the row number for an empty label or one out of range."""
-    if isinstance(values.type, pa.DictionaryType):
-        values = values.cast(values.type.value_type)
-    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
-    valid = any(kind(values.type) for kind in kinds)
-    # floats may be integers with nulls, and a column of nulls lacks every label: that is said below
-    if not (valid or pa.types.is_floating(values.type) or pa.types.is_null(values.type)):
-        raise DataError(f"{where}: labels of type {values.type}; valid are integers and names")
-    array = values.to_numpy()
-    if array.dtype.kind == "f":  # the type of a column of integers with nulls
-        missing = np.flatnonzero(np.isnan(array))
-    else:
-        missing = np.flatnonzero([value is None or value == "" for value in array.tolist()])
-    if missing.size:
-        raise DataError(f"{where}, row {missing[0] + 1}: no label; {missing.size} rows lack one")
-    if class_names is not None and pa.types.is_integer(values.type):
-        labels = array.astype(np.int64)
-        outside = np.flatnonzero((labels < UNKNOWN) | (labels >= len(class_names)))
-        if outside.size:
-            row = outside[0]
-            raise DataError(
-                f"{where}, row {row + 1}: label {labels[row]} is not one of the {len(class_names)} classes "
-                f"0..{len(class_names) - 1}"
-            )
-        return labels, class_names
-    if not valid and len(array):
-        raise DataError(f"{where}: labels of type {values.type}; valid are integers and names")
-    distinct, inverse = np.unique(array.astype(str), return_inverse=True)
-    names = order_classes(set(distinct.tolist()))
-    position = {name: index for index, name in enumerate(names)}
-    return np.array([position[name] for name in distinct.tolist()], dtype=np.int64)[inverse], names

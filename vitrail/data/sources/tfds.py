@@ -27,7 +27,7 @@ import numpy as np
 
 from vitrail.data.benchmarks.vtab_tasks import TaskLabel
 from vitrail.data.cache import cached_table, pa
-from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource
+from vitrail.data.item import UNKNOWN, DataSet, Findings
 from vitrail.data.labels.sets import order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.shard_files import LocalFiles
@@ -272,10 +272,8 @@ def read_tfds(path: Path, columns: Columns = Columns(), label: TaskLabel | None 
             )
     seen = {name for table in tables.values() for name in table["label"].unique().drop_null().to_pylist()}
     names = names or order_classes(seen)
-    splits: dict[str, IndexedSource] = {
-        split: ShardSource(LocalFiles(prepared.splits[split]), table, names) for split, table in tables.items()
-    }
-    return DataSet(splits, Findings("tfds"))
+    splits = {split: ShardSource(LocalFiles(prepared.splits[split]), table, names) for split, table in tables.items()}
+    return DataSet(dict(splits), Findings("tfds"))
 
 
 @contextmanager
@@ -369,11 +367,8 @@ def _supervised(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _first_names(prepared: PreparedData) -> list[str]:
-    for files in prepared.splits.values():
-        for file in files:
-            for record in records(file):
-                return sorted(example(record.data))
-    return []
+    found = (record for files in prepared.splits.values() for file in files for record in records(file))
+    return next((sorted(example(record.data)) for record in found), [])
 
 
 def _class_names(prepared: PreparedData, key: str) -> list[str]:
@@ -426,21 +421,17 @@ class _Index:
         wanted = {self.image, *self.label.keys}
         for shard, file in enumerate(self.files):
             for number, record in enumerate(records(file)):
-                place = f"{file}, record {number} (from 0)"
                 try:
                     found = example(record.data, wanted)
-                    begin, end = _image_span(found, self.image)
+                    image = found.get(self.image)
+                    if image is None or image.kind != BYTES or len(image.spans) != 1:
+                        raise DataError(f"its feature {self.image!r} is not one image")
+                    ((begin, end),) = image.spans
                     name = self._name(found, record.data)
                 except DataError as error:
-                    raise DataError(f"{place}: {error}") from error
-                id = f"{file.name}[{number}]"
-                yield {
-                    "shard": shard,
-                    "offset": record.offset + begin,
-                    "size": end - begin,
-                    "label": name,
-                    "id": id,
-                }
+                    raise DataError(f"{file}, record {number} (from 0): {error}") from error
+                row = {"shard": shard, "offset": record.offset + begin, "size": end - begin, "label": name}
+                yield {**row, "id": f"{file.name}[{number}]"}
 
     def _name(self, found: Mapping[str, Feature], data: memoryview) -> str | None:
         """Return the name of a record's class, None where it is not known."""
@@ -462,10 +453,3 @@ class _Index:
         if not 0 <= value < len(self.names):
             raise DataError(f"label {value} is not one of the {len(self.names)} classes 0..{len(self.names) - 1}")
         return self.names[value]
-
-
-def _image_span(found: Mapping[str, Feature], key: str) -> tuple[int, int]:
-    feature = found.get(key)
-    if feature is None or feature.kind != BYTES or len(feature.spans) != 1:
-        raise DataError(f"its feature {key!r} is not one image")
-    return feature.spans[0]
