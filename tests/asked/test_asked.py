@@ -14,7 +14,7 @@ from given_values import every_setting, nested
 from random_inputs import MANY
 
 import vitrail
-from vitrail.config import plain
+from vitrail.config import plain, to_yaml
 from vitrail.data.settings import Preparation
 from vitrail.errors import VitrailError
 from vitrail.recipes.asked import Asked
@@ -141,6 +141,19 @@ def step_into(given: Any, name: str) -> Any:
     for part in name.split("."):
         given = given[part]
     return given
+
+
+@pytest.mark.parametrize("situation", [name for name in (*PLAIN, *FAMILIES) if name != "train --resume"])
+def test_what_was_decided_is_decided_again(
+    situation: str, arrays: Path, run_folder: Path, opened: Known, tmp_path: Path
+) -> None:
+    """The settings of a decided run, asked for in a file, are that run again."""
+    named = None if situation in PLAIN else situation
+    tunes = situation == "finetune DIR" or (named is not None and find(named).verb == "finetune")
+    asked = Asked(arrays, named, weights=run_folder if tunes else None, settings=TINY if not tunes else {})
+    found = choose_run(asked, opened, tunes=tunes).run
+    (tmp_path / "config.yaml").write_text(to_yaml(found))
+    assert choose_run(Asked(config=tmp_path / "config.yaml"), opened, tunes=tunes).run == found
 
 
 # the run with every decision made, and the network
