@@ -39,13 +39,14 @@ class Task(ABC, Generic[Found]):
     """One kind of labels. It has no state: whatever belongs to a network is in its card."""
 
     name: ClassVar[str]
+    logged: ClassVar[tuple[str, ...]]
+    """Names of all numbers in `Results.metrics`."""
     predicts: ClassVar[str]
     """What a network predicts for an image, in words."""
     probable: ClassVar[bool] = True
     """Whether the outputs are probabilities of classes."""
     unrejected: ClassVar[str] = ""
     """Why an image cannot be rejected for a small probability, as the end of a sentence; "" if it can."""
-    results: ClassVar[type[Results]]
 
     # a run
 
@@ -151,9 +152,6 @@ class Task(ABC, Generic[Found]):
     def own(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return the numbers that are none of this task: those of the user's own metrics and of probes."""
         return {name: value for name, value in numbers.items() if name not in self.logged}
-
-    logged: ClassVar[tuple[str, ...]]
-    """Names of all numbers in `Results.metrics`."""
 
 
 def refuse_classes(run: Any) -> None:
