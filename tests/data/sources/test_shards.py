@@ -313,6 +313,15 @@ def test_a_damaged_pack_is_refused_when_opened(tmp_path: Path, harm: str) -> Non
         open_data(str(tmp_path / "out"))
 
 
+def test_files_are_read_without_pread_as_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "shard.tar"
+    file.write_bytes(bytes(range(100)))
+    monkeypatch.delattr("os.pread")
+    files = LocalFiles([file])
+    assert files.read(0, 90, 5) == bytes(range(90, 95))
+    assert files.read(0, 3, 4) == bytes(range(3, 7))
+
+
 @pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_took_the_place_of_a_shard_is_not_read(put: Callable[[Path], object], tmp_path: Path) -> None:
     put(tmp_path / "shard.tar")
