@@ -54,7 +54,8 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "vitrail"
     except RuntimeError:  # a user without a home, as in many containers
-        return Path(tempfile.gettempdir()) / f"vitrail-{os.getuid()}"
+        user = os.getuid() if hasattr(os, "getuid") else "user"  # Windows has no user numbers
+        return Path(tempfile.gettempdir()) / f"vitrail-{user}"
 
 
 def cached_table(
