@@ -331,16 +331,16 @@ def test_16_a_read_that_fails_once_and_one_that_fails_for_good(tmp_path: Path, m
 
 def vanishing(victim: str) -> None:
     """Delete a file as soon as the data have been opened."""
-    from vitrail.data import roles
+    from vitrail.data.sources import open as opening
 
-    original = roles.split_data_set
+    original = opening.split_data_set
 
     def split_data_set(*arguments: object, **options: object) -> object:
         splits = original(*arguments, **options)  # type: ignore[arg-type]
         os.unlink(victim)
         return splits
 
-    roles.split_data_set = split_data_set  # type: ignore[assignment]
+    opening.split_data_set = split_data_set  # type: ignore[assignment]
 
 
 @pytest.mark.processes

@@ -89,7 +89,7 @@ def stalling(seconds: float, victim: str, module: str, when: str) -> None:
 @pytest.mark.parametrize(
     ("module", "when", "said"),
     [
-        ("vitrail.data.roles", "split_data_set", "reading red/3.png"),
+        ("vitrail.data.sources.open", "split_data_set", "reading red/3.png"),
         ("vitrail.training.loop", "endless", "reading image red/3.png"),
     ],
 )
