@@ -242,7 +242,7 @@ def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None
 
 
 PHASES = {
-    "opening the data": ("vitrail.training.assemble", "resolve", 1),
+    "opening the data": ("vitrail.training.assemble", "decide", 1),
     "a save": ("vitrail.training.checkpoints.checkpoint", "write_durably", 1),
     "the report": ("vitrail.reports.page", "write_report", 1),
 }
@@ -476,14 +476,14 @@ def test_40_out_of_memory_for_good_keeps_the_state(divided: Path, tmp_path: Path
 
 def exhausted_evaluation() -> None:
     """Every allocation of an evaluation fails."""
-    from vitrail.training.validation import validation as evaluation
+    from vitrail.tasks import classes
 
     def classify(*arguments: Any, **options: Any) -> Any:
         import torch
 
         return torch.empty(2**60)
 
-    evaluation.classify = classify
+    classes.classify = classify  # type: ignore[assignment]
 
 
 @pytest.mark.processes

@@ -21,20 +21,14 @@ from tiny_runs import SHORT, assert_same_bits, assert_same_log, interrupted, lin
 
 from tests.properties.every_kind import ROWS, registered, used, whole
 from vitrail.data.settings import Data
+from vitrail.tasks import classes as evaluation
 from vitrail.training import loop
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.guard import Interrupted
-from vitrail.training.processes import threads
 from vitrail.training.run import Model
-from vitrail.training.validation import validation as evaluation
 
 AT = 2
 """Step within which the signal comes: in the middle of an epoch, between two evaluations."""
-
-
-@pytest.fixture(autouse=True)
-def _threads_compute_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "LEAST_WORK", 1)
 
 
 def test_everything_that_is_registered_has_a_row(tmp_path: Path) -> None:
