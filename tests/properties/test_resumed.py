@@ -84,7 +84,7 @@ def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         original = evaluation.classify
 
-        def classify(predict: Callable[..., Any], loader: Any, names: list[str], **options: Any) -> Any:
+        def classify(predict: Callable[..., Any], loader: Any, *options: Any) -> Any:
             seen = iter(range(1000))
 
             def noisy(images: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
                     os.kill(os.getpid(), signal.SIGTERM)
                 return predict(images)
 
-            return original(noisy, loader, names, **options)
+            return original(noisy, loader, *options)
 
         patch.setattr(evaluation, "classify", classify)
         loop.fit(run)
