@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from forked import Forked
 
 from vitrail import cli
+from vitrail.device import fast_float32, has_amx, has_onednn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -178,3 +180,16 @@ def test_the_command_line_keeps_freed_memory(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cli, "keep_freed_memory", asked.append)
     assert cli.main(["doctor"]) == 0
     assert asked == [None]
+
+
+def test_threads_leave_the_setting_of_float32_as_it_was() -> None:
+    """Contexts of two threads that overlap: the first to begin is the first to end."""
+    setting = torch.backends.mkldnn.matmul
+    before, first, second = setting.fp32_precision, fast_float32(), fast_float32()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    during = setting.fp32_precision
+    second.__exit__(None, None, None)
+    assert setting.fp32_precision == before
+    assert during == ("bf16" if has_onednn() and not has_amx() else before)

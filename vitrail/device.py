@@ -11,12 +11,13 @@ import os
 import platform
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError
 
@@ -209,6 +210,17 @@ def has_amx() -> bool:
     return has_amx_tiles()
 
 
+class _FastFloat32:
+    """How many contexts of `fast_float32` are open in this process, and the setting before the first."""
+
+    lock = threading.Lock()
+    users = 0
+    before: Any = None
+
+
+_FLOAT32 = _FastFloat32()
+
+
 @contextmanager
 def fast_float32() -> Iterator[None]:
     """Context in which x86 CPUs compute float32 matrix products with oneDNN. Afterwards the setting is as before.
@@ -222,12 +234,18 @@ def fast_float32() -> Iterator[None]:
         yield
         return
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
+    with _FLOAT32.lock:  # the setting is that of the process: the last of several threads restores it
+        if _FLOAT32.users == 0:
+            _FLOAT32.before = matmul.fp32_precision
+            matmul.fp32_precision = "bf16"
+        _FLOAT32.users += 1
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        with _FLOAT32.lock:
+            _FLOAT32.users -= 1
+            if _FLOAT32.users == 0:
+                matmul.fp32_precision = _FLOAT32.before
 
 
 def keep_freed_memory(largest: int | None = None) -> None:
