@@ -121,9 +121,9 @@ def backward(
 ) -> StepSums:
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
-    The batch is cut into `parts` micro-batches, and each of them into `network.at_once` that are computed at the same
-    time. Each of these gives the gradient of a *sum*, so that the gradient depends neither on the number of
-    micro-batches nor on the number of processes, apart from rounding and from normalisation over the batch (BatchNorm).
+    The batch is cut into `parts` micro-batches. Each of these gives the gradient of a *sum*, so that the gradient
+    depends neither on the number of micro-batches nor on the number of processes, apart from rounding and from
+    normalisation over the batch (BatchNorm).
     Several processes divide the sums at the end, by the count of all of them. A single process knows its count before,
     and divides the losses instead, which costs nothing. `own` returns further numbers of this process, which are summed
     over the processes.
