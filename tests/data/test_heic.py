@@ -13,9 +13,9 @@ from vitrail.data import image_names
 from vitrail.data.check import check, describe
 from vitrail.data.images.decode import FORMATS, decode
 from vitrail.data.settings import Data
+from vitrail.data.sources.files import find_images
 from vitrail.data.sources.open import open_data_set
 from vitrail.errors import DataError, DecodeError
-from vitrail.evaluation.predict import find_images
 
 pillow_heif = pytest.importorskip("pillow_heif")
 

@@ -24,9 +24,10 @@ import vitrail
 from vitrail.data.images.decode import decode, pillow_pixels
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DecodeError, UsageError
-from vitrail.evaluation.predict import Unreadable, predict_files
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.tasks.predict import predict_files
+from vitrail.tasks.prediction import Unreadable
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
 from vitrail.weights.store import save_model

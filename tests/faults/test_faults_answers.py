@@ -27,7 +27,6 @@ from vitrail.errors import WeightsError
 from vitrail.evaluation.classify import refusing
 from vitrail.evaluation.groups import read_groups
 from vitrail.evaluation.knn import neighbours as nearest
-from vitrail.evaluation.predict import Prediction, Unreadable, write_predictions
 from vitrail.inspection.components import patch_components
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.embedding_map import neighbours
@@ -39,6 +38,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.server.limits import Refused
 from vitrail.server.served_model import AttentionQuery, ServedModel
+from vitrail.tasks.prediction import Prediction, Unreadable, write_predictions
 from vitrail.weights.card import Card
 from vitrail.weights.reference import reference, relative_error
 from vitrail.weights.store import save_model

@@ -18,8 +18,8 @@ from vitrail.config import arms, sections_of
 from vitrail.data.settings import Data
 from vitrail.durations import Duration
 from vitrail.errors import UsageError
-from vitrail.evaluation.predict import Prediction
 from vitrail.ranges import checked
+from vitrail.tasks.prediction import Prediction
 from vitrail.training.run import Run
 from vitrail.verbs.data.dedup import Duplicates
 from vitrail.verbs.flags.keywords import DataKeywords, RunKeywords

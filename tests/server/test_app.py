@@ -23,7 +23,6 @@ pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
 
 import vitrail
-from vitrail.evaluation.predict import Prediction, predict_files
 from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
@@ -31,6 +30,8 @@ from vitrail.server.app import create_app
 from vitrail.server.limits import Limits
 from vitrail.server.served_model import ServedModel
 from vitrail.server.service import Service
+from vitrail.tasks.predict import predict_files
+from vitrail.tasks.prediction import Prediction
 
 PNG = {"content-type": "image/png"}
 

@@ -179,7 +179,7 @@ def test_a_type_has_a_name_of_its_own() -> None:
 SHARED_NAMES = {
     # in server.responses they are names of the HTTP interface
     "Attention": ["vitrail.model.attention", "vitrail.server.responses"],
-    "Prediction": ["vitrail.evaluation.predict", "vitrail.server.responses"],
+    "Prediction": ["vitrail.server.responses", "vitrail.tasks.prediction"],
 }
 
 

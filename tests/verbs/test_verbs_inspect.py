@@ -103,7 +103,7 @@ def _answers(model: Any, paths: list[Path]) -> list[str]:
 
 
 def _predictions(model: Any, paths: list[Path]) -> list[Any]:
-    from vitrail.evaluation.predict import predict_files
+    from vitrail.tasks.predict import predict_files
 
     return list(predict_files(model, paths, precision="float32"))
 

@@ -17,9 +17,8 @@ class Ranked(NamedTuple):
     """int64 [B, k]: the best classes."""
     probabilities: np.ndarray
     """float32 [B, k]: softmax over the classes; for a network that predicts several labels, sigmoid of each."""
-    predicted: list[np.ndarray] | None
-    """bool [k'] for each image: which of its classes, in the order of their probability, reach their threshold. None
-    for a network that predicts one class."""
+    predicted: np.ndarray | None
+    """bool [B, k]: which of these classes reach their threshold; None for a network that predicts one class."""
 
 
 @torch.no_grad()
@@ -34,4 +33,4 @@ def ranked(logits: Tensor, top: int, thresholds: Sequence[float] = ()) -> Ranked
         return Ranked(classes.numpy(), values.numpy(), None)
     values, classes = logits.sigmoid().sort(dim=1, descending=True, stable=True)
     reached = values.double() >= torch.tensor(list(thresholds), dtype=torch.float64)[classes]
-    return Ranked(classes.numpy(), values.numpy(), list(reached.numpy()))
+    return Ranked(classes.numpy(), values.numpy(), reached.numpy())

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.sources.files import find_images
 from vitrail.data.sources.folder import read_file
 from vitrail.device import processor
 from vitrail.errors import ExportError, finite
-from vitrail.evaluation.predict import find_images
 from vitrail.exports.kinds import CARD, KINDS, OutputName, RunProgram
 from vitrail.exports.network import compute
 from vitrail.files import read_json_object

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,10 @@ from vitrail.evaluation.classify import BEST_CLASSES, NUMBERS, STORED, Classific
 from vitrail.evaluation.confidence import SHOWN, counts_at
 from vitrail.evaluation.metric import NUMBERS as TARGETS
 from vitrail.evaluation.metric import SEVERAL_LABELS, Metric
+from vitrail.evaluation.ranked import Ranked, ranked
 from vitrail.files import replacing_text
-from vitrail.tasks.task import Task, before, refuse_classes
+from vitrail.tasks.prediction import Prediction
+from vitrail.tasks.task import PredictedColumns, Task, before, output_names, refuse_classes
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import THRESHOLDS, Confidence
 
@@ -81,6 +83,16 @@ class ClassTask(Task[Classification]):
     def meaning(self, card: Card, *, inside: bool) -> dict[str, Any]:
         """See `Task`."""
         return meaning_of_probabilities("softmax", card, "", inside=inside)
+
+    def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
+        """See `Task`: the best classes."""
+        names, found = output_names(card), ranked(logits, top)
+        for classes, shares in zip(found.classes.tolist(), found.probabilities.tolist(), strict=True):
+            yield Prediction("", [names[number] for number in classes], shares)
+
+    def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:
+        """See `Task`: classes, probabilities and rejected."""
+        return ranked_columns(ranked(logits, top), card, top, reject)
 
     def images(self, source: IndexedSource, who: str) -> IndexedSource:
         """See `Task`."""
@@ -196,6 +208,13 @@ def meaning_of_probabilities(function: str, card: Card, named: str, *, inside: b
         return {"meaning": f"probabilities of class_names, {function} and temperature included{named}"}
     meaning = f"{function}(logits / temperature) are the probabilities of class_names{named}"
     return {"meaning": meaning, "function": function, "temperature": card.temperature}
+
+
+def ranked_columns(found: Ranked, card: Card, top: int, reject: float | None) -> PredictedColumns:
+    """Return the columns of ranked classes, and with `reject` whether the best class is less probable."""
+    names, probabilities = np.array(output_names(card)), found.probabilities
+    columns: PredictedColumns = {"classes": names[found.classes[:, :top]], "probabilities": probabilities[:, :top]}
+    return columns if reject is None else {**columns, "rejected": probabilities[:, 0] < reject}
 
 
 def _rejections(found: Classification) -> list[tuple[float, float, float]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.label_calibration import before_scaling, label_calibration
 from vitrail.evaluation.label_scores import STORED, LabelScores, score_labels
 from vitrail.evaluation.metric import NUMBERS, ONE_LABEL, TITLES, Metric
+from vitrail.evaluation.ranked import ranked
 from vitrail.files import replacing_text
 from vitrail.objective.settings import Supervised
-from vitrail.tasks.classes import meaning_of_probabilities
-from vitrail.tasks.task import Task, before, refuse_classes
+from vitrail.tasks.classes import meaning_of_probabilities, ranked_columns
+from vitrail.tasks.prediction import Prediction
+from vitrail.tasks.task import PredictedColumns, Task, before, output_names, refuse_classes
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import Confidence
 
@@ -115,6 +118,24 @@ class LabelTask(Task[LabelScores]):
         """See `Task`."""
         named = "; a class is predicted from its value of thresholds in card"
         return meaning_of_probabilities("sigmoid", card, named, inside=inside)
+
+    def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
+        """See `Task`: the best classes, and the labels that reach their thresholds."""
+        names, found = output_names(card), ranked(logits, top, card.thresholds)
+        assert found.predicted is not None
+        rows = (found.classes.tolist(), found.probabilities.tolist(), found.predicted.tolist())
+        for numbers, shares, predicted in zip(*rows, strict=True):
+            classes = [names[number] for number in numbers]
+            labels = list(compress(zip(classes, shares, strict=True), predicted))
+            yield Prediction("", classes[:top], shares[:top], labels)
+
+    def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:
+        """See `Task`: classes, probabilities and labels."""
+        names, found = np.array(output_names(card)), ranked(logits, top, card.thresholds)
+        assert found.predicted is not None
+        rows = zip(names[found.classes], found.predicted, strict=True)
+        labels = [classes[predicted].tolist() for classes, predicted in rows]
+        return {**ranked_columns(found, card, top, reject), "labels": labels}
 
     def settings(self, data: Data, card: Card) -> Data:
         """See `Task`."""

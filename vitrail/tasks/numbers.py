@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.metric import NUMBERS, Metric, in_words
-from vitrail.evaluation.number_scores import STORED, NumberScores, score_numbers
+from vitrail.evaluation.number_scores import STORED, NumberScores, predicted_numbers, score_numbers
 from vitrail.files import replacing_text
-from vitrail.tasks.task import Task
+from vitrail.tasks.prediction import Prediction
+from vitrail.tasks.task import PredictedColumns, Task, output_names
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.words import listing
 
@@ -102,6 +103,16 @@ class NumberTask(Task[NumberScores]):
         """See `Task`."""
         how = "" if inside else ": outputs * deviation + mean, with the scale in card,"
         return {"meaning": f"predicted numbers{how} in the units of the data"}
+
+    def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
+        """See `Task`. Numbers are rounded to the digits of float32."""
+        for row in predicted_numbers(logits, _scale(card)).tolist():
+            found = {name: float(f"{value:.7g}") for name, value in zip(output_names(card), row, strict=True)}
+            yield Prediction("", [], [], numbers=found)
+
+    def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:
+        """See `Task`: numbers."""
+        return {"numbers": predicted_numbers(logits, _scale(card))}
 
     def settings(self, data: Data, card: Card) -> Data:
         """See `Task`. Columns are named as the card's targets, unless the settings name others."""

@@ -7,10 +7,11 @@ A card names its task (`vitrail.weights.card.Card.task`). What depends on the ki
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from vitrail.data.item import IndexedSource
@@ -21,7 +22,9 @@ from vitrail.data.sources.indexed import GivenImages
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import BEST_CLASSES
 from vitrail.evaluation.results import Results
+from vitrail.tasks.prediction import Prediction
 from vitrail.weights.confidence import Confidence
+from vitrail.words import as_text
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 
 Found = TypeVar("Found", bound=Results)
+PredictedColumns = dict[str, np.ndarray | list[list[str]]]
+"""Column -> an array [images, ...], or a list of names for each image."""
 
 
 class Task(ABC, Generic[Found]):
@@ -100,6 +105,20 @@ class Task(ABC, Generic[Found]):
     def meaning(self, card: Card, *, inside: bool) -> dict[str, Any]:
         """Return what an exported program's outputs mean; `inside`: `activated` is a part of the program."""
 
+    @abstractmethod
+    def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
+        """Yield what each row of `logits` [batch, outputs] predicts, still without a path.
+
+        logits: After the temperature. top: Number of classes to name, at most as many as there are.
+        """
+
+    @abstractmethod
+    def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:
+        """Return what `predictions` yields as columns of a table of many images, also for no image.
+
+        reject: Smallest probability of the best class; it adds a column, if classes have one.
+        """
+
     # images
 
     def settings(self, data: Data, card: Card) -> Data:
@@ -152,6 +171,11 @@ class Task(ABC, Generic[Found]):
     def own(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return the numbers that are none of this task: those of the user's own metrics and of probes."""
         return {name: value for name, value in numbers.items() if name not in self.logged}
+
+
+def output_names(card: Card) -> list[str]:
+    """Return the names of a network's outputs, or their numbers if its card has none."""
+    return [as_text(name) for name in card.class_names] or [str(number) for number in range(card.config.classes)]
 
 
 def refuse_classes(run: Any) -> None:

@@ -6,7 +6,7 @@ import logging
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, np.ndarray]
 
 log = logging.getLogger("vitrail")
+T = TypeVar("T")
 
 
 @one_line
@@ -104,56 +105,25 @@ def run(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: 
     return BulkProgress(state, str(merge), code)
 
 
-def class_columns(
+def predicted_columns(
     card: Card, predict: Predict, top: int, compute: Compute, reject: float | None = None
 ) -> ComputeColumns:
-    """Return a function that computes the `top` most likely classes, best first, and their probabilities.
-
-    For a network that predicts several labels there is a column of those, too, and with `reject` a column that says
-    whether the best class is less probable. For a network that predicts numbers there is a column of these alone.
-    """
-    import numpy as np
-    import pyarrow as pa
+    """Return a function that computes what a network predicts: the columns of `vitrail.tasks.task.Task.columns`."""
+    import torch
 
     from vitrail.data.images.ops import eval_transform
     from vitrail.evaluation.classify import refusing
     from vitrail.evaluation.confidence import calibrated
-    from vitrail.evaluation.number_scores import predicted_numbers
-    from vitrail.evaluation.ranked import ranked
+    from vitrail.tasks.catalog import task_of
 
-    names = np.array([*map(as_text, card.class_names)] or [str(number) for number in range(card.config.classes)])
-    best, predict = min(top, len(names)), refusing(calibrated(predict, card.temperature), compute.precision)
+    predict = refusing(calibrated(predict, card.temperature), compute.precision)
     transform, size = eval_transform(card.preprocess), card.preprocess.image_size
 
-    if (scale := card.scale) is not None:
-        none: Arrays = {"numbers": np.empty((0, len(names)), np.float64)}
+    def columns(logits: Tensor) -> dict[str, pa.Array]:
+        return {name: _column(values) for name, values in task_of(card).columns(logits, card, top, reject).items()}
 
-        def numbers(images: Tensor) -> Arrays:
-            return {"numbers": predicted_numbers(predict(images), scale)}
-
-        return _computed(numbers, _all_lists, none, lambda source: compute.loader(source, transform, size))
-
-    several = {"predicted": np.empty((0, len(names)), bool)} if card.several else {}
-
-    def ask(images: Tensor) -> Arrays:
-        found = ranked(predict(images), best, card.thresholds)
-        predicted = {} if found.predicted is None else {"predicted": np.stack(found.predicted)}
-        return {"classes": found.classes, "probabilities": found.probabilities, **predicted}
-
-    def columns(found: Arrays) -> dict[str, pa.Array]:
-        classes = names[found["classes"]]
-        shown = {"classes": _lists(classes[:, :best]), "probabilities": _lists(found["probabilities"][:, :best])}
-        if reject is not None:
-            shown["rejected"] = pa.array(found["probabilities"][:, 0] < reject)
-        if "predicted" in found:
-            rows = [row[yes].tolist() for row, yes in zip(classes, found["predicted"], strict=True)]
-            shown["labels"] = pa.array(rows, pa.list_(pa.string()))
-        return shown
-
-    width = len(names) if card.several else best
-    nothing: Arrays = {"classes": np.empty((0, width), np.int64), "probabilities": np.empty((0, width), np.float32)}
-    nothing |= several
-    return _computed(ask, columns, nothing, lambda source: compute.loader(source, transform, size))
+    nothing = torch.empty(0, card.config.classes)
+    return _computed(predict, columns, nothing, lambda source: compute.loader(source, transform, size))
 
 
 def feature_columns(embedder: Embedder) -> ComputeColumns:
@@ -171,13 +141,15 @@ def token_columns(embedder: Embedder, ask: Tokens) -> ComputeColumns:
 
 
 def _all_lists(found: Arrays) -> dict[str, pa.Array]:
-    return {name: _lists(array) for name, array in found.items()}
+    return {name: _column(array) for name, array in found.items()}
 
 
-def _lists(rows: np.ndarray) -> pa.Array:
+def _column(rows: np.ndarray | list[list[str]]) -> pa.Array:
     """Return an array [n, a, b, ...] as a column of n lists of a lists of b values, all lists of fixed length."""
     import pyarrow as pa
 
+    if isinstance(rows, list):
+        return pa.array(rows, pa.list_(pa.string()))
     column = pa.array(rows.reshape(-1))
     for length in reversed(rows.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, length)
@@ -185,9 +157,9 @@ def _lists(rows: np.ndarray) -> pa.Array:
 
 
 def _computed(
-    ask: Callable[[Tensor], Arrays],
-    columns: Callable[[Arrays], dict[str, pa.Array]],
-    nothing: Arrays,
+    ask: Callable[[Tensor], T],
+    columns: Callable[[T], dict[str, pa.Array]],
+    nothing: T,
     loader: Callable[[IndexedSource], Loader],
 ) -> ComputeColumns:
     """Return a function that computes id, label and the columns of what `ask` returns, batch by batch.
@@ -205,7 +177,7 @@ def _computed(
         several = isinstance(source.labels, LabelSets)
         kind = pa.list_(pa.string()) if several else pa.string()
 
-        def send(index: np.ndarray, found: Arrays) -> None:
+        def send(index: np.ndarray, found: T) -> None:
             texts = map(names_of_text, stored_texts(source.labels[index], source.class_names))
             labels = [[*map(as_text, text)] if isinstance(text, list) else as_text(text) or None for text in texts]
             about = {"id": pa.array(map(as_text, ids(source, index)), pa.string()), "label": pa.array(labels, kind)}

@@ -195,7 +195,7 @@ def embed(
     compute_tokens = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
         from vitrail.data.images.tiles import tiling
-        from vitrail.evaluation.predict import find_images
+        from vitrail.data.sources.files import find_images
 
         if reading:
             data = read_settings(reading, used=("include", "exclude"))

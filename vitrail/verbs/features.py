@@ -125,9 +125,9 @@ def open_images(
     `reading` are settings of the data.
     """
     from vitrail.data.item import Findings
+    from vitrail.data.sources.files import find_images
     from vitrail.data.sources.folder import Located
     from vitrail.data.sources.indexed import GivenImages
-    from vitrail.evaluation.predict import find_images
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
     splits = _splits(data) if len(paths) == 1 else None
@@ -154,8 +154,8 @@ def warn_of_ignored(findings: Findings) -> None:
 def _splits(data: Data) -> dict[str, IndexedSource] | None:
     """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
     from vitrail.data.image_names import is_image_name
+    from vitrail.data.sources.files import find_images
     from vitrail.data.sources.open import open_and_warn
-    from vitrail.evaluation.predict import find_images
 
     place = Path(data.path).expanduser()
     if is_image_name(place.name) or (glob.has_magic(data.path) and not place.exists()):
@@ -325,7 +325,7 @@ class Embedder:
 
         from vitrail.data.images.ops import tile_transform
         from vitrail.data.images.tiles import prepared_tiles
-        from vitrail.evaluation.predict import find_images
+        from vitrail.data.sources.files import find_images
 
         size = self._compute.batch_size
         tiles = prepared_tiles(

@@ -204,8 +204,8 @@ class InspectionInputs:
     @cached_property
     def source(self) -> IndexedSource:
         """The given images, else the data set, else the validation images of the first network's run."""
+        from vitrail.data.sources.files import find_images
         from vitrail.data.sources.indexed import GivenImages
-        from vitrail.evaluation.predict import find_images
 
         if self.paths:
             data = read_settings(self.reading, used=READ if self.data is not None else ("include", "exclude"))

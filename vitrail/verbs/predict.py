@@ -16,7 +16,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs import bulk
-from vitrail.verbs.bulk import BulkProgress, class_columns, is_bulk, open_job, run
+from vitrail.verbs.bulk import BulkProgress, is_bulk, open_job, predicted_columns, run
 from vitrail.verbs.features import paths_or_images, warn_of_ignored
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
-    from vitrail.evaluation.predict import FileKind, Prediction, Row, Summary, Unreadable
+    from vitrail.tasks.prediction import FileKind, Prediction, Row, Summary, Unreadable
     from vitrail.weights.confidence import Rejection
 
 log = logging.getLogger("vitrail")
@@ -62,7 +62,6 @@ class Predictions:
         Raises UsageError without pandas, and for predictions that were written to a file.
         """
         from vitrail.data.spreadsheet import PREDICTIONS
-        from vitrail.evaluation.predict import header, values
 
         if self.out is not None:
             raise UsageError(f"the predictions are in {self.out}, which pandas reads: pandas.read_csv({self.out!r})")
@@ -70,8 +69,8 @@ class Predictions:
             import pandas
         except ImportError:
             raise UsageError("to_frame needs pandas, which is not installed: pip install pandas") from None
-        columns = header(self.rows[0]) if self.rows else PREDICTIONS
-        return pandas.DataFrame([values(row) for row in self.rows], columns=list(columns))
+        names = [name for name, _ in self.rows[0].columns()] if self.rows else list(PREDICTIONS)
+        return pandas.DataFrame([[value for _, value in row.columns()] for row in self.rows], columns=names)
 
 
 @overload
@@ -180,8 +179,10 @@ def predict(
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
     from vitrail.data.images.tiles import tiling
     from vitrail.data.item import Findings
+    from vitrail.data.sources.files import find_images
     from vitrail.data.sources.indexed import GivenImages
-    from vitrail.evaluation.predict import errors_file, find_images, predict_files
+    from vitrail.tasks.predict import predict_files
+    from vitrail.tasks.prediction import errors_file
     from vitrail.weights.load import weights_fingerprint
 
     findings = Findings("files")
@@ -208,7 +209,7 @@ def predict(
         if network.card.temperature != 1:
             about["temperature"] = network.card.temperature
         job = open_job("predict", model, paths, out, data, **about)
-        return run(job, class_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
+        return run(job, predicted_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     subject = GivenImages(held, bands=network.card.preprocess.bands is not None) if held else paths
     rows = partial(predict_files, network, subject, predict=predictions_of, precision=compute.precision, top=top)
@@ -229,7 +230,7 @@ def predict(
 
 def _collected(rows: Iterator[Row], tiles: bool, raw: bool, rejection: Rejection | None, strict: bool) -> Predictions:
     """Return all predictions, and log what could not be read."""
-    from vitrail.evaluation.predict import Prediction, Summary, Unreadable
+    from vitrail.tasks.prediction import Prediction, Summary, Unreadable
 
     found = list(rows)
     bad = [row for row in found if isinstance(row, Unreadable)]
@@ -263,7 +264,7 @@ def _write(
 
     files: The file of each row. `maps` sees all rows.
     """
-    from vitrail.evaluation.predict import PartialPredictions, write_predictions
+    from vitrail.tasks.prediction import PartialPredictions, write_predictions
 
     earlier = PartialPredictions(out, key, files)
     if earlier.finished:
@@ -280,7 +281,7 @@ def show(result: Predictions | BulkProgress) -> str:
     """Return the result as CSV, or where it was written."""
     if isinstance(result, BulkProgress):
         return bulk.show(result)
-    from vitrail.evaluation.predict import write_predictions
+    from vitrail.tasks.prediction import write_predictions
 
     if result.out is not None:
         return f"{result.summary}; written to {listing([result.out, *result.maps], 5, quoted=False)}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.images.tiles import TileBox, Tiling
     from vitrail.data.settings import Preprocess
-    from vitrail.evaluation.predict import Prediction, Row
+    from vitrail.tasks.prediction import Prediction, Row
 
 log = logging.getLogger("vitrail")
 TABLE = "tiles.csv"
@@ -51,7 +51,7 @@ def files_of_rows(images: Iterable[str | Path], tiling: Tiling | None, preproces
     """Yield the file of each row of the predictions for `images`, in order."""
     from vitrail.data.images.pixels import pixels_of
     from vitrail.data.images.tiles import tiles_of
-    from vitrail.evaluation.predict import find_images
+    from vitrail.data.sources.files import find_images
 
     files = find_images(images)
     if tiling is None:
@@ -78,7 +78,7 @@ class TileMaps:
         """Draw the map of each image, and return the files. An image that cannot be read again is logged."""
         from vitrail.data.images.pixels import pixels_of
         from vitrail.data.images.tiles import open_image, reduced
-        from vitrail.evaluation.predict import find_images
+        from vitrail.data.sources.files import find_images
         from vitrail.inspection.figures.page import Folder
 
         pixels, files, names = pixels_of(self._preprocess.bands), Folder(folder), set[str]()

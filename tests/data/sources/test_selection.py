@@ -10,9 +10,9 @@ from PIL import Image
 
 from vitrail.config import from_yaml, merge, to_yaml
 from vitrail.data.settings import Data, Selection
+from vitrail.data.sources.files import find_images
 from vitrail.data.sources.open import open_data, open_data_set, open_path
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.predict import find_images
 from vitrail.training.run import Run
 from vitrail.verbs.data.check import stats
 from vitrail.verbs.flags.parse import parse

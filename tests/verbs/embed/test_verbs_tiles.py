@@ -21,10 +21,10 @@ from vitrail import cli
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation import predict as predicting
 from vitrail.inspection.figures import class_maps
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.tasks import predict as predicting
 from vitrail.verbs.predict import Predictions
 from vitrail.weights.card import Card
 from vitrail.weights.load import load

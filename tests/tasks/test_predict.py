@@ -16,21 +16,17 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.settings import Preprocess
+from vitrail.data.sources.files import find_images
 from vitrail.errors import DataError, WeightsError
-from vitrail.evaluation.predict import (
-    Prediction,
-    Unreadable,
-    find_images,
-    predict_files,
-    write_predictions,
-)
+from vitrail.tasks.predict import predict_files
+from vitrail.tasks.prediction import Prediction, Unreadable, write_predictions
 
 NAMES = ["red", "green", "blue, <i>", "none"]
 PREPROCESS = Preprocess(image_size=(8, 8), resize="squash")
 
 
 def model(names: list[str] = NAMES, preprocess: Preprocess = PREPROCESS) -> Any:
-    config, probabilities = SimpleNamespace(classes=4), {"thresholds": [], "temperature": 1.0, "scale": None}
+    config, probabilities = SimpleNamespace(classes=4), {"thresholds": [], "temperature": 1.0, "task": "classes"}
     card = SimpleNamespace(class_names=names, preprocess=preprocess, config=config, **probabilities)
     return SimpleNamespace(card=card)
 
@@ -153,11 +149,11 @@ def test_memory_does_not_grow_with_the_number_of_files(folder: Path) -> None:
             yield folder / "a.bmp"
 
     from vitrail.data.images.ops import eval_transform
-    from vitrail.evaluation import predict
+    from vitrail.tasks import predict
 
     prepare = partial(predict._prepared, eval_transform(PREPROCESS))
     prepared = predict._each_prepared(endless(), prepare, str, 2 * 8, 2)
-    stream = predict._rows(prepared, partial(predict._best, by_colour, NAMES, 1), 8)
+    stream = predict._rows(prepared, partial(predict._predictions, by_colour, model().card, 1), 8)
     assert next(stream).classes == ["red"]
     assert drawn <= 3 * 8
     stream.close()
