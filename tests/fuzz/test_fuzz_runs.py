@@ -127,7 +127,7 @@ def test_65_arrays_of_results_that_do_not_fit(whole: Path, tmp_path: Path, kind:
         noted = any("evaluation.npz cannot be used" in note for note in record.notes)
         if change not in ("floats", "infinite", "bool", "absent"):
             assert noted, (name, change)
-        for found in filter(None, (record.evaluation, record.scores)):
+        for found in filter(None, [record.results]):
             found.worst(12)
             found.metrics()
 

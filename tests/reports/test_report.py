@@ -22,7 +22,7 @@ from vitrail.errors import DataError
 from vitrail.evaluation.metric import on_images, wilson
 from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, draw_curves, thin_curve
-from vitrail.reports.gallery import SHOWN, most_uncertain
+from vitrail.reports.gallery import SHOWN
 from vitrail.reports.page import environment, percent, write_report
 from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.run import Run
@@ -270,7 +270,7 @@ def test_galleries_hold_the_largest_losses_and_the_smallest_gaps() -> None:
     assert wrong[mistakes].all() and len(mistakes) == SHOWN
     assert (np.sort(found.loss[wrong])[::-1][:SHOWN] == found.loss[mistakes]).all()
     gaps = found.probability[:, 0] - found.probability[:, 1]
-    assert (np.sort(gaps)[:SHOWN] == gaps[most_uncertain(found)]).all()
+    assert (np.sort(gaps)[:SHOWN] == gaps[found.uncertain(SHOWN)]).all()
 
 
 def test_thinned_curves_keep_their_mean_and_ends() -> None:

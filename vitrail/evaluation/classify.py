@@ -148,6 +148,14 @@ class Classification(Results):
         wrong = np.flatnonzero(self.known & ~self.correct & (self.top[:, 0] >= 0))
         return wrong[np.argsort(-self.loss[wrong], kind="stable")][:most]
 
+    def uncertain(self, most: int) -> np.ndarray:
+        """See `Results`: rows with the smallest gap between the two best classes."""
+        if self.probability.shape[1] < 2:
+            return super().uncertain(most)
+        gap = self.probability[:, 0] - self.probability[:, 1]
+        rows = np.flatnonzero(self.top[:, 0] >= 0)
+        return rows[np.argsort(gap[rows], kind="stable")][:most]
+
     def true_names(self, row: int) -> list[str] | None:
         """See `Results`."""
         return [self.class_names[self.label[row]]] if self.known[row] else None

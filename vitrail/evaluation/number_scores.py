@@ -102,6 +102,10 @@ class NumberScores(Results):
         """Return the numbers to log: r2, mae, rmse, loss, count."""
         return {name: getattr(self, name) for name in ("r2", "mae", "rmse", "loss", "count")}
 
+    def in_words(self) -> str:
+        """See `Results`."""
+        return f"R2 {self.r2:.4f}, MAE {self.mae:.4g}"
+
     def worst(self, most: int) -> np.ndarray:
         """See `Results`: those with the largest errors, in deviations."""
         error = ((self.prediction - self.target) / np.array(self.scale.deviation)) ** 2

@@ -7,6 +7,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from vitrail.evaluation.metric import in_words
+
 
 class Guess(NamedTuple):
     """One class that a network predicted, with its probability, or its numbers."""
@@ -49,9 +51,17 @@ class Results(ABC):
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log."""
 
+    def in_words(self) -> str:
+        """Return how good the network is: "top-1 93.40%"."""
+        return in_words(self.headline, getattr(self, self.headline))
+
     @abstractmethod
     def worst(self, most: int) -> np.ndarray:
         """Return at most `most` rows of wrong predictions, the worst first."""
+
+    def uncertain(self, most: int) -> np.ndarray:
+        """Return at most `most` rows of predictions that were nearly others, the nearest first."""
+        return np.empty(0, dtype=np.int64)
 
     @abstractmethod
     def true_names(self, row: int) -> list[str] | None:

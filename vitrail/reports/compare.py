@@ -17,7 +17,6 @@ from vitrail.config import dotted, plain
 from vitrail.data.images.pixels import picture
 from vitrail.data.roles import SUBSET
 from vitrail.errors import DataError, UsageError, VitrailError
-from vitrail.evaluation.calibration import calibration
 from vitrail.files import read_json_object
 from vitrail.model.variants import Config
 from vitrail.reports.cost import RunCost, cost_of
@@ -29,6 +28,7 @@ from vitrail.reports.page import render, write_page
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair_predictions
 from vitrail.reports.tables import MOST_CLASSES
+from vitrail.tasks.catalog import TASKS
 from vitrail.weights.load import read_card
 from vitrail.words import distinct_labels, without_folders
 
@@ -123,12 +123,11 @@ def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
     Raises DataError if one was not evaluated or their validation images may differ.
     """
     for run in (first, second):
-        if run.scores is not None:
-            raise DataError(f"{run.folder.name} predicts several labels for an image, and this test needs one")
-        if run.numbers is not None:
-            raise DataError(f"{run.folder.name} predicts numbers, and this test needs one label for each image")
-        if run.evaluation is None:
+        if run.results is None:
             raise DataError(f"{run.folder.name} has no evaluation (evaluation.npz)")
+        if run.evaluation is None:
+            predicts = TASKS[run.results.task].predicts
+            raise DataError(f"{run.folder.name} predicts {predicts}, and this test needs one class for each image")
     assert first.evaluation is not None and second.evaluation is not None
     fingerprints = [run.data_facts.get("fingerprint") for run in (first, second)]
     # other data may have the same validation images: with more images to train on, for example
@@ -259,7 +258,6 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
         comparison=replace(comparison, runs=[run.shareable() for run in comparison.runs], settings=settings),
         curves=comparison_curves(comparison.runs, comparison.labels),
         colours=len(SERIES),
-        calibration=calibration,
         shifts=class_shifts(comparison),
         most_classes=MOST_CLASSES,
         galleries=galleries or [],

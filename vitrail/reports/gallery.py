@@ -12,7 +12,6 @@ import torch
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.images.pixels import Pixels
 from vitrail.errors import DecodeError, VitrailError
-from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.results import Guess, Results
 from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
@@ -36,15 +35,6 @@ class Exhibit:
     """The best guesses of each network, best first; an empty list if its outputs were not finite."""
     attention: np.ndarray | None = None
     """uint8 [H, W, 3]: the image under its attention rollout."""
-
-
-def most_uncertain(evaluation: Classification) -> np.ndarray:
-    """Return rows with the smallest gap between the two best classes, the smallest first."""
-    if evaluation.probability.shape[1] < 2:
-        return np.empty(0, dtype=np.int64)
-    gap = evaluation.probability[:, 0] - evaluation.probability[:, 1]
-    rows = np.flatnonzero(evaluation.top[:, 0] >= 0)
-    return rows[np.argsort(gap[rows], kind="stable")][:SHOWN]
 
 
 def exhibits(rows: np.ndarray, evaluation: Results, source: Any, model: Any) -> list[Exhibit]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
 from vitrail.reports.figures import confusion, cooccurrence, data_uri, picture, reliability, risk_coverage, scatter
-from vitrail.reports.gallery import SHOWN, exhibits, most_uncertain
+from vitrail.reports.gallery import SHOWN, exhibits
 from vitrail.reports.run_record import read_run, validation_images
 from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load
@@ -54,19 +55,18 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     """
     folder = Path(run_folder)
     record = read_run(folder)
-    evaluation, scores, attempt = record.evaluation, record.scores, partial(run_record.attempt, record.notes)
-    evaluated = record.results
+    results, attempt = record.results, partial(run_record.attempt, record.notes)
     model = source = distances = examples = None
     galleries: dict[str, Any] = {}
     if record.run is None or record.run.objective.kind != "tokenizer":
         model = attempt("the model cannot be loaded", lambda: load(folder))
     if model is not None:
-        pictures = "" if evaluated is None else "pictures of mistakes and "
+        pictures = "" if results is None else "pictures of mistakes and "
         source = attempt(f"{pictures}attention distance", lambda: validation_images(record))
     if source is not None:
         distances = attempt("attention distance", lambda: distance_figure(model, source))
-        if evaluated is not None:
-            galleries = attempt("pictures of mistakes", lambda: _galleries(evaluated, model, source)) or {}
+        if results is not None:
+            galleries = attempt("pictures of mistakes", lambda: _galleries(results, model, source)) or {}
     if record.self_supervised:
         what = "no examples, because the run had no validation images or was not evaluated"
         examples = attempt(what, lambda: read_bytes(folder / "seen.png"))
@@ -82,14 +82,8 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         ],
         shares=SHARES,
         curves=training_curves(record),
-        classes=None if evaluation is None else _classes(evaluation),
-        **({} if evaluation is None else _confidence(evaluation)),
+        shown=None if results is None else SHOWN_OF[results.task](results),
         temperature=1.0 if model is None else model.card.temperature,
-        reliability=reliability,
-        scores=scores,
-        **({} if scores is None else _labels(scores)),
-        numbers=record.numbers,
-        targets=None if record.numbers is None else _targets(record.numbers),
         galleries=galleries,
         distances=distances,
         positions=position_figure(model),
@@ -103,53 +97,47 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     return write_page(out or folder / "report.html", page)
 
 
-def _classes(evaluation: Classification) -> dict[str, Any]:
-    """Return confusion matrix, most frequent confusions, and the table of classes."""
-    names = [short(name, 40) for name in evaluation.class_names]
+def _classes(found: Classification) -> dict[str, Any]:
+    """Return confusions, the table of classes, calibration, and what a smallest confidence means."""
+    names = [short(name, 40) for name in found.class_names]
     return {
-        "matrix": confusion(evaluation.confusion, names) if len(names) <= MOST_DRAWN else None,
-        "confusions": tables.most_confused(evaluation),
-        "rows": tables.weakest_classes(evaluation),
+        "matrix": confusion(found.confusion, names) if len(names) <= MOST_DRAWN else None,
+        "confusions": tables.most_confused(found),
+        "rows": tables.weakest_classes(found),
+        "calibration": calibration(found),
+        "before": None if found.uncalibrated is None else before_scaling(found),
+        "rejections": tables.rejections(found),
+        "risk_coverage": risk_coverage(found),
     }
 
 
-def _confidence(evaluation: Classification) -> dict[str, Any]:
-    """Return the calibration, that before temperature scaling, and what a smallest confidence means."""
-    return {
-        "calibration": calibration(evaluation),
-        "before": None if evaluation.uncalibrated is None else before_scaling(evaluation),
-        "rejections": tables.rejections(evaluation),
-        "risk_coverage": risk_coverage(evaluation),
-    }
-
-
-def _labels(scores: LabelScores) -> dict[str, Any]:
+def _labels(found: LabelScores) -> dict[str, Any]:
     """Return co-occurrence, wrong labels and the table of labels, and their calibration."""
-    names, calibrated = [short(name, 40) for name in scores.class_names], label_calibration(scores)
+    names, calibrated = [short(name, 40) for name in found.class_names], label_calibration(found)
     drawn = len(names) <= MOST_DRAWN
     return {
-        "labels": {
-            "matrix": cooccurrence(scores.cooccurrence, scores.predicted_together, names) if drawn else None,
-            "wrong": tables.wrong_beside(scores),
-            "rows": tables.weakest_labels(scores, calibrated),
-        },
+        "matrix": cooccurrence(found.cooccurrence, found.predicted_together, names) if drawn else None,
+        "wrong": tables.wrong_beside(found),
+        "rows": tables.weakest_labels(found, calibrated),
         "calibrated": calibrated,
-        "before": labels_before_scaling(scores),
+        "before": labels_before_scaling(found),
     }
 
 
-def _targets(found: NumberScores) -> dict[str, Any]:
+def _numbers(found: NumberScores) -> dict[str, Any]:
     """Return the table of targets, and predicted against true values of the first targets."""
     drawn = range(min(len(found.class_names), MOST_SCATTERS))
     return {"rows": tables.targets(found), "figures": [scatter(found, number) for number in drawn]}
 
 
-def _galleries(evaluation: Results, model: Any, source: Any) -> dict[str, Any]:
+SHOWN_OF: dict[str, Callable[[Any], dict[str, Any]]] = {"classes": _classes, "labels": _labels, "numbers": _numbers}
+"""Task -> what is drawn and listed of its results, which templates/tasks/TASK.html says."""
+
+
+def _galleries(results: Results, model: Any, source: Any) -> dict[str, Any]:
     """Return the exhibits of the galleries."""
-    found = {"mistakes": exhibits(evaluation.worst(SHOWN), evaluation, source, model)}
-    if isinstance(evaluation, Classification):
-        found["uncertain"] = exhibits(most_uncertain(evaluation), evaluation, source, model)
-    return found
+    rows = {"mistakes": results.worst(SHOWN), "uncertain": results.uncertain(SHOWN)}
+    return {name: exhibits(chosen, results, source, model) for name, chosen in rows.items()}
 
 
 def without_controls(value: Any) -> Any:
@@ -190,7 +178,7 @@ def environment() -> Environment:
     filters = (amount, data_uri, percent, picture, points, short, time_span)
     templates.filters.update({function.__name__: function for function in filters})
     templates.filters["shell_quote"] = shlex.quote
-    templates.globals["wilson"] = wilson
+    templates.globals.update(wilson=wilson, calibration=calibration, reliability=reliability)
     return templates
 
 

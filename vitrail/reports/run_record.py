@@ -20,8 +20,6 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.label_scores import LabelScores
-from vitrail.evaluation.number_scores import NumberScores
 from vitrail.evaluation.results import Results
 from vitrail.files import names_near, open_regular, read_bytes, read_json, read_json_object
 from vitrail.reports.figures import Points
@@ -63,16 +61,6 @@ class RunRecord:
     def evaluation(self) -> Classification | None:
         """The results, if the images have one label each."""
         return self.results if isinstance(self.results, Classification) else None
-
-    @property
-    def scores(self) -> LabelScores | None:
-        """The results, if the images have several labels."""
-        return self.results if isinstance(self.results, LabelScores) else None
-
-    @property
-    def numbers(self) -> NumberScores | None:
-        """The results, if the labels are numbers."""
-        return self.results if isinstance(self.results, NumberScores) else None
 
     @property
     def result(self) -> dict[str, Any]:

@@ -67,10 +67,7 @@ def show(result: WrittenReport) -> str:
     if found is None:
         return lines[0]
     for label, record in zip(found.labels, found.runs, strict=True):
-        evaluation = record.evaluation
-        known = "not evaluated" if evaluation is None else f"top-1 {evaluation.top1:.2%}"
-        known = known if record.numbers is None else f"R2 {record.numbers.r2:.4f}, MAE {record.numbers.mae:.4g}"
-        lines.append(f"{label}: " + (known if record.scores is None else f"mAP {record.scores.map:.2%}"))
+        lines.append(f"{label}: {'not evaluated' if record.results is None else record.results.in_words()}")
     for one in found.against:
         low, high = one.pair.interval
         lines.append(
@@ -99,10 +96,9 @@ def as_json(result: WrittenReport) -> Any:
         return value
     value["runs"] = []
     for label, record, cost in zip(found.labels, found.runs, found.costs, strict=True):
-        evaluation = record.evaluation
-        accuracy = None if evaluation is None else {**evaluation.metrics(), "right": int(evaluation.correct.sum())}
-        other = record.scores or record.numbers
-        accuracy = accuracy if other is None else dict(other.metrics())
+        accuracy = None if record.results is None else dict(record.results.metrics())
+        if accuracy is not None and record.evaluation is not None:
+            accuracy["right"] = int(record.evaluation.correct.sum())
         spent = {"flops": cost.flops, "seconds": cost.seconds, "joules": cost.joules, "steps": cost.steps}
         value["runs"].append({"run": label, "folder": str(record.folder), "validation": accuracy, "cost": spent})
     value["settings"] = {name: dict(zip(found.labels, values, strict=True)) for name, values in found.settings.items()}
