@@ -25,6 +25,7 @@ from vitrail.files import names_near, open_regular, read_bytes, read_json, read_
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.tasks.catalog import load_results
+from vitrail.training.recorded import located
 from vitrail.training.run import Run
 from vitrail.training.validation.floor import shortfall
 from vitrail.words import without_folders
@@ -198,10 +199,7 @@ def validation_images(record: RunRecord) -> Any:
     """
     if record.run is None:
         raise DataError("config.yaml, which names the data set, cannot be read")
-    data = record.run.data
-    path = Path(record.facts.get("directory") or ".") / data.path
-    if not Path(data.path).exists() and path.exists():  # a relative path, from another working directory
-        data = replace(data, path=str(path))
+    data = located(record.run.data, record.facts.get("directory") or "")
     splits = open_data(data, seed=record.run.seed, labels=record.run.supervised)
     trained_on = record.data_facts.get("fingerprint")
     if trained_on and splits.fingerprint != trained_on:

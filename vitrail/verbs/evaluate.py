@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from vitrail.config import from_yaml
 from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.disk import writing
@@ -18,12 +17,12 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, read_json_object, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import ProgressLine
-from vitrail.training.run import Run
+from vitrail.training.recorded import recorded_run
 from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable, output_names, recorded_run, run_images
+from vitrail.verbs.network import load_runnable, output_names, run_images
 from vitrail.version import need
 from vitrail.words import brief
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
+    from vitrail.training.run import Run
     from vitrail.weights.card import Card
 
 ViewKind = Literal["flip", "crops"]
@@ -213,11 +213,8 @@ def _said_of_views(tta: ViewKind, model: str | Path, found: Results, seconds: fl
         f"{VIEWS[tta]} times as much as without --tta; {images / seconds:,.1f} images/s, the time to read "
         "the files included"
     ]
-    try:
-        run = from_yaml(Path(model) / "config.yaml", Run())
-    except VitrailError:  # no run of vitrail, or one with classes of the user's own
-        return notes
-    if not run.augment.flip:
+    run = _run_of(model)
+    if run is not None and not run.augment.flip:
         notes.append(
             "warning: the network was trained without mirrored images (augment.flip: false), because a mirrored image "
             "may be of another class. Half of the views are mirrored"
@@ -254,17 +251,25 @@ def _task(
 
 def _trained_on(run: Path, data: Path) -> list[str]:
     """Return a warning if `data` is what the run trained on, without splits: a part of it was held out."""
+    recorded = _run_of(run)
     try:
-        trained = Path(from_yaml(run / "config.yaml", Run()).data.path)
         held_out = read_json_object(run / "split.json", DataError)
-    except VitrailError:  # no run of vitrail, or one with classes of the user's own
+    except VitrailError:  # no run of vitrail
         return []
-    if held_out.get("from") != "" or data.resolve() != trained.resolve():
+    if recorded is None or held_out.get("from") != "" or data.resolve() != Path(recorded.data.path).resolve():
         return []
     return [
         f"warning: the network was trained on most of these images, so its accuracy on new images is lower. `vitrail "
         f"evaluate {run}` measures only the images that were held out"
     ]
+
+
+def _run_of(model: str | Path) -> Run | None:
+    """Return the settings of a run; None if it is none, or has a class of the user's own that is not imported here."""
+    try:
+        return recorded_run(model)
+    except VitrailError:
+        return None
 
 
 def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: str | Path | None) -> _Evaluated:
@@ -290,12 +295,7 @@ def _source(
     from vitrail.data.sources.open import open_split
     from vitrail.tasks.catalog import task_of
 
-    run = None
-    try:
-        run = recorded_run(model)
-    except VitrailError:  # such as a class of the user's own that is not imported here
-        if data is None:
-            raise
+    run = recorded_run(model) if data is None else _run_of(model)
     settings = Data() if run is None else run.data
     if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
         settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)

@@ -16,9 +16,10 @@ from vitrail.data.settings import Data
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
 from vitrail.terminal import ProgressLine
+from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable, recorded_run
+from vitrail.verbs.network import load_runnable
 from vitrail.words import as_text
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Range, Whole, checked
 from vitrail.terminal import ProgressLine
+from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import load_network, network_labels, recorded_run, run_images
+from vitrail.verbs.network import load_network, network_labels, run_images
 from vitrail.words import one_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.config import from_yaml
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import InputSize
@@ -155,12 +154,6 @@ def network_labels(networks: Sequence[str | Path]) -> list[str]:
         twice = next(label for number, label in enumerate(labels) if label in labels[:number])
         raise UsageError(f"the network {twice} is given twice. Give each network once.")
     return labels
-
-
-def recorded_run(model: str | Path) -> Run | None:
-    """Return the settings of the run whose folder `model` is; None if it is no run. Raises UsageError."""
-    written = Path(model) / "config.yaml"
-    return from_yaml(written, Run()) if written.is_file() else None
 
 
 def run_images(

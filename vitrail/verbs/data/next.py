@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from vitrail.config import from_yaml
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import Count, Threads, checked
 from vitrail.terminal import first_lines, page, table, unreadable_lines
-from vitrail.training.run import Run
+from vitrail.training.recorded import recorded_run
 from vitrail.transfer.next_images import By, Coverage, choose
 from vitrail.verbs.data.outputs import as_json as as_json
 from vitrail.verbs.data.outputs import output_files, write_rows
@@ -201,7 +200,8 @@ def _trained_on(weights: str | Path) -> Splits | None:
     from vitrail.data.sources.open import open_data
 
     try:
-        run = from_yaml(Path(weights) / "config.yaml", Run())
+        if (run := recorded_run(weights)) is None:
+            raise DataError(f"there is no {Path(weights) / 'config.yaml'}")
         return open_data(run.data, seed=run.seed, labels=False)
     except (VitrailError, OSError) as error:
         log.warning("the training images of %s are not known, so images like them may be chosen: %s", weights, error)

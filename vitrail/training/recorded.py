@@ -1,0 +1,33 @@
+"""The settings of a run that has been trained, from its folder."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from vitrail.config import from_yaml
+from vitrail.data.settings import Data
+from vitrail.errors import DataError
+from vitrail.files import read_json_object
+from vitrail.training.run import Run
+
+
+def recorded_run(folder: str | Path) -> Run | None:
+    """Return the settings of the run in a folder, its images `located`; None if it is no run. Raises UsageError."""
+    folder = Path(folder)
+    if not (folder / "config.yaml").is_file():
+        return None
+    run, directory = from_yaml(folder / "config.yaml", Run()), ""
+    with suppress(DataError, OSError):  # a run that was copied without its run.json
+        directory = str(read_json_object(folder / "run.json", DataError).get("directory") or "")
+    return replace(run, data=located(run.data, directory))
+
+
+def located(data: Data, directory: str) -> Data:
+    """Return the settings of data with a path that is found from here.
+
+    directory: The working directory of the training, from which a relative path counts, if it is not found from here.
+    """
+    path = Path(directory or ".") / data.path
+    return replace(data, path=str(path)) if path.exists() and not Path(data.path).exists() else data
