@@ -13,7 +13,7 @@ from typing import Any
 from vitrail.config import merge
 from vitrail.data.roles import Splits
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources.open import OpenedData
 from vitrail.durations import Percent
 from vitrail.errors import UsageError
 from vitrail.ranges import height_width
@@ -111,6 +111,7 @@ class Trials:
     sweep: Sweep
     folder: Path
     split: DevSplit
+    data_sets: OpenedData = field(default_factory=OpenedData, repr=False, compare=False)
 
     @classmethod
     def of(cls, sweep: Sweep, folder: Path | str) -> Trials:
@@ -135,7 +136,7 @@ class Trials:
 
     def _open(self, data: Data) -> tuple[Run, Splits]:
         run = replace(self._base, data=replace(data, path=absolute_path(data.path)))
-        return run, open_data(run.data, seed=run.seed)
+        return run, self.data_sets.splits(run.data, run.seed)
 
     @cached_property
     def _fingerprint(self) -> Callable[[str], str]:

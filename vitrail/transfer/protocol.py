@@ -7,6 +7,7 @@ set and evaluate on the respective test data". So a sweep opens its data in two 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.labels.sets import known
@@ -15,6 +16,9 @@ from vitrail.data.settings import Data
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
+
+if TYPE_CHECKING:
+    from vitrail.data.sources.open import OpenedData
 
 VTAB_IMAGES = 1_000
 """VTAB's training images: 800 to train on, 200 to choose by."""
@@ -79,24 +83,26 @@ class DevSplit:
     """Description of the images to choose by, for the user."""
 
 
-def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
+def arrange(data: Data, share: float | None, seed: int, data_sets: OpenedData | None = None) -> DevSplit:
     """Decide which images to choose by and which to report on; `share` is a share of the training images.
 
     If a share is given, or there is no validation split, a share of all training images (with the validation split) is
     held out, the same images for every trial. Otherwise the validation split is used and joins the training images in
     the final runs. A `data.subset` is the training set of the sweep: the share is held out of it. If there is no test
-    split, the validation split becomes the test split (as ImageNet's in the paper).
+    split, the validation split becomes the test split (as ImageNet's in the paper). `data_sets` are those of the
+    command that may be open already.
 
     Raises UsageError for a share outside 0..1 or if settings would be chosen on the test split; DataError like
     `open_data`.
     """
-    from vitrail.data.sources.open import open_data  # which imports torch: `finetune --help` must not
+    from vitrail.data.sources.open import OpenedData  # which imports torch: `finetune --help` must not
 
     if share is not None and not 0 < share < 1:
         raise UsageError(f"--dev is {share:g}. The share of the training images to choose by must be between 0 and 1.")
     if data.fold is not None:
         raise UsageError("a sweep chooses its own validation images, so that data.fold is not valid: use --dev")
-    opened = open_data(replace(data, holdout=0.0), seed=seed)
+    data_sets = data_sets or OpenedData()
+    opened = data_sets.splits(replace(data, holdout=0.0), seed)
     own = opened.held_out.get("validation")
     if own is not None and (role_of(own) == "test" or own == data.test):
         raise UsageError(
@@ -117,7 +123,7 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
         held_out = dev_share(len(opened.train)) if share is None else share
         search = replace(final, validation=NONE if data.subset is None else SUBSET, holdout=held_out, test=NONE)
         how = f"{100 * held_out:.3g} % of the training images"
-    found = open_data(search, seed=seed)
+    found = data_sets.splits(search, seed)
     assert found.validation is not None  # a split, or a share above 0
     return DevSplit(search, final, len(found.train), len(found.validation), 0 if test is None else len(test), how)
 

@@ -28,6 +28,7 @@ from vitrail.words import duration, one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
+    from vitrail.recipes.known import Known
     from vitrail.transfer.grid import Trials
     from vitrail.transfer.sweep import Executor, SweepResult, TrialResult
 
@@ -193,22 +194,23 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
         data = asked.settings.get("data")
         same = data.get("holdout") if isinstance(data, Mapping) else None  # in a sweep, --data.holdout means --dev
         dev = same or (row.holdout if row is not None and row is not VTAB else None)
-    split = arrange(run.data, dev, run.seed)
+    known = Known()
+    split = arrange(run.data, dev, run.seed, known)
     if asked.recipe is not None:
-        choice = from_recipe(asked, Known())
+        choice = from_recipe(asked, known)
         log.info("%s", choice)
         run = choice.run
     else:
         assert run.weights is not None
         run, _ = asked.applied_to(finetune_run(named("finetune"), run.weights, split.images))
         log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration or "up to the time limit")
-    grid, others = _tried(asked, run, lr, vary, split.images)
+    grid, others = _tried(asked, known, run, lr, vary, split.images)
     origins = {**asked.origins, **{name: "--lr" if lr and name == LR else "--vary" for name in grid if lr or vary}}
     return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev, origins), out, split)
 
 
 def _tried(
-    asked: Asked, run: Run, lr: Sequence[float], vary: Sequence[str], images: int
+    asked: Asked, known: Known, run: Run, lr: Sequence[float], vary: Sequence[str], images: int
 ) -> tuple[Mapping[str, Sequence[Any]], dict[str, Run]]:
     """Return the settings to try as a grid, and complete runs to try as well. Without flags they are the paper's."""
     grid: dict[str, Sequence[Any]] = dict(values_to_try(text, run) for text in vary)
@@ -216,13 +218,12 @@ def _tried(
         raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
     if lr or grid:
         return {LR: tuple(lr), **grid} if lr else grid, {}
-    from vitrail.recipes.known import Known
     from vitrail.weights.load import read_card
 
     network = read_card(run.weights).config if run.weights is not None else variant(run.network)
     fine_tuning = asked.recipe in (None, FINETUNE.name, *ROW_OF)
     rule = fine_tuning and isinstance(network, ResNetConfig)
-    others = {HYPERRULE: from_recipe(replace(asked, recipe=HYPERRULE), Known()).run} if rule else {}
+    others = {HYPERRULE: from_recipe(replace(asked, recipe=HYPERRULE), known).run} if rule else {}
     return _published(asked.recipe, images, network), others
 
 
