@@ -18,12 +18,13 @@ from vitrail.inspection.distance import Distances
 from vitrail.inspection.embedding_map import EmbeddingMap
 from vitrail.inspection.figures.attention import draw_distances, draw_heads, draw_overlays
 from vitrail.inspection.figures.embedding import draw_components, draw_map, draw_neighbours
-from vitrail.inspection.figures.page import COLOURS, Folder, mosaic, short
+from vitrail.inspection.figures.page import Folder, mosaic, short
 from vitrail.inspection.figures.weights import draw_filters, draw_positions
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import Box
 from vitrail.inspection.pictures import Picture
 from vitrail.inspection.positions import position_tiles
+from vitrail.plots import COLOURS
 
 LONG = "a-network-with-a-rather-long-name"
 

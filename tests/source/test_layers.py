@@ -22,7 +22,7 @@ LAYER = {
     **dict.fromkeys(
         ("errors", "version", "device", "disk", "files", "words", "terminal", "world", "config", "durations"), 0
     ),
-    **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "terminal", "torch_private"), 0),
+    **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "plots", "terminal", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),
     **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
     "tasks": 3,

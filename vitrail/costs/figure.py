@@ -10,10 +10,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, NullFormatter
 
-from vitrail.files import replacing
+from vitrail.plots import COLOURS, save_figure
 
 STYLES = {"inference": "-", "training": "--"}
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The palette of Okabe and Ito, distinguishable with every kind of colour blindness."""
 
 
@@ -57,8 +56,7 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     figure.suptitle(title, fontsize="medium")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
+    save_figure(figure, path)
 
 
 class _Plain(LogFormatter):

@@ -18,7 +18,8 @@ import numpy as np
 
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Classification
-from vitrail.files import replacing, replacing_text
+from vitrail.files import replacing_text
+from vitrail.plots import COLOURS, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,10 +125,6 @@ def write_bins(path: Path, result: Calibration) -> None:
             writer.writerow(numbers if row["images"] else {**numbers, "accuracy": "", "confidence": ""})
 
 
-COLOURS = ("#0072b2", "#d55e00")
-"""Blue and vermilion from the palette of Okabe and Ito, distinct under every kind of colour blindness."""
-
-
 def plot(figure: Figure, result: Calibration, *, labels: bool = False) -> None:
     """Draw the reliability diagram into an empty figure; text and lines have matplotlib's text colour.
 
@@ -139,7 +136,7 @@ def plot(figure: Figure, result: Calibration, *, labels: bool = False) -> None:
     import matplotlib  # of the extra train; the numbers do without
     from matplotlib.ticker import PercentFormatter
 
-    blue, vermilion = COLOURS
+    blue, vermilion, *_ = COLOURS
     share, things = ("share that is there", "labels") if labels else ("accuracy", "images")
     sure = "probability of a label" if labels else "confidence: probability of the best class"
     ink = matplotlib.rcParams["text.color"]
@@ -180,5 +177,4 @@ def draw(result: Calibration, path: Path, *, labels: bool = False) -> None:
 
     figure = Figure(figsize=(4.8, 4.8), layout="constrained")
     plot(figure, result, labels=labels)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
+    save_figure(figure, path)

@@ -33,9 +33,10 @@ from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import CARD, KINDS, EngineName, Installed, RuntimeName
 from vitrail.exports.parity import compare_outputs, images_to_compare, noise
-from vitrail.files import read_json_object, replacing, replacing_text
+from vitrail.files import read_json_object, replacing_text
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
+from vitrail.plots import COLOURS, save_figure
 from vitrail.weights.card import Card
 from vitrail.weights.load import load
 from vitrail.weights.rebuild import card_of
@@ -319,11 +320,10 @@ def draw(rows: Sequence[TimedEngine], path: Path, title: str) -> None:
     }
     names = [row.engine for row in rows]
     for axes, (what, values) in zip(figure.subplots(1, 3, sharey=True), columns.items(), strict=True):
-        bars = axes.barh(names, values, color="#0072b2")
+        bars = axes.barh(names, values, color=COLOURS[0])
         axes.bar_label(bars, fmt="{:,.4g}", padding=3)
         axes.set_xlabel(what)
         axes.margins(x=0.25)
     figure.axes[0].invert_yaxis()  # the fastest on top
     figure.suptitle(title, fontsize="medium")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
+    save_figure(figure, path)

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from vitrail.costs.figure import COLOURS
-from vitrail.files import replacing
+from vitrail.plots import COLOURS, save_figure
 from vitrail.studies.claims import MEAN, Place
 from vitrail.studies.study import COUNTED, UNITS, Study
 from vitrail.studies.table import Table, Tables, column
@@ -70,7 +69,7 @@ def draw(found: Tables, path: Path) -> None:
     seeds = len({result.seed for result in found.results})
     bars = f"\nbars: standard deviation over {seeds} seeds" * (seeds > 1)
     figure.suptitle(f"{study.where}: {study.title}{bars}", fontsize="medium")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _columns(labels: Sequence[str], inches: float) -> int:
@@ -179,9 +178,4 @@ def draw_tiles(found: Tables, path: Path) -> None:
     runs = {f"{one.cell.row}, {column(one.cell.at)}": one.run for one in found.results if one.run and one.seed == first}
     networks = {label: load(RunFolder(path.parent / run).last) for label, run in runs.items()}
     tiles = {label: position_tiles(network) for label, network in networks.items() if isinstance(network, ViT)}
-    _save(draw_positions(tiles) if tiles else Figure(), path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
+    save_figure(draw_positions(tiles) if tiles else Figure(), path)

@@ -22,7 +22,7 @@ from vitrail.evaluation.metric import SEVERAL_LABELS, Metric
 from vitrail.evaluation.ranked import Ranked, ranked
 from vitrail.files import replacing_text
 from vitrail.tasks.prediction import Prediction
-from vitrail.tasks.task import PredictedColumns, Task, before, output_names, refuse_classes
+from vitrail.tasks.task import PredictedColumns, Task, before, refuse_classes, shown_names
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import THRESHOLDS, Confidence
 
@@ -86,7 +86,7 @@ class ClassTask(Task[Classification]):
 
     def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
         """See `Task`: the best classes."""
-        names, found = output_names(card), ranked(logits, top)
+        names, found = shown_names(card), ranked(logits, top)
         for classes, shares in zip(found.classes.tolist(), found.probabilities.tolist(), strict=True):
             yield Prediction("", [names[number] for number in classes], shares)
 
@@ -212,7 +212,7 @@ def meaning_of_probabilities(function: str, card: Card, named: str, *, inside: b
 
 def ranked_columns(found: Ranked, card: Card, top: int, reject: float | None) -> PredictedColumns:
     """Return the columns of ranked classes, and with `reject` whether the best class is less probable."""
-    names, probabilities = np.array(output_names(card)), found.probabilities
+    names, probabilities = np.array(shown_names(card)), found.probabilities
     columns: PredictedColumns = {"classes": names[found.classes[:, :top]], "probabilities": probabilities[:, :top]}
     return columns if reject is None else {**columns, "rejected": probabilities[:, 0] < reject}
 

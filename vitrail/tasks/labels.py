@@ -26,7 +26,7 @@ from vitrail.files import replacing_text
 from vitrail.objective.settings import Supervised
 from vitrail.tasks.classes import meaning_of_probabilities, ranked_columns
 from vitrail.tasks.prediction import Prediction
-from vitrail.tasks.task import PredictedColumns, Task, before, output_names, refuse_classes
+from vitrail.tasks.task import PredictedColumns, Task, before, refuse_classes, shown_names
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import Confidence
 
@@ -121,7 +121,7 @@ class LabelTask(Task[LabelScores]):
 
     def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
         """See `Task`: the best classes, and the labels that reach their thresholds."""
-        names, found = output_names(card), ranked(logits, top, card.thresholds)
+        names, found = shown_names(card), ranked(logits, top, card.thresholds)
         assert found.predicted is not None
         rows = (found.classes.tolist(), found.probabilities.tolist(), found.predicted.tolist())
         for numbers, shares, predicted in zip(*rows, strict=True):
@@ -131,7 +131,7 @@ class LabelTask(Task[LabelScores]):
 
     def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:
         """See `Task`: classes, probabilities and labels."""
-        names, found = np.array(output_names(card)), ranked(logits, top, card.thresholds)
+        names, found = np.array(shown_names(card)), ranked(logits, top, card.thresholds)
         assert found.predicted is not None
         rows = zip(names[found.classes], found.predicted, strict=True)
         labels = [classes[predicted].tolist() for classes, predicted in rows]

@@ -21,7 +21,7 @@ from vitrail.evaluation.metric import NUMBERS, Metric, in_words
 from vitrail.evaluation.number_scores import STORED, NumberScores, predicted_numbers, score_numbers
 from vitrail.files import replacing_text
 from vitrail.tasks.prediction import Prediction
-from vitrail.tasks.task import PredictedColumns, Task, output_names
+from vitrail.tasks.task import PredictedColumns, Task, shown_names
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.words import listing
 
@@ -107,7 +107,7 @@ class NumberTask(Task[NumberScores]):
     def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
         """See `Task`. Numbers are rounded to the digits of float32."""
         for row in predicted_numbers(logits, _scale(card)).tolist():
-            found = {name: float(f"{value:.7g}") for name, value in zip(output_names(card), row, strict=True)}
+            found = {name: float(f"{value:.7g}") for name, value in zip(shown_names(card), row, strict=True)}
             yield Prediction("", [], [], numbers=found)
 
     def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:

@@ -173,7 +173,7 @@ class Task(ABC, Generic[Found]):
         return {name: value for name, value in numbers.items() if name not in self.logged}
 
 
-def output_names(card: Card) -> list[str]:
+def shown_names(card: Card) -> list[str]:
     """Return the names of a network's outputs, or their numbers if its card has none."""
     return [as_text(name) for name in card.class_names] or [str(number) for number in range(card.config.classes)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitrail.costs.published import published
 from vitrail.data.benchmarks.vtab_tasks import GROUPS, TASKS, Group
-from vitrail.files import replacing
+from vitrail.plots import COLOURS, save_figure
 
 MEAN = "mean"
 """The mean over all tasks, each with the same weight, whatever their group."""
@@ -50,8 +50,6 @@ def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    from vitrail.costs.figure import COLOURS
-
     tasks = set.intersection(*(set(scores) for scores in rows.values()))
     found = {name: means({task: scores[task] for task in tasks}) for name, scores in rows.items()}
     titles = [title for title in (MEAN, *GROUPS) if all(title in each for each in found.values())]
@@ -71,5 +69,4 @@ def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     figure.axes[0].set_ylabel("top-1, %")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
+    save_figure(figure, path)

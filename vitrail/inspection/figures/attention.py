@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 
 from vitrail.inspection.distance import Distances
 from vitrail.inspection.figures.page import (
-    COLOURS,
     MARKERS,
     colour_scale,
     picture_panels,
@@ -24,6 +23,7 @@ from vitrail.inspection.figures.page import (
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import TINT, under_attention
 from vitrail.inspection.pictures import Picture
+from vitrail.plots import COLOURS
 
 PICTURES_PER_ROW = 3
 """Pictures per row. Each takes two panels: the picture, and the picture under its map."""

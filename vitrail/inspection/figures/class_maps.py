@@ -17,7 +17,8 @@ from PIL import Image
 
 from vitrail.data.images.tiles import TileBox, Tiling, starts
 from vitrail.data.masks import IGNORED
-from vitrail.inspection.figures.page import COLOURS, picture_panels, short, show, styled, with_title
+from vitrail.inspection.figures.page import picture_panels, short, show, styled, with_title
+from vitrail.plots import COLOURS
 
 NAMED = 6
 """Maximum number of classes with a colour of their own."""

@@ -11,7 +11,6 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from vitrail.inspection.components import PatchComponents
 from vitrail.inspection.embedding_map import EmbeddingMap
 from vitrail.inspection.figures.page import (
-    COLOURS,
     MARKERS,
     colour_scale,
     picture_panels,
@@ -22,6 +21,7 @@ from vitrail.inspection.figures.page import (
 )
 from vitrail.inspection.overlay import interpolate_grid
 from vitrail.inspection.pictures import Picture
+from vitrail.plots import COLOURS
 
 NAMED = 25
 """Maximum number of classes that a map names."""

@@ -31,7 +31,6 @@ from vitrail.words import as_text
 P = ParamSpec("P")
 FigureFormat = Literal["png", "svg", "pdf"]
 FORMATS: tuple[FigureFormat, ...] = ("png", "svg", "pdf")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 """Colours and markers together distinguish 49 classes."""
 STYLE: dict[Any, Any] = {
