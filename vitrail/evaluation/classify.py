@@ -143,6 +143,10 @@ class Classification(Results):
         names = ("top1", "top5", "balanced_accuracy", "macro_f1", "nll", "count")
         return {name: getattr(self, name) for name in names}
 
+    def in_words(self) -> str:
+        """See `Results`."""
+        return f"top-1 {self.top1:.2%}"
+
     def worst(self, most: int) -> np.ndarray:
         """See `Results`: those with the largest loss."""
         wrong = np.flatnonzero(self.known & ~self.correct & (self.top[:, 0] >= 0))

@@ -181,6 +181,10 @@ class LabelScores(Results):
         names = ("map", "micro_f1", "macro_f1", "exact", "nll", "count")
         return {name: getattr(self, name) for name in names}
 
+    def in_words(self) -> str:
+        """See `Results`."""
+        return f"mAP {self.map:.2%}"
+
     def worst(self, most: int) -> np.ndarray:
         """See `Results`: those with the largest loss."""
         wrong = np.flatnonzero(self.known & ~self.correct & np.isfinite(self.probability).all(axis=1))

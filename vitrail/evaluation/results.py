@@ -7,8 +7,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from vitrail.evaluation.metric import in_words
-
 
 class Guess(NamedTuple):
     """One class that a network predicted, with its probability, or its numbers."""
@@ -51,9 +49,9 @@ class Results(ABC):
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log."""
 
+    @abstractmethod
     def in_words(self) -> str:
         """Return how good the network is: "top-1 93.40%"."""
-        return in_words(self.headline, getattr(self, self.headline))
 
     @abstractmethod
     def worst(self, most: int) -> np.ndarray:
