@@ -426,3 +426,15 @@ def test_a_finished_sweep_is_only_read(whole: Any, tmp_path: Path) -> None:
     plan = Sweep(tiny(str(root)), {"optim.lr": (0.001, 0.3, 1e38)}, seeds=(0, 1), dev=0.25)
     assert sweep(Trials.of(plan, result.folder), refuse).as_json() == result.as_json()
     assert sorted(result.folder.glob("*/run-*")) == runs
+
+
+@pytest.mark.parametrize("best", ["all", "attention"])
+def test_a_sweep_tunes_what_the_adviser_has_first(best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracies = {"few-shot": 1.0, "linear probe": 2.0, "attention-only": 4.0, "full fine-tuning": 3.0}
+    if best == "all":
+        accuracies["full fine-tuning"] = 5.0
+    monkeypatch.setattr("vitrail.transfer.recommend.MEASURED", {5: accuracies})
+    vitrail.save(vitrail.create("Ti/4", image_size=8, width=16, depth=1, heads=2, mlp_dim=32), tmp_path / "vit")
+    asked = {"weights": tmp_path / "vit", "image_size": 8, "workers": 0, "device": "cpu", "dry_run": True}
+    assert vitrail.sweep("digits", **asked).trials.sweep.base.tune == best
+    assert vitrail.sweep("digits", **asked, tune="head").trials.sweep.base.tune == "head"

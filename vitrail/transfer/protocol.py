@@ -75,6 +75,8 @@ class DevSplit:
     """To report: all training images, no images to choose by, and the test split."""
     images: int
     """Training images of the search."""
+    classes: int
+    """Classes of the images, or targets."""
     dev: int
     """Images to choose by."""
     test: int
@@ -125,7 +127,8 @@ def arrange(data: Data, share: float | None, seed: int, data_sets: OpenedData | 
         how = f"{100 * held_out:.3g} % of the training images"
     found = data_sets.splits(search, seed)
     assert found.validation is not None  # a split, or a share above 0
-    return DevSplit(search, final, len(found.train), len(found.validation), 0 if test is None else len(test), how)
+    sizes = (len(found.train), len(found.class_names), len(found.validation), 0 if test is None else len(test))
+    return DevSplit(search, final, *sizes, how)
 
 
 def _labelled(source: IndexedSource | None) -> bool:

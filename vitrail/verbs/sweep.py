@@ -119,7 +119,7 @@ def sweep(
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub.
         recipe: Recipe to start from, such as paper/finetune-cifar100 (default: finetune, the paper's protocol,
-            with a length that depends on the number of images).
+            with a length and a tuned part that depend on the number of images).
         config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
         lr: Learning rates to try (default: those of the paper for the recipe, or for this number of images; for a
             ResNet BiT's HyperRule, too; for paper/vit-...-imagenet the regularisation of section 4.3).
@@ -181,6 +181,8 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
     from vitrail.recipes.known import Known
     from vitrail.transfer.grid import Sweep, Trials
     from vitrail.transfer.protocol import arrange, finetune_run
+    from vitrail.transfer.recommend import best_tuned
+    from vitrail.weights.load import read_card
 
     if asked.path is None and not asked.files:
         raise UsageError("no images are given. Name their folder: vitrail sweep DIR --from RUN")
@@ -202,7 +204,10 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
         run = choice.run
     else:
         assert run.weights is not None
-        run, _ = asked.applied_to(finetune_run(named("finetune"), run.weights, split.images))
+        advised = finetune_run(named("finetune"), run.weights, split.images)
+        if not isinstance(read_card(run.weights).config, ResNetConfig):
+            advised = replace(advised, tune=best_tuned(split.images / split.classes))
+        run, _ = asked.applied_to(advised)
         log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration or "up to the time limit")
     grid, others = _tried(asked, known, run, lr, vary, split.images)
     origins = {**asked.origins, **{name: "--lr" if lr and name == LR else "--vary" for name in grid if lr or vary}}
