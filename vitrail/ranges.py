@@ -181,9 +181,11 @@ def _choices(kind: Any) -> dict[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
     """Return the valid values and the valid classes of each field whose type lists them."""
     found = {}
     for name, hint in get_type_hints(kind).items():
-        allowed = arms(hint)
-        listed = [_LISTED.get(arm, get_args(arm)) for arm in allowed if get_origin(arm) is Literal or arm in _LISTED]
-        classes = tuple(arm for arm in allowed if isinstance(arm, type) and issubclass(arm, Settings))
+        allowed = union_members(hint)
+        listed = [
+            _LISTED.get(part, get_args(part)) for part in allowed if get_origin(part) is Literal or part in _LISTED
+        ]
+        classes = tuple(part for part in allowed if isinstance(part, type) and issubclass(part, Settings))
         if listed and len(listed) + len(classes) == len(allowed):
             found[name] = tuple(value for values in listed for value in values), classes
     return found
@@ -306,7 +308,7 @@ def ranged_types(owner: Any) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if limits(hint)}
 
 
-def arms(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
     """Return the types that a union allows; of any other type, itself alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
@@ -399,10 +401,10 @@ def outside(hint: Any, value: Any) -> str:
 def _outside(hint: Any, value: Any) -> str:
     """Return the valid values in words; "" if `value` is one of them."""
     wrong = []
-    for arm in arms(hint):
-        if not _kind(get_args(arm)[0] if get_origin(arm) is Annotated else arm, value):
+    for part in union_members(hint):
+        if not _kind(get_args(part)[0] if get_origin(part) is Annotated else part, value):
             continue
-        if not (reason := _outside_one(arm, value)):
+        if not (reason := _outside_one(part, value)):
             return ""
         wrong.append(reason)
     return ", or ".join(dict.fromkeys(wrong))

@@ -2,7 +2,7 @@
 
 Positional parameters are the subjects of a command, keyword-only parameters become flags, `**settings` becomes a flag
 for every field of `Run` (`--optim.lr`), and `**reading` a flag for every field of `Data` (`--data.label-from`), so that
-a flag and a keyword of Python cannot differ. A section that is `Open` has a flag for a class of the user's own, too:
+a flag and a keyword of Python cannot differ. A section that is `Extensible` has a flag for a class of the user's own, too:
 --optim my.optimisers:Lion, or --optim.class. The fields of that class are then flags. The text of a flag is that of the
 verb's docstring, or else that of the field with its name. Torch-free.
 """
@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
-from vitrail.config import CLASS, arms, doors_of, field_types, merge, sections_of
+from vitrail.config import CLASS, extension_bases, field_types, merge, sections_of, union_members
 from vitrail.data.settings import Data
 from vitrail.import_path import import_path, is_own
 from vitrail.ranges import limits, ranged_types
@@ -107,7 +107,7 @@ class Flag:
     @property
     def several(self) -> list[Any]:
         """Those of its types that hold several values."""
-        return [arm for arm in arms(self.hint) if is_list(arm) or get_origin(arm) is tuple]
+        return [part for part in union_members(self.hint) if is_list(part) or get_origin(part) is tuple]
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def _of_section(section: Any, prefix: str = "") -> list[Flag]:
     for field in fields(section):
         name, value, hint = field.name, getattr(section, field.name), hints[field.name]
         inner, place = sections_of(hint), f"{prefix}{name}."
-        if is_own(type(value)) or (len(inner) == 1 and doors_of(hint)):
+        if is_own(type(value)) or (len(inner) == 1 and extension_bases(hint)):
             flags += [_class_flag(value, place), *_of_section(value, place)]
         elif len(inner) > 1:
             flags += [_class_flag(value, place), *_of_kinds(value, inner, place, partial(_field_text, kind, name))]
@@ -279,7 +279,7 @@ def named_classes(section: Any, argv: Sequence[str], prefix: str = "") -> dict[s
     kind: Any = type(section)
     for name, hint in field_types(kind).items():
         flag = flag_of(prefix + name)
-        named = [*values_of(flag, argv), *values_of(f"{flag}.{CLASS}", argv)] if doors_of(hint) else []
+        named = [*values_of(flag, argv), *values_of(f"{flag}.{CLASS}", argv)] if extension_bases(hint) else []
         if named and {":", "."} & {*named[-1]}:
             found[name] = {CLASS: named[-1]}
         elif is_dataclass(value := getattr(section, name, None)) and (
@@ -332,9 +332,9 @@ def is_list(hint: Any) -> bool:
 
 def is_size(hint: Any) -> bool:
     """Return whether this is the type of the size of a network's input."""
-    return {int, tuple[int, int]} <= {*arms(hint)}
+    return {int, tuple[int, int]} <= {*union_members(hint)}
 
 
 def may_be_null(hint: Any) -> bool:
     """Return whether a type allows None."""
-    return NoneType in arms(hint)
+    return NoneType in union_members(hint)

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
-from vitrail.config import arms, from_words, merge
+from vitrail.config import from_words, merge, union_members
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import refuse_empty
 from vitrail.training.run import Run
@@ -107,7 +107,7 @@ def _is_flag(word: str) -> bool:
 
 def _taken(flag: Flag, waiting: list[str], said: str) -> list[str]:
     """Take the words of a flag from those that follow it, as many as can be its values. Raises UsageError for none."""
-    most = max([1, *(math.inf if is_list(arm) else len(get_args(arm)) for arm in flag.several)])
+    most = max([1, *(math.inf if is_list(part) else len(get_args(part)) for part in flag.several)])
     taken: list[str] = []
     while waiting and len(taken) < most and not _is_flag(waiting[0]):
         if taken and not _may_follow(flag, taken, waiting[0]):
@@ -137,7 +137,9 @@ def _may_follow(flag: Flag, taken: Sequence[str], word: str) -> bool:
 
 def _items(flag: Flag) -> set[Any]:
     """Return the types of one of several values."""
-    return {arm for each in flag.several for item in get_args(each) if item is not Ellipsis for arm in arms(item)}
+    return {
+        part for each in flag.several for item in get_args(each) if item is not Ellipsis for part in union_members(item)
+    }
 
 
 def _is_whole(word: str) -> bool:
