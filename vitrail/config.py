@@ -3,8 +3,9 @@
 `from_yaml(path, base)` returns the dataclass `base` with the values of a YAML file in place of its own;
 `merge(base, values)` does the same with nested Python values; `to_yaml(value)` writes every value, so that
 `from_yaml(to_yaml(run), Run()) == run`. An unknown name, a wrong type, a repeated name and a word outside of a Literal
-are errors. One UsageError lists all of them with file, line and the nearest valid name. A section that is `Extensible` may
-name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`). Torch-free.
+are errors. One UsageError lists all of them with file, line and the nearest valid name. A section that is `Extensible`
+may name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`).
+Torch-free.
 """
 
 from __future__ import annotations
@@ -310,7 +311,7 @@ class _Merge:
 
 
 def _by_name(value: Any, sections: list[Any]) -> Any:
-    """Return the value of an `Extensible` section as settings by name, if it is the name of a class or of a built-in kind."""
+    """Return the value of an `Extensible` section as settings by name, if it names a class or a built-in kind."""
     named = value.get(CLASS) if isinstance(value, Mapping) else value
     if not isinstance(named, str):
         return value

@@ -1,9 +1,9 @@
 """Classes of the user's own, named by import path: `my_package.losses:Focal` (or `my_package.losses.Focal`).
 
-A section of settings that derives from `Extensible` may be a subclass that stands in the user's own file. Modules are found
-as Python finds them, and in the current folder. Only a name on the command line imports code: that of --import, or the
-class that a flag such as --objective names. A name in a file never does, neither in a configuration nor in a run folder
-or a model card, because the file may be somebody else's, and so may a module beside it.
+A section of settings that derives from `Extensible` may be a subclass that stands in the user's own file. Modules are
+found as Python finds them, and in the current folder. Only a name on the command line imports code: that of --import,
+or the class that a flag such as --objective names. A name in a file never does, neither in a configuration nor in a run
+folder or a model card, because the file may be somebody else's, and so may a module beside it.
 """
 
 from __future__ import annotations

@@ -182,10 +182,8 @@ def _choices(kind: Any) -> dict[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
     found = {}
     for name, hint in get_type_hints(kind).items():
         allowed = union_members(hint)
-        listed = [
-            _LISTED.get(part, get_args(part)) for part in allowed if get_origin(part) is Literal or part in _LISTED
-        ]
-        classes = tuple(part for part in allowed if isinstance(part, type) and issubclass(part, Settings))
+        listed = [_LISTED.get(one, get_args(one)) for one in allowed if get_origin(one) is Literal or one in _LISTED]
+        classes = tuple(one for one in allowed if isinstance(one, type) and issubclass(one, Settings))
         if listed and len(listed) + len(classes) == len(allowed):
             found[name] = tuple(value for values in listed for value in values), classes
     return found

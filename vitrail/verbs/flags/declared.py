@@ -2,9 +2,9 @@
 
 Positional parameters are the subjects of a command, keyword-only parameters become flags, `**settings` becomes a flag
 for every field of `Run` (`--optim.lr`), and `**reading` a flag for every field of `Data` (`--data.label-from`), so that
-a flag and a keyword of Python cannot differ. A section that is `Extensible` has a flag for a class of the user's own, too:
---optim my.optimisers:Lion, or --optim.class. The fields of that class are then flags. The text of a flag is that of the
-verb's docstring, or else that of the field with its name. Torch-free.
+a flag and a keyword of Python cannot differ. A section that is `Extensible` has a flag for a class of the user's own,
+too: --optim my.optimisers:Lion, or --optim.class. The fields of that class are then flags. The text of a flag is that
+of the verb's docstring, or else that of the field with its name. Torch-free.
 """
 
 from __future__ import annotations
