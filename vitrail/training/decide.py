@@ -1,7 +1,7 @@
 """Decide every setting that a run leaves open, from facts about the data, the weights and the machine.
 
-`decide` is a function of its arguments alone. Each decision is a value in the returned `Run` and a phrase with the
-reason. So no setting is guessed silently, `config.yaml` repeats the run, and deciding a decided run changes nothing.
+`decide` is a pure function. Each decision is a value in the returned `Run` and a phrase with the reason. So no setting
+is guessed silently, `config.yaml` repeats the run, and deciding a decided run changes nothing.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_the_run_learns_what_8_bits_would_not_show(trained: Result, data: Path) 
     assert recorded.preprocess is not None and bands is not None and recorded.preprocess.bands == bands
     assert bands.display == (4, 3, 2) and card.config.channels == 4
     assert card.config.mean == pytest.approx([mean / 65535 for mean in bands.mean])
-    assert evaluate(trained.folder, data).found.correct.all()
+    assert evaluate(trained.folder, data).results.correct.all()
 
 
 @pytest.mark.train

@@ -49,7 +49,7 @@ OUTPUTS = "evaluation.npz"
 """File of a run folder with the best model's outputs for the validation images."""
 LOGGED = ("temperature", "ece_before", "ece")
 BEST = "the best model"
-"""What a run folder loses if the disk is full."""
+"""Its name in messages about a full disk."""
 SHARES = {
     "colour": "colour {} right",
     "code": "code {} right",
