@@ -24,7 +24,7 @@ from vitrail.durations import Duration, in_minutes, parse_duration, parse_minute
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import text_of
 from vitrail.import_path import Extensible, import_path, inheriting, is_own, own_class
-from vitrail.ranges import outside, ranged_types
+from vitrail.ranges import outside, without_range
 from vitrail.ranges import union_members as union_members
 from vitrail.words import shown
 
@@ -132,12 +132,12 @@ def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool 
     return _Merge(where, imports).merged(base, values)
 
 
-def from_words(hint: Any, words: str | Sequence[str], ranges: Any, name: str, *, subject: bool = False) -> Any:
+def from_words(hint: Any, words: str | Sequence[str], name: str, *, subject: bool = False) -> Any:
     """Return the value that words of a command line give to a setting or an argument of a type.
 
     A text is one value, a sequence is a list of values. They are read as YAML without quotes is. "none" is null, too,
     unless the type has such a word. Paths and classes of the user's own stay text, and so does a `subject`, whatever it
-    looks like. ranges: The type with its ranges. Raises UsageError that begins with `name`.
+    looks like. Raises UsageError that begins with `name`.
     """
     nulls = set() if subject else {"null", "None", "none"} - {*map(str, _words(hint))}
 
@@ -148,7 +148,7 @@ def from_words(hint: Any, words: str | Sequence[str], ranges: Any, name: str, *,
 
     merging = _Merge("")
     value = read(words) if isinstance(words, str) else [read(word) for word in words]
-    found = merging.within(ranges, _in_words(hint), value, None, name)
+    found = merging.setting(_in_words(hint), value, None, name)
     if merging.problems:
         raise UsageError(merging.problems[0])
     return found
@@ -222,13 +222,13 @@ class _Merge:
         if not isinstance(values, Mapping):
             self.wrong(path, f"expected settings by name ({', '.join(settings)}), got {_show(values)}")
             return base
-        changes, ranges = {}, ranged_types(kind)
+        changes = {}
         for name, value in values.items():
             inner = _join(path, str(name))
             if name in getattr(kind, "gone", ()):
                 continue
             if name in settings:
-                changes[name] = self.within(ranges.get(name), settings[name], value, getattr(base, name), inner)
+                changes[name] = self.setting(settings[name], value, getattr(base, name), inner)
             else:
                 self.wrong(inner, f"unknown setting.{_suggest(str(name), settings)}")
         if self.problems:  # a section may refuse its values only because one of them is missing
@@ -239,15 +239,8 @@ class _Merge:
             self.wrong(path, str(error))
             return base
 
-    def within(self, ranges: Any, hint: Any, value: Any, base: Any, path: str) -> Any:
-        """Do the same as `setting`, for a type with ranges, which are checked; text with a unit becomes minutes."""
-        found = self.setting(hint, self.time(value, path) if in_minutes(ranges) else value, base, path)
-        if wrong := outside(ranges, found):
-            self.wrong(path, wrong, " ")
-        return found
-
     def setting(self, hint: Any, value: Any, base: Any, path: str) -> Any:
-        """Return `value` as the type `hint` of its field wants it; `base` if it does not fit.
+        """Return `value` as the type `hint` of its field wants it, within its ranges; `base` if it does not fit.
 
         It becomes an object of a class of the user's own, a section of the built-in settings, or a plain value.
         """
@@ -266,12 +259,16 @@ class _Merge:
                 return base
             kept = type(base) is section or (len(sections) == 1 and isinstance(base, section))
             return self.section(base if kept else section(), value, path)
+        value = self.time(value, path) if in_minutes(hint) else value
         try:
-            return _fitted(value, hint)
+            found = _fitted(value, hint)
         except ValueError:
             near = did_you_mean(str(value), map(str, _words(hint))) if isinstance(value, str) else ""
             self.wrong(path, f"expected {_describe(hint)}, got {_show(value)}.{near}")
             return base
+        if wrong := outside(hint, found):
+            self.wrong(path, wrong, " ")
+        return found
 
     def time(self, value: Any, path: str) -> Any:
         """Return a text with a time as minutes; any other value as it is, and None for a text that is no time."""
@@ -337,6 +334,7 @@ def _check_types(kind: Any) -> None:
 
 
 def _is_readable(hint: Any) -> bool:
+    hint = without_range(hint)
     if get_origin(hint) is tuple or len(union_members(hint)) > 1:
         return all(part is Ellipsis or _is_readable(part) for part in get_args(hint))
     return (
@@ -371,6 +369,7 @@ def _fitted(value: Any, hint: Any) -> Any:
 
 def _fitted_to_one(value: Any, hint: Any) -> Any:
     """`_fitted` for a type that is not a union."""
+    hint = without_range(hint)
     if get_origin(hint) is Literal:
         for word in get_args(hint):
             if value == word and isinstance(value, type(word)):
@@ -419,8 +418,8 @@ def extension_bases(hint: Any) -> tuple[Any, ...]:
 
 @cache
 def field_types(section: type) -> dict[str, Any]:
-    """Return the type of each field of a dataclass. To find them takes milliseconds."""
-    hints = get_type_hints(section)
+    """Return the type of each field of a dataclass, with its ranges. To find them takes milliseconds."""
+    hints = get_type_hints(section, include_extras=True)
     return {field.name: hints[field.name] for field in fields(section)}
 
 
@@ -444,13 +443,14 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 def _describe(hint: Any) -> str:
     """Return the values that a type allows in words."""
+    hint = without_range(hint)
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
         items = [_describe(part) for part in get_args(hint) if part is not Ellipsis]
         return f"[{', '.join(items)}{', ...' if get_args(hint)[-1] is Ellipsis else ''}]"
     if len(union_members(hint)) > 1:
-        return " or ".join(_describe(part) for part in union_members(hint))
+        return " or ".join(dict.fromkeys(map(_describe, union_members(hint))))
     if issubclass(hint, Duration):
         return "a duration such as '500 steps', '30 epochs', '1e6 examples' or '5 %'"
     return "an import path such as my_module:MyClass" if extension_bases(hint) else _NAMES.get(hint, hint.__name__)

@@ -273,7 +273,7 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str]:
 
 def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of the parameters, and of the keywords of `**settings: Unpack[...]` in the place of these."""
-    types = _parameter_types(function)
+    types = parameter_types(function)
     for name, parameter in signature(function).parameters.items():
         if parameter.kind is Parameter.VAR_KEYWORD:
             (unpacked,) = get_args(types.pop(name))
@@ -281,10 +281,11 @@ def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     return types
 
 
-def _parameter_types(function: Any) -> dict[str, Any]:
+def parameter_types(function: Any) -> dict[str, Any]:
     """Return the types of the parameters; that of the result may be one that only a type checker imports."""
     parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    return get_type_hints(SimpleNamespace(__annotations__=parameters), function.__globals__, include_extras=True)
+    own = unwrap(function).__globals__
+    return get_type_hints(SimpleNamespace(__annotations__=parameters), own, include_extras=True)
 
 
 @contextmanager
@@ -302,13 +303,18 @@ def _only_warnings() -> Iterator[None]:
 @cache
 def ranged_types(owner: Any) -> dict[str, Any]:
     """Return the type of each field of a class or parameter of a function that states a range."""
-    hints = get_type_hints(owner, include_extras=True) if isinstance(owner, type) else _parameter_types(owner)
+    hints = get_type_hints(owner, include_extras=True) if isinstance(owner, type) else parameter_types(owner)
     return {name: hint for name, hint in hints.items() if limits(hint)}
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
     """Return the types that a union allows; of any other type, itself alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def without_range(hint: Any) -> Any:
+    """Return a type without the range that it states for the whole of its values."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def limits(hint: Any) -> list[Limit]:
@@ -400,7 +406,7 @@ def _outside(hint: Any, value: Any) -> str:
     """Return the valid values in words; "" if `value` is one of them."""
     wrong = []
     for part in union_members(hint):
-        if not _kind(get_args(part)[0] if get_origin(part) is Annotated else part, value):
+        if not _kind(without_range(part), value):
             continue
         if not (reason := _outside_one(part, value)):
             return ""

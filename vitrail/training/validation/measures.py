@@ -160,7 +160,7 @@ class KNNProbe:
     def __init__(self, run: Run, train: IndexedSource) -> None:
         assert run.knn is not None
         labelled = np.flatnonzero(one_label(train.labels, "knn") >= 0)
-        if run.knn < 1 or len(labelled) < run.knn:
+        if len(labelled) < run.knn:
             raise UsageError(
                 f"knn is {run.knn}; it is a number of neighbours among the training images with labels, from 1 to "
                 f"{len(labelled)}"

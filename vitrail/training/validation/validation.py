@@ -144,7 +144,7 @@ class Validation:
     """Called by the main process with step and numbers of each evaluation."""
 
     def __post_init__(self) -> None:
-        if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
+        if self.run.early_stop is not None and self.loader is None:
             raise UsageError(
                 f"early_stop is {self.run.early_stop}. It is a number of evaluations, at least 1, and needs validation "
                 "images (--data.validation, or --data.holdout above 0)."

@@ -15,15 +15,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType, SimpleNamespace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
 
 from vitrail.config import CLASS, extension_bases, field_types, merge, sections_of, union_members
 from vitrail.data.settings import Data
 from vitrail.import_path import import_path, is_own
-from vitrail.ranges import limits, ranged_types
+from vitrail.ranges import InputSize, limits, parameter_types
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 
@@ -82,13 +82,11 @@ class Flag:
     name: str
     """Its name in Python and in YAML, such as "optim.lr"."""
     hint: Any
-    """Its type. Words are read as a configuration file's are (`vitrail.config`)."""
+    """Its type, with the ranges of numbers. Words are read as a configuration file's are (`vitrail.config`)."""
     default: Any
     """REQUIRED: a subject without a default."""
     describe: Callable[[], str]
     """Returns its text. It stands in a source file, which takes milliseconds to read."""
-    ranges: Any = None
-    """Its type with the ranges of numbers."""
     subject: bool = False
     repeated: bool = False
     """Whether each of several values has a flag of its own, or a list needs a value."""
@@ -126,7 +124,7 @@ class Flag:
     @property
     def in_range(self) -> str:
         """Its range in words, in parentheses; "" without one."""
-        ranges = ", or ".join(dict.fromkeys(limit.words() for limit in limits(self.ranges)))
+        ranges = ", or ".join(dict.fromkeys(limit.words() for limit in limits(self.hint)))
         return f"({ranges})" if ranges else ""
 
     @property
@@ -174,11 +172,10 @@ def _run(function: Callable[..., Any], argv: Sequence[str], shown: bool) -> Run:
 
 def _parameters(function: Callable[..., Any]) -> list[Flag]:
     """Return one flag or subject for each parameter of a function."""
-    hints, ranges = _hints(function), ranged_types(inspect.unwrap(function))
-    flags = []
+    hints, flags = parameter_types(function), []
     for name, p in inspect.signature(function).parameters.items():
-        flag = Flag(name, hints.get(name, Any), p.default, partial(_said, function, name))
-        flag = replace(flag, ranges=ranges.get(name), aliases=ALIASES.get(name, ()))
+        text = partial(_said, function, name)
+        flag = Flag(name, hints.get(name, Any), p.default, text, aliases=ALIASES.get(name, ()))
         if p.kind is p.VAR_POSITIONAL:
             flags.append(replace(flag, hint=tuple[flag.hint, ...], subject=True, repeated=True))  # type: ignore[name-defined]
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
@@ -186,12 +183,6 @@ def _parameters(function: Callable[..., Any]) -> list[Flag]:
         elif p.kind is p.KEYWORD_ONLY:
             flags.append(replace(flag, repeated=get_args(flag.hint)[1:] == (...,)))
     return flags
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of the parameters; the result's may be one that only a type checker imports."""
-    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    return get_type_hints(SimpleNamespace(__annotations__=parameters), inspect.unwrap(function).__globals__)
 
 
 def _said(function: Callable[..., Any], name: str) -> str:
@@ -208,8 +199,7 @@ def _parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
 def _of_section(section: Any, prefix: str = "") -> list[Flag]:
     """Return one flag for each field of a dataclass of settings, and of the sections in it, with their values."""
     kind: Any = type(section)
-    hints, ranges = field_types(kind), ranged_types(kind)
-    flags: list[Flag] = []
+    hints, flags = field_types(kind), list[Flag]()
     for field in fields(section):
         name, value, hint = field.name, getattr(section, field.name), hints[field.name]
         inner, place = sections_of(hint), f"{prefix}{name}."
@@ -222,7 +212,7 @@ def _of_section(section: Any, prefix: str = "") -> list[Flag]:
         elif not (issubclass(kind, SUBJECT[0]) and name == SUBJECT[1]):
             whole = prefix + name
             aliases = ALIASES.get(whole) or ALIASES.get(name) or ()
-            of_name = Flag(whole, hint, value, partial(_field_text, kind, name), ranges.get(name), aliases=aliases)
+            of_name = Flag(whole, hint, value, partial(_field_text, kind, name), aliases=aliases)
             flags.append(replace(of_name, repeated=True, default=()) if name in REPEATED else of_name)
     return flags
 
@@ -244,10 +234,9 @@ def _of_kinds(current: Any, kinds: list[Any], place: str, text: Callable[[], str
     flags = []
     for name, having in owners.items():
         hint: Any = Union[tuple(field_types(kind)[name] for kind in having)]  # noqa: UP007
-        ranges: Any = Union[tuple(ranged_types(kind).get(name) for kind in having)]  # noqa: UP007
         default = getattr(current if type(current) in having else having[0](), name)
         about = text if name == "kind" else partial(_of_kinds_text, name, tuple(having))
-        flags.append(Flag(place + name, hint, default, about, ranges, aliases=ALIASES.get(name, ())))
+        flags.append(Flag(place + name, hint, default, about, aliases=ALIASES.get(name, ())))
     return flags
 
 
@@ -332,7 +321,7 @@ def is_list(hint: Any) -> bool:
 
 def is_size(hint: Any) -> bool:
     """Return whether this is the type of the size of a network's input."""
-    return {int, tuple[int, int]} <= {*union_members(hint)}
+    return {*union_members(InputSize)} <= {*union_members(hint)}
 
 
 def may_be_null(hint: Any) -> bool:

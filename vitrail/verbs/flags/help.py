@@ -14,6 +14,7 @@ import docstring_parser
 from vitrail.config import CLASS, union_members
 from vitrail.durations import Duration, in_minutes
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.ranges import without_range
 from vitrail.verbs.flags.declared import GLOBAL, REQUIRED, Flag, flags_of, is_list, is_size, listed_words, may_be_null
 
 ALL = "all"
@@ -136,7 +137,7 @@ def placeholder(flag: Flag) -> str:
     if flag.subject:
         name = flag.name.upper()
         return f"[{name} ...]" if flag.repeated else name if flag.default is REQUIRED else f"[{name}]"
-    if in_minutes(flag.ranges):
+    if in_minutes(flag.hint):
         return "TIME"
     if is_size(flag.hint):
         return "SIZE"
@@ -150,7 +151,7 @@ def _of_type(hint: Any) -> str:
     for part in union_members(hint):
         if get_origin(part) is tuple:
             return " ".join(map(_of_type, get_args(part)))
-    plain = [part for part in union_members(hint) if part is not NoneType]
+    plain = [without_range(part) for part in union_members(hint) if part is not NoneType]
     if any(listed_words(part) for part in plain):
         return "WORD"
     if any(isinstance(part, type) and issubclass(part, Duration) for part in plain):

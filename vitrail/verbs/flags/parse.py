@@ -165,12 +165,12 @@ def _value(flag: Flag, words: list[str] | bool, said: str) -> Any:
         words = [part for word in words for part in word.split(",")]
     null = words in (["null"], ["none"], ["None"])
     one = len(words) == 1 and not flag.repeated and (null or not any(map(is_list, flag.several)))
-    return from_words(flag.hint, words[0] if one else words, flag.ranges, flag_of(said))
+    return from_words(flag.hint, words[0] if one else words, flag_of(said))
 
 
 def _subject(flag: Flag, word: str) -> Any:
     hint = get_args(flag.hint)[0] if flag.repeated else flag.hint
-    return from_words(hint, word, None, flag.name, subject=True)
+    return from_words(hint, word, flag.name, subject=True)
 
 
 def _unknown(words: Sequence[str], known: Iterable[Flag], prog: str) -> str:
