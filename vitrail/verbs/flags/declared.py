@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
@@ -174,7 +173,7 @@ def _parameters(function: Callable[..., Any]) -> list[Flag]:
     """Return one flag or subject for each parameter of a function."""
     hints, flags = parameter_types(function), []
     for name, p in inspect.signature(function).parameters.items():
-        text = partial(_said, function, name)
+        text = partial(_text, function, name)
         flag = Flag(name, hints.get(name, Any), p.default, text, aliases=ALIASES.get(name, ()))
         if p.kind is p.VAR_POSITIONAL:
             flags.append(replace(flag, hint=tuple[flag.hint, ...], subject=True, repeated=True))  # type: ignore[name-defined]
@@ -185,15 +184,24 @@ def _parameters(function: Callable[..., Any]) -> list[Flag]:
     return flags
 
 
-def _said(function: Callable[..., Any], name: str) -> str:
-    return _parameter_texts(function).get(name, "")
+def _text(owner: Any, name: str) -> str:
+    return _texts(owner).get(name, "")
 
 
 @cache
-def _parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the text of each parameter: that of the docstring, or of the field of `Compute` with its name."""
-    said = _documented(docstring_parser.parse(inspect.getdoc(function) or ""))
-    return {"raw": RAW, **field_texts(Compute), **said}
+def _texts(owner: Any) -> dict[str, str]:
+    """Return the text of each field of a dataclass, or of each parameter of a function.
+
+    A parameter without a text in the docstring has that of the field of `Compute` with its name. Texts of fields are
+    read from source, which takes milliseconds.
+    """
+    if not isinstance(owner, type):
+        said = _documented(docstring_parser.parse(inspect.getdoc(owner) or ""))
+        return {"raw": RAW, **_texts(Compute), **said}
+    texts: dict[str, str] = {}
+    for each in reversed(owner.__mro__):
+        texts |= _documented(docstring_parser.parse_from_object(each)) if is_dataclass(each) else {}
+    return texts
 
 
 def _of_section(section: Any, prefix: str = "") -> list[Flag]:
@@ -206,13 +214,13 @@ def _of_section(section: Any, prefix: str = "") -> list[Flag]:
         if is_own(type(value)) or (len(inner) == 1 and extension_bases(hint)):
             flags += [_class_flag(value, place), *_of_section(value, place)]
         elif len(inner) > 1:
-            flags += [_class_flag(value, place), *_of_kinds(value, inner, place, partial(_field_text, kind, name))]
+            flags += [_class_flag(value, place), *_of_kinds(value, inner, place, partial(_text, kind, name))]
         elif inner:
             flags += _of_section(inner[0]() if value is None else value, place)
         elif not (issubclass(kind, SUBJECT[0]) and name == SUBJECT[1]):
             whole = prefix + name
             aliases = ALIASES.get(whole) or ALIASES.get(name) or ()
-            of_name = Flag(whole, hint, value, partial(_field_text, kind, name), aliases=aliases)
+            of_name = Flag(whole, hint, value, partial(_text, kind, name), aliases=aliases)
             flags.append(replace(of_name, repeated=True, default=()) if name in REPEATED else of_name)
     return flags
 
@@ -241,20 +249,7 @@ def _of_kinds(current: Any, kinds: list[Any], place: str, text: Callable[[], str
 
 
 def _of_kinds_text(name: str, kinds: tuple[Any, ...]) -> str:
-    return f"{_field_text(kinds[0], name)} Used by {', '.join(kind.kind for kind in kinds)}."
-
-
-def _field_text(section: Any, name: str) -> str:
-    return field_texts(section).get(name, "")
-
-
-@cache
-def field_texts(section: Any) -> dict[str, str]:
-    """Return the docstring of each field of a dataclass. They are read from its source, which takes milliseconds."""
-    texts: dict[str, str] = {}
-    for each in reversed(section.__mro__):
-        texts |= _documented(docstring_parser.parse_from_object(each)) if is_dataclass(each) else {}
-    return texts
+    return f"{_text(kinds[0], name)} Used by {', '.join(kind.kind for kind in kinds)}."
 
 
 def _documented(docstring: docstring_parser.Docstring) -> dict[str, str]:
@@ -322,8 +317,3 @@ def is_list(hint: Any) -> bool:
 def is_size(hint: Any) -> bool:
     """Return whether this is the type of the size of a network's input."""
     return {*union_members(InputSize)} <= {*union_members(hint)}
-
-
-def may_be_null(hint: Any) -> bool:
-    """Return whether a type allows None."""
-    return NoneType in union_members(hint)

@@ -29,34 +29,34 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     """
     flags = flags_of(function, argv)
     typed, subjects = _divided(flags, argv, prog)
-    given = {flag.name: _value(flag, words, said) for flag, words, said in typed}
+    arguments = {flag.name: _value(flag, words, said) for flag, words, said in typed}
     many, rest = None, list(subjects)
     for flag in (flag for flag in flags if flag.subject):
         if flag.repeated:
-            many, given[flag.name], rest = flag.name, tuple(_subject(flag, word) for word in rest), []
+            many, arguments[flag.name], rest = flag.name, tuple(_subject(flag, word) for word in rest), []
         elif rest:
-            given[flag.name] = _subject(flag, rest.pop(0))
+            arguments[flag.name] = _subject(flag, rest.pop(0))
         elif flag.default is REQUIRED:
             raise UsageError(f"{prog} needs {placeholder(flag)}: see {prog} --help")
     if rest:
         raise UsageError(_unknown(rest, flags, prog))
     named = {flag.name: flag.name if flag.subject else flag.words[0] for flag in flags}
-    refuse_empty(function, given, named.__getitem__)
+    refuse_empty(function, arguments, named.__getitem__)
     parameters = inspect.signature(function).parameters
     if READING in parameters:  # takes the names of the fields, without "data."
         # a wrong value is told before a network is loaded or images are looked for, as for all other flags
-        merge(Run(), _nested({name: value for name, value in given.items() if name.startswith("data.")}))
-        given = {name.removeprefix("data."): value for name, value in given.items()}
+        merge(Run(), _nested({name: value for name, value in arguments.items() if name.startswith("data.")}))
+        arguments = {name.removeprefix("data."): value for name, value in arguments.items()}
     if many is None:
-        return [], _nested(given)
-    first = [given.pop(p.name, p.default) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return [*first, *given.pop(many)], _nested(given)
+        return [], _nested(arguments)
+    first = [arguments.pop(p.name, p.default) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [*first, *arguments.pop(many)], _nested(arguments)
 
 
-def _nested(given: dict[str, Any]) -> dict[str, Any]:
+def _nested(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return {"optim.lr": 1} as {"optim": {"lr": 1}}."""
     nested: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         *sections, last = name.split(".")
         inside = nested
         for section in sections:
