@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
@@ -317,3 +318,8 @@ def is_list(hint: Any) -> bool:
 def is_size(hint: Any) -> bool:
     """Return whether this is the type of the size of a network's input."""
     return {*union_members(InputSize)} <= {*union_members(hint)}
+
+
+def may_be_null(hint: Any) -> bool:
+    """Return whether a type allows None."""
+    return NoneType in union_members(hint)

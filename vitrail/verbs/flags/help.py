@@ -15,7 +15,7 @@ from vitrail.config import CLASS, union_members
 from vitrail.durations import Duration, in_minutes
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import without_range
-from vitrail.verbs.flags.declared import GLOBAL, REQUIRED, Flag, flags_of, is_list, is_size, listed_words
+from vitrail.verbs.flags.declared import GLOBAL, REQUIRED, Flag, flags_of, is_list, is_size, listed_words, may_be_null
 
 ALL = "all"
 """The word after --help for every flag."""
@@ -99,7 +99,7 @@ def _table(heading: str, flags: Iterable[Flag], width: int, whole: bool) -> str:
     lines = [f"{heading}:"] if heading else []
     for flag in flags:
         start = placeholder(flag) if flag.subject else spelled(flag)
-        start += "|null" * (whole and not flag.subject and NoneType in union_members(flag.hint))
+        start += "|null" * (whole and not flag.subject and may_be_null(flag.hint))
         words = listed_words(flag.hint)
         choice = f"({' | '.join(words)})" if words and (whole or len(words) < 8) else ""
         said = (flag.text, choice, flag.in_range) if whole else (_first_sentence(flag.text), choice)
