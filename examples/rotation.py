@@ -54,5 +54,5 @@ if __name__ == "__main__":
 
     (data,) = sys.argv[1:]
     run = vitrail.train(data, name="rotation", objective=Rotation(), epochs=20)
-    accuracy = vitrail.probe.knn(run.folder, data, k=(20,)).found.top1[20]
+    accuracy = vitrail.probe.knn(run.folder, data, k=(20,)).results.top1[20]
     print(f"{run.folder}: {accuracy:.1%} of the test images have the class of most of their neighbours")

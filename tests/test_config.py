@@ -18,7 +18,7 @@ from vitrail.config import from_yaml, merge, to_yaml
 from vitrail.data.settings import Preparation, Preprocess
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration, parse_minutes
 from vitrail.errors import UsageError
-from vitrail.import_path import Open
+from vitrail.import_path import Extensible
 from vitrail.ranges import FolderName, FoldNumber, Limit
 from vitrail.training.run import Optim, Run
 
@@ -67,9 +67,11 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return valid(*get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         own = [
-            arm for arm in get_args(hint) if isinstance(arm, type) and issubclass(arm, Open) and not is_dataclass(arm)
+            part
+            for part in get_args(hint)
+            if isinstance(part, type) and issubclass(part, Extensible) and not is_dataclass(part)
         ]
-        return st.one_of([values_of(arm) for arm in get_args(hint) if arm not in own])  # not the base of own classes
+        return st.one_of([values_of(part) for part in get_args(hint) if part not in own])  # not the base of own classes
     if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
         return st.lists(values_of(get_args(hint)[0]), max_size=4).map(tuple)
     if get_origin(hint) is tuple:

@@ -3,8 +3,9 @@
 `from_yaml(path, base)` returns the dataclass `base` with the values of a YAML file in place of its own;
 `merge(base, values)` does the same with nested Python values; `to_yaml(value)` writes every value, so that
 `from_yaml(to_yaml(run), Run()) == run`. An unknown name, a wrong type, a repeated name and a word outside of a Literal
-are errors. One UsageError lists all of them with file, line and the nearest valid name. A section that is `Open` may
-name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`). Torch-free.
+are errors. One UsageError lists all of them with file, line and the nearest valid name. A section that is `Extensible`
+may name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`).
+Torch-free.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import yaml
 from vitrail.durations import Duration, in_minutes, parse_duration, parse_minutes
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.files import text_of
-from vitrail.import_path import Open, import_path, inheriting, is_own, own_class
-from vitrail.ranges import arms as arms
-from vitrail.ranges import outside, ranged_types
+from vitrail.import_path import Extensible, import_path, inheriting, is_own, own_class
+from vitrail.ranges import outside, without_range
+from vitrail.ranges import union_members as union_members
 from vitrail.words import shown
 
 T = TypeVar("T")
 CLASS = "class"
-"""The entry of an `Open` section that names a class of the user's own."""
+"""The entry of an `Extensible` section that names a class of the user's own."""
 
 
 def to_yaml(value: Any) -> str:
@@ -131,23 +132,23 @@ def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool 
     return _Merge(where, imports).merged(base, values)
 
 
-def from_words(hint: Any, words: str | Sequence[str], ranges: Any, name: str, *, subject: bool = False) -> Any:
+def from_words(hint: Any, words: str | Sequence[str], name: str, *, subject: bool = False) -> Any:
     """Return the value that words of a command line give to a setting or an argument of a type.
 
     A text is one value, a sequence is a list of values. They are read as YAML without quotes is. "none" is null, too,
     unless the type has such a word. Paths and classes of the user's own stay text, and so does a `subject`, whatever it
-    looks like. ranges: The type with its ranges. Raises UsageError that begins with `name`.
+    looks like. Raises UsageError that begins with `name`.
     """
     nulls = set() if subject else {"null", "None", "none"} - {*map(str, _words(hint))}
 
     def read(word: str) -> Any:
-        if NoneType in arms(hint) and word in nulls:
+        if NoneType in union_members(hint) and word in nulls:
             return None
         return word if subject or word in _NULLS else _Unquoted(word)
 
     merging = _Merge("")
     value = read(words) if isinstance(words, str) else [read(word) for word in words]
-    found = merging.within(ranges, _in_words(hint), value, None, name)
+    found = merging.setting(_in_words(hint), value, None, name)
     if merging.problems:
         raise UsageError(merging.problems[0])
     return found
@@ -155,9 +156,9 @@ def from_words(hint: Any, words: str | Sequence[str], ranges: Any, name: str, *,
 
 def _in_words(hint: Any) -> Any:
     """Return a type as a command line has it: text for paths and classes, which comes last, because it fits all."""
-    texts = [arm for arm in arms(hint) if arm in (str, Path, *doors_of(hint))]
-    lists = {arm: tuple[get_args(arm)[0], ...] for arm in arms(hint) if get_origin(arm) is list}  # type: ignore[misc]
-    others = [lists.get(arm, arm) for arm in arms(hint) if arm not in texts]
+    texts = [part for part in union_members(hint) if part in (str, Path, *extension_bases(hint))]
+    lists = {part: tuple[get_args(part)[0], ...] for part in union_members(hint) if get_origin(part) is list}  # type: ignore[misc]
+    others = [lists.get(part, part) for part in union_members(hint) if part not in texts]
     return Union[tuple([*others, *([str] if texts else [])])]  # noqa: UP007
 
 
@@ -221,13 +222,13 @@ class _Merge:
         if not isinstance(values, Mapping):
             self.wrong(path, f"expected settings by name ({', '.join(settings)}), got {_show(values)}")
             return base
-        changes, ranges = {}, ranged_types(kind)
+        changes = {}
         for name, value in values.items():
             inner = _join(path, str(name))
             if name in getattr(kind, "gone", ()):
                 continue
             if name in settings:
-                changes[name] = self.within(ranges.get(name), settings[name], value, getattr(base, name), inner)
+                changes[name] = self.setting(settings[name], value, getattr(base, name), inner)
             else:
                 self.wrong(inner, f"unknown setting.{_suggest(str(name), settings)}")
         if self.problems:  # a section may refuse its values only because one of them is missing
@@ -238,39 +239,36 @@ class _Merge:
             self.wrong(path, str(error))
             return base
 
-    def within(self, ranges: Any, hint: Any, value: Any, base: Any, path: str) -> Any:
-        """Do the same as `setting`, for a type with ranges, which are checked; text with a unit becomes minutes."""
-        found = self.setting(hint, self.time(value, path) if in_minutes(ranges) else value, base, path)
-        if wrong := outside(ranges, found):
-            self.wrong(path, wrong, " ")
-        return found
-
     def setting(self, hint: Any, value: Any, base: Any, path: str) -> Any:
-        """Return `value` as the type `hint` of its field wants it; `base` if it does not fit.
+        """Return `value` as the type `hint` of its field wants it, within its ranges; `base` if it does not fit.
 
         It becomes an object of a class of the user's own, a section of the built-in settings, or a plain value.
         """
-        sections, doors = sections_of(hint), doors_of(hint)
-        if doors:
-            if isinstance(value, doors):
+        sections, bases = sections_of(hint), extension_bases(hint)
+        if bases:
+            if isinstance(value, bases):
                 return value
             value = _by_name(value, sections)
             if isinstance(value, Mapping) and CLASS in value:
-                return self.own(doors, value, base, path)
+                return self.own(bases, value, base, path)
             if isinstance(value, Mapping) and is_own(type(base)) and "kind" not in value:
                 return self.section(base, value, path)
-        if sections and not (NoneType in arms(hint) and _is_null(value)):
+        if sections and not (NoneType in union_members(hint) and _is_null(value)):
             section = sections[0] if len(sections) == 1 else self.kind(sections, value, base, path)
             if section is None:
                 return base
             kept = type(base) is section or (len(sections) == 1 and isinstance(base, section))
             return self.section(base if kept else section(), value, path)
+        value = self.time(value, path) if in_minutes(hint) else value
         try:
-            return _fitted(value, hint)
+            found = _fitted(value, hint)
         except ValueError:
             near = did_you_mean(str(value), map(str, _words(hint))) if isinstance(value, str) else ""
             self.wrong(path, f"expected {_describe(hint)}, got {_show(value)}.{near}")
             return base
+        if wrong := outside(hint, found):
+            self.wrong(path, wrong, " ")
+        return found
 
     def time(self, value: Any, path: str) -> Any:
         """Return a text with a time as minutes; any other value as it is, and None for a text that is no time."""
@@ -281,7 +279,7 @@ class _Merge:
             self.wrong(path, str(error))
         return None
 
-    def own(self, doors: tuple[Any, ...], value: Mapping[str, Any], base: Any, path: str) -> Any:
+    def own(self, bases: tuple[Any, ...], value: Mapping[str, Any], base: Any, path: str) -> Any:
         """Return a section whose class is the user's own, with the values of `value`; `base` if that is not possible.
 
         What the class inherits from the class of `base`, and does not declare itself, keeps the value in `base`. If the
@@ -289,9 +287,9 @@ class _Merge:
         """
         try:
             if _is_null(value[CLASS]):
-                kind = next((each for each in type(base).__mro__ if is_dataclass(each) and not is_own(each)), doors[0])
+                kind = next((each for each in type(base).__mro__ if is_dataclass(each) and not is_own(each)), bases[0])
             else:
-                kind = own_class(str(value[CLASS]), doors, imports=self.imports)
+                kind = own_class(str(value[CLASS]), bases, imports=self.imports)
             _check_types(kind)
         except UsageError as error:
             self.wrong(_join(path, CLASS), str(error))
@@ -310,7 +308,7 @@ class _Merge:
 
 
 def _by_name(value: Any, sections: list[Any]) -> Any:
-    """Return the value of an `Open` section as settings by name, if it is the name of a class or of a built-in kind."""
+    """Return the value of an `Extensible` section as settings by name, if it names a class or a built-in kind."""
     named = value.get(CLASS) if isinstance(value, Mapping) else value
     if not isinstance(named, str):
         return value
@@ -328,7 +326,7 @@ def _check_types(kind: Any) -> None:
     except (NameError, TypeError) as error:
         raise UsageError(f"the types of {import_path(kind)} cannot be read: {error}") from error
     for name, hint in settings.items():
-        if not _is_readable(hint) or (doors_of(hint) and NoneType in arms(hint)):
+        if not _is_readable(hint) or (extension_bases(hint) and NoneType in union_members(hint)):
             raise UsageError(
                 f"{import_path(kind)} has a setting {name!r} of type {getattr(hint, '__name__', hint)}. Valid: bool, "
                 "int, float, str, None, Literal, Duration, tuples and unions of them, and dataclasses of settings"
@@ -336,13 +334,14 @@ def _check_types(kind: Any) -> None:
 
 
 def _is_readable(hint: Any) -> bool:
-    if get_origin(hint) is tuple or len(arms(hint)) > 1:
-        return all(arm is Ellipsis or _is_readable(arm) for arm in get_args(hint))
+    hint = without_range(hint)
+    if get_origin(hint) is tuple or len(union_members(hint)) > 1:
+        return all(part is Ellipsis or _is_readable(part) for part in get_args(hint))
     return (
         get_origin(hint) is Literal
         or is_dataclass(hint)
         or hint in (bool, int, float, str, NoneType)
-        or doors_of(hint) != ()
+        or extension_bases(hint) != ()
     )
 
 
@@ -360,9 +359,9 @@ def _is_null(value: Any) -> bool:
 
 def _fitted(value: Any, hint: Any) -> Any:
     """Return `value` as the type `hint` wants it. Raises ValueError if it does not fit."""
-    for arm in sorted(arms(hint), key=lambda arm: arm is not NoneType):  # null is None before it is text
+    for part in sorted(union_members(hint), key=lambda part: part is not NoneType):  # null is None before it is text
         try:
-            return _fitted_to_one(value, arm)
+            return _fitted_to_one(value, part)
         except (ValueError, OverflowError):  # a whole number may be too large for a float
             continue
     raise ValueError
@@ -370,6 +369,7 @@ def _fitted(value: Any, hint: Any) -> Any:
 
 def _fitted_to_one(value: Any, hint: Any) -> Any:
     """`_fitted` for a type that is not a union."""
+    hint = without_range(hint)
     if get_origin(hint) is Literal:
         for word in get_args(hint):
             if value == word and isinstance(value, type(word)):
@@ -379,7 +379,7 @@ def _fitted_to_one(value: Any, hint: Any) -> Any:
             value = () if _is_null(value) else (value,)
         if isinstance(value, list | tuple):
             items = [get_args(hint)[0]] * len(value) if get_args(hint)[-1] is Ellipsis else get_args(hint)
-            return tuple(_fitted(item, arm) for item, arm in zip(value, items, strict=True))
+            return tuple(_fitted(item, part) for item, part in zip(value, items, strict=True))
     elif hint is NoneType and _is_null(value):
         return None
     elif issubclass(hint, Duration):
@@ -408,24 +408,24 @@ def _number_of(value: str) -> str:
 
 def sections_of(hint: Any) -> list[Any]:
     """Return the dataclasses of settings that a type allows. A setting's `kind` chooses among several."""
-    return [arm for arm in arms(hint) if is_dataclass(arm) and not issubclass(arm, Duration)]  # type: ignore[arg-type]
+    return [part for part in union_members(hint) if is_dataclass(part) and not issubclass(part, Duration)]  # type: ignore[arg-type]
 
 
-def doors_of(hint: Any) -> tuple[Any, ...]:
+def extension_bases(hint: Any) -> tuple[Any, ...]:
     """Return the classes of which a subclass of the user's own may take the place of this type's sections."""
-    return tuple(arm for arm in arms(hint) if isinstance(arm, type) and issubclass(arm, Open))
+    return tuple(part for part in union_members(hint) if isinstance(part, type) and issubclass(part, Extensible))
 
 
 @cache
 def field_types(section: type) -> dict[str, Any]:
-    """Return the type of each field of a dataclass. To find them takes milliseconds."""
-    hints = get_type_hints(section)
+    """Return the type of each field of a dataclass, with its ranges. To find them takes milliseconds."""
+    hints = get_type_hints(section, include_extras=True)
     return {field.name: hints[field.name] for field in fields(section)}
 
 
 def _words(hint: Any) -> list[Any]:
     """Return the words that a type lists."""
-    return [word for arm in arms(hint) if get_origin(arm) is Literal for word in get_args(arm)]
+    return [word for part in union_members(hint) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _suggest(name: str, settings: Mapping[str, Any]) -> str:
@@ -443,16 +443,17 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 def _describe(hint: Any) -> str:
     """Return the values that a type allows in words."""
+    hint = without_range(hint)
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
-        items = [_describe(arm) for arm in get_args(hint) if arm is not Ellipsis]
+        items = [_describe(part) for part in get_args(hint) if part is not Ellipsis]
         return f"[{', '.join(items)}{', ...' if get_args(hint)[-1] is Ellipsis else ''}]"
-    if len(arms(hint)) > 1:
-        return " or ".join(_describe(arm) for arm in arms(hint))
+    if len(union_members(hint)) > 1:
+        return " or ".join(dict.fromkeys(map(_describe, union_members(hint))))
     if issubclass(hint, Duration):
         return "a duration such as '500 steps', '30 epochs', '1e6 examples' or '5 %'"
-    return "an import path such as my_module:MyClass" if doors_of(hint) else _NAMES.get(hint, hint.__name__)
+    return "an import path such as my_module:MyClass" if extension_bases(hint) else _NAMES.get(hint, hint.__name__)
 
 
 def _show(value: Any) -> str:

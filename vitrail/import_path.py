@@ -1,9 +1,9 @@
 """Classes of the user's own, named by import path: `my_package.losses:Focal` (or `my_package.losses.Focal`).
 
-A section of settings that derives from `Open` may be a subclass that stands in the user's own file. Modules are found
-as Python finds them, and in the current folder. Only a name on the command line imports code: that of --import, or the
-class that a flag such as --objective names. A name in a file never does, neither in a configuration nor in a run folder
-or a model card, because the file may be somebody else's, and so may a module beside it.
+A section of settings that derives from `Extensible` may be a subclass that stands in the user's own file. Modules are
+found as Python finds them, and in the current folder. Only a name on the command line imports code: that of --import,
+or the class that a flag such as --objective names. A name in a file never does, neither in a configuration nor in a run
+folder or a model card, because the file may be somebody else's, and so may a module beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCRIPT = "__main__"
 """The module of a class that stands in the script that Python runs."""
 
 
-class Open(Settings):
+class Extensible(Settings):
     """Settings whose class may be the user's own: a frozen dataclass, named by import path.
 
     Its fields become flags and lines of config.yaml. What it does is a method, which the built-in classes have too.
@@ -39,7 +39,7 @@ def import_path(kind: type) -> str:
 
 def is_own(kind: type) -> bool:
     """Return whether a class of settings is the user's own, not one of vitrail."""
-    return issubclass(kind, Open) and kind.__module__.partition(".")[0] != "vitrail"
+    return issubclass(kind, Extensible) and kind.__module__.partition(".")[0] != "vitrail"
 
 
 def own_class(path: str, bases: tuple[type[T], ...], *, imports: bool) -> type[T]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
 from inspect import Parameter, signature, unwrap
 from numbers import Integral, Real
-from types import NoneType, SimpleNamespace, UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitrail.errors import UsageError, did_you_mean
@@ -159,57 +159,6 @@ class Settings:
                 raise UsageError(f"{kind.section + '.' * bool(kind.section)}{name} {wrong}")
 
 
-def check_choices(settings: Any, meant: Mapping[str, str]) -> None:
-    """Raise UsageError for a field of a dataclass with a value that is not among those its type lists.
-
-    Fields are checked whose types are Literal, bool, None and classes of settings. The error names the nearest valid
-    value; `meant` holds it for words of other libraries.
-    """
-    kind: Any = type(settings)
-    for name, (valid, classes) in _choices(kind).items():
-        value = getattr(settings, name)
-        if (isinstance(value, (str, bool, NoneType)) and value in valid) or isinstance(value, classes):
-            continue
-        words = [word for word in valid if isinstance(word, str)]
-        near = did_you_mean(meant.get(str(value), str(value)), words)
-        own = [f"your own {kind.__name__}" for kind in classes]
-        raise UsageError(f"{name} is {shown(value)}; valid: {', '.join([*map(repr, valid), *own])}.{near}")
-
-
-@cache
-def _choices(kind: Any) -> dict[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
-    """Return the valid values and the valid classes of each field whose type lists them."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        allowed = arms(hint)
-        listed = [_LISTED.get(arm, get_args(arm)) for arm in allowed if get_origin(arm) is Literal or arm in _LISTED]
-        classes = tuple(arm for arm in allowed if isinstance(arm, type) and issubclass(arm, Settings))
-        if listed and len(listed) + len(classes) == len(allowed):
-            found[name] = tuple(value for values in listed for value in values), classes
-    return found
-
-
-_LISTED: dict[Any, tuple[Any, ...]] = {bool: (True, False), NoneType: (None,)}
-
-
-def check_values(settings: Any, ranges: Mapping[str, tuple[float, float]], meant: Mapping[str, str]) -> None:
-    """Raise UsageError as `check_choices` does, and for a number outside of its range, field -> (least, most).
-
-    Whole numbers stand for fields of whole numbers. A tuple is checked number by number. Ranges of fields that the
-    dataclass lacks are ignored, and None where it is the default.
-    """
-    check_choices(settings, meant)
-    for name, (low, high) in ranges.items():
-        value = getattr(settings, name, None)
-        if value is None and getattr(type(settings), name, None) is None:
-            continue
-        kind: Any
-        kind, form = (Integral, ",") if isinstance(low, int) else (Real, "g")
-        for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, kind) or isinstance(number, bool) or not low <= number <= high:
-                raise UsageError(f"{name} is {shown(number)}; valid: {low:{form}} to {high:{form}}")
-
-
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Return a verb for Python, which raises UsageError for an argument outside of the range of its parameter's type.
 
@@ -221,25 +170,22 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         quiet = keywords.pop("quiet", False)
-        known = _keywords(function)
+        of_kind = {name: parameter.kind for name, parameter in parameters.parameters.items()}
+        known = {name for name in _argument_types(function) if of_kind.get(name) is not Parameter.VAR_POSITIONAL}
         if unknown := sorted(keywords.keys() - known):
-            named = [name for name, each in parameters.parameters.items() if each.kind is not each.VAR_KEYWORD]
-            own = f" Valid: {', '.join(named)}"
+            own = f" Valid: {', '.join(name for name, kind in of_kind.items() if kind is not Parameter.VAR_KEYWORD)}"
+            near = {name: did_you_mean(name, known) or own for name in unknown}
             raise UsageError(
-                "; ".join(
-                    f"{function.__name__} has no argument {name!r}.{did_you_mean(name, known) or own}"
-                    for name in unknown
-                )
+                "; ".join(f"{function.__name__} has no argument {name!r}.{near[name]}" for name in unknown)
             )
         try:
             arguments = parameters.bind(*args, **keywords).arguments
         except TypeError as error:
             raise UsageError(f"{function.__name__}: {error}") from error
         refuse_empty(function, {**arguments, **keywords})
-        hints = ranged_types(function)
-        for name, value in arguments.items():
-            if name in hints:
-                check(hints[name], value, name)
+        for name, hint in ranged_types(function).items():
+            if wrong := outside(hint, arguments.get(name)):
+                raise UsageError(f"{name} {wrong}")
         with _only_warnings() if quiet else nullcontext(), extras_named():
             return function(*args, **keywords)
 
@@ -251,7 +197,8 @@ def refuse_empty(function: Callable[..., Any], arguments: Mapping[str, Any], nam
 
     named: Parameter -> its name in the error.
     """
-    for name in _paths(unwrap(function)):
+    paths = [name for name, hint in _argument_types(unwrap(function)).items() if "pathlib.Path" in str(hint)]
+    for name in paths:
         value = arguments.get(name)
         values = value if isinstance(value, list | tuple) else [value]  # arrays cannot be compared with a text
         if any(isinstance(one, str) and not one for one in values):
@@ -259,21 +206,9 @@ def refuse_empty(function: Callable[..., Any], arguments: Mapping[str, Any], nam
 
 
 @cache
-def _paths(function: Callable[..., Any]) -> list[str]:
-    """Return the arguments that are paths."""
-    return [name for name, hint in _argument_types(function).items() if "pathlib.Path" in str(hint)]
-
-
-@cache
-def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names that a function takes as keywords."""
-    parameters = signature(function).parameters.values()
-    return frozenset(_argument_types(function)) - {one.name for one in parameters if one.kind is one.VAR_POSITIONAL}
-
-
 def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of the parameters, and of the keywords of `**settings: Unpack[...]` in the place of these."""
-    types = _parameter_types(function)
+    types = parameter_types(function)
     for name, parameter in signature(function).parameters.items():
         if parameter.kind is Parameter.VAR_KEYWORD:
             (unpacked,) = get_args(types.pop(name))
@@ -281,10 +216,11 @@ def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     return types
 
 
-def _parameter_types(function: Any) -> dict[str, Any]:
+def parameter_types(function: Any) -> dict[str, Any]:
     """Return the types of the parameters; that of the result may be one that only a type checker imports."""
     parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    return get_type_hints(SimpleNamespace(__annotations__=parameters), function.__globals__, include_extras=True)
+    own = unwrap(function).__globals__
+    return get_type_hints(SimpleNamespace(__annotations__=parameters), own, include_extras=True)
 
 
 @contextmanager
@@ -302,13 +238,18 @@ def _only_warnings() -> Iterator[None]:
 @cache
 def ranged_types(owner: Any) -> dict[str, Any]:
     """Return the type of each field of a class or parameter of a function that states a range."""
-    hints = get_type_hints(owner, include_extras=True) if isinstance(owner, type) else _parameter_types(owner)
+    hints = get_type_hints(owner, include_extras=True) if isinstance(owner, type) else parameter_types(owner)
     return {name: hint for name, hint in hints.items() if limits(hint)}
 
 
-def arms(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
     """Return the types that a union allows; of any other type, itself alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def without_range(hint: Any) -> Any:
+    """Return a type without the range that it states for the whole of its values."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def limits(hint: Any) -> list[Limit]:
@@ -318,12 +259,6 @@ def limits(hint: Any) -> list[Limit]:
         return own
     parts = get_args(hint)[:1] if own else get_args(hint)
     return list(dict.fromkeys([*own, *(limit for part in parts for limit in limits(part))]))
-
-
-def check(hint: Any, value: Any, name: str) -> None:
-    """Raise UsageError if `value` lies outside of the ranges in its type."""
-    if wrong := outside(hint, value):
-        raise UsageError(f"{name} {wrong}")
 
 
 def height_width(size: InputSize) -> tuple[int, int]:
@@ -349,12 +284,6 @@ def size_text(size: InputSize) -> str:
 def size_words(size: InputSize) -> list[str]:
     """Return the words that give a size on a command line: ["64"], ["32", "64"]."""
     return [str(side) for side in dict.fromkeys(height_width(size))]
-
-
-def ends(hint: Any) -> tuple[float, float]:
-    """Return the smallest and the largest number of the one range that a type states."""
-    (limit,) = (limit for limit in limits(hint) if isinstance(limit, Range))
-    return limit.least, limit.most
 
 
 def selected(chosen: Layers, count: int, what: str) -> list[int]:
@@ -399,10 +328,10 @@ def outside(hint: Any, value: Any) -> str:
 def _outside(hint: Any, value: Any) -> str:
     """Return the valid values in words; "" if `value` is one of them."""
     wrong = []
-    for arm in arms(hint):
-        if not _kind(get_args(arm)[0] if get_origin(arm) is Annotated else arm, value):
+    for part in union_members(hint):
+        if not _kind(without_range(part), value):
             continue
-        if not (reason := _outside_one(arm, value)):
+        if not (reason := _outside_one(part, value)):
             return ""
         wrong.append(reason)
     return ", or ".join(dict.fromkeys(wrong))

@@ -8,7 +8,7 @@ from functools import reduce
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from vitrail.config import arms, doors_of, sections_of
+from vitrail.config import extension_bases, sections_of, union_members
 from vitrail.data.settings import Preparation
 from vitrail.durations import Duration, Epochs
 from vitrail.ranges import limits
@@ -46,8 +46,8 @@ def settings_of(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]
             continue
         if inner is not None:
             yield from settings_of(inner, f"{name}.")
-        elif [arm for arm in arms(hint) if arm is not NoneType] != list(
-            doors_of(hint)
+        elif [part for part in union_members(hint) if part is not NoneType] != list(
+            extension_bases(hint)
         ):  # not a class of the user's own
             yield name, hint, value
 
@@ -56,16 +56,16 @@ def other_value(name: str, hint: Any, value: Any) -> Any:
     """Return a value that the type allows, as YAML and Python write it; not `value`, nor None."""
     if name in CHOSEN and CHOSEN[name] != value:
         return CHOSEN[name]
-    for arm in arms(hint):
-        found = _of_arm(arm, value)
+    for part in union_members(hint):
+        found = _of_part(part, value)
         if found is not None:
             return found
     raise AssertionError(f"no value is known for {name}: {hint}")
 
 
-def _of_arm(hint: Any, value: Any, ranges: Any = None) -> Any:
+def _of_part(hint: Any, value: Any, ranges: Any = None) -> Any:
     if get_origin(hint) is Annotated:
-        return _of_arm(get_args(hint)[0], value, hint)
+        return _of_part(get_args(hint)[0], value, hint)
     if get_origin(hint) is Literal:
         return next((word for word in get_args(hint) if word != value), None)
     if hint is bool:
@@ -78,9 +78,9 @@ def _of_arm(hint: Any, value: Any, ranges: Any = None) -> Any:
         known = [limit for limit in limits(ranges) if not limit.holds("given")]
         return None if known else "given"
     if get_origin(hint) is tuple:
-        args = [arm for arm in get_args(hint) if arm is not Ellipsis]
+        args = [part for part in get_args(hint) if part is not Ellipsis]
         parts = value if isinstance(value, tuple) and len(value) == len(args) else [None] * len(args)
-        found = tuple(_of_arm(arm, old) for arm, old in zip(args, parts, strict=True))
+        found = tuple(_of_part(part, old) for part, old in zip(args, parts, strict=True))
         return tuple(sorted(found)) if all(isinstance(part, int | float) for part in found) else found
     if isinstance(hint, type) and issubclass(hint, Duration):
         return Epochs(7)

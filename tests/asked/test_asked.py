@@ -22,7 +22,7 @@ from vitrail.recipes.decide import decide as choose_run
 from vitrail.recipes.known import Known
 from vitrail.recipes.registry import RECIPES, find, recipe
 from vitrail.training.assemble import set_up
-from vitrail.training.given import Given
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.train.resume import resumed
@@ -167,7 +167,7 @@ def test_every_setting_is_what_the_run_begins_with_or_refused(arrays: Path, open
         given = Asked(arrays, settings={**TINY, **nested(name, value)})
         try:
             run = choose_run(given, opened).run
-            with set_up(run, opened.splits_of(run), given=Given(asked=given.origins)) as setup:
+            with set_up(run, opened.splits_of(run), objects=PythonObjects(asked=given.origins)) as setup:
                 found = attrgetter(name)(setup.run)
                 own = getattr(setup.decision.config, name.removeprefix("vit."), value)
                 built = value in (found, "width") and (not name.startswith("vit.") or own in (value, 32))

@@ -27,7 +27,7 @@ from vitrail.training.checkpoints.state import Result
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
 from vitrail.training.folder import RunFolder
-from vitrail.training.given import Given
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
 from vitrail.verbs.cost import cost
 from vitrail.verbs.flags.parse import parse
@@ -149,7 +149,7 @@ def test_a_size_of_the_weights_network_is_rounded_for_a_recipe_and_refused_if_as
             assert resolved(arrays, run).config.image_size == (384, 384)
             continue
         with pytest.raises(UsageError, match=r"--image-size asks for 383.*384 px, not 383: the next multiple"):
-            set_up(run, Known().splits_of(run), given=Given(asked=given.origins))
+            set_up(run, Known().splits_of(run), objects=PythonObjects(asked=given.origins))
 
 
 def test_an_input_may_be_a_rectangle(photos: Path, tmp_path: Path) -> None:
@@ -272,12 +272,12 @@ def test_a_resumed_run_keeps_its_network_and_its_preparation(trained: Path, tmp_
     before = Run(weights=str(trained), preprocess=Preprocess((16, 16), resize="pad"))
     (tmp_path / "config.yaml").write_text(to_yaml(before))
     folder = RunFolder(tmp_path)
-    assert resumed_run(before, folder, Given())[0] == before
-    assert resumed_run(replace(before, preprocess=None), folder, Given())[0].preprocess == before.preprocess
+    assert resumed_run(before, folder, PythonObjects())[0] == before
+    assert resumed_run(replace(before, preprocess=None), folder, PythonObjects())[0].preprocess == before.preprocess
     with pytest.raises(CheckpointError, match=r"other settings.*\n  model: None there, 'B/16' here"):
-        resumed_run(replace(before, model="B/16"), folder, Given())
+        resumed_run(replace(before, model="B/16"), folder, PythonObjects())
     with pytest.raises(CheckpointError, match=r"preprocess.resize: 'pad' there, 'squash' here"):
-        resumed_run(replace(before, preprocess=Preprocess((16, 16), resize="squash")), folder, Given())
+        resumed_run(replace(before, preprocess=Preprocess((16, 16), resize="squash")), folder, PythonObjects())
 
 
 @pytest.mark.parametrize("recipe_name", ["paper/vit-b16-imagenet", "digits"])
@@ -286,10 +286,10 @@ def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, arrays:
     given = Asked(arrays, recipe_name, settings={**small, "batch_size": 500})
     run = choose_run(given, Known()).run
     with pytest.raises(UsageError, match=r"--batch-size asks for 500.*there are only 36 training images"):
-        set_up(run, Known().splits_of(run), given=Given(asked=given.origins))
+        set_up(run, Known().splits_of(run), objects=PythonObjects(asked=given.origins))
     given = Asked(arrays, recipe_name, settings=small)
     run = choose_run(given, Known()).run
-    with set_up(run, Known().splits_of(run), given=Given(asked=given.origins)) as setup:
+    with set_up(run, Known().splits_of(run), objects=PythonObjects(asked=given.origins)) as setup:
         assert setup.run.batch_size == 36
 
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail import cli
-from vitrail.config import doors_of, field_types, sections_of
+from vitrail.config import extension_bases, field_types, sections_of
 from vitrail.training.run import Run
 from vitrail.verbs.flags.declared import flags_of
 
@@ -89,7 +89,7 @@ def sections(settings: type, prefix: str = "") -> set[str]:
     """Return the names of the settings in whose place a class of the user's own may stand."""
     found = set()
     for name, hint in field_types(settings).items():
-        if doors_of(hint):
+        if extension_bases(hint):
             found.add(prefix + name)
         else:
             found = found.union(*(sections(section, f"{prefix}{name}.") for section in sections_of(hint)))

@@ -24,8 +24,13 @@ import vitrail
 from vitrail import Run, Steps, Supervised, cli, create, fit
 from vitrail.config import merge
 from vitrail.data.settings import Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError, WeightsError
+from vitrail.model.variants import ForeignConfig, ResNetConfig
 from vitrail.objective.settings import MAE
+from vitrail.training.assemble import set_up
+from vitrail.training.checkpoints.state import completed, defaults, differing, identity, of_foreign
+from vitrail.training.python_objects import PythonObjects
 
 TINY: dict[str, Any] = dict(width=16, depth=1, heads=2, mlp_dim=16, patch=4)
 SMALL: dict[str, Any] = dict(
@@ -113,6 +118,35 @@ def test_a_run_of_any_network_resumes_to_the_bit(tmp_path: Path) -> None:
     fit(small(tmp_path, **steady), model=Net(), resume=cut.folder)
     for name, tensor in weights(whole.folder).items():
         assert torch.equal(tensor, weights(cut.folder)[name]), name
+
+
+def test_a_network_that_is_not_ours_has_a_config_of_its_own_kind(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    with set_up(run, open_data(run.data, seed=run.seed), objects=PythonObjects(model=Net())) as setup:
+        assert setup.decision.config == ForeignConfig(image_size=(8, 8), classes=10)
+        saved = setup.validation.saved
+        assert not saved.has_card and not saved.has_features
+        with pytest.raises(AssertionError):
+            _ = setup.decision.our_config
+
+
+def test_features_need_a_network_of_ours(tmp_path: Path) -> None:
+    for probe in (dict(knn=5), dict(fewshot=(5,))):
+        with pytest.raises(UsageError, match="knn and fewshot need the features of a network of vitrail"):
+            fit(small(tmp_path, **probe), model=Net())
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_that_call_any_network_a_resnet_are_of_the_same_run(tmp_path: Path) -> None:
+    """Earlier versions wrote so."""
+    foreign, resnet = ForeignConfig((8, 8), classes=10), ResNetConfig(image_size=(8, 8), classes=10)
+    run = small(tmp_path)
+    now, before = (identity(run, config, [], "0") for config in (foreign, resnet))
+    expected = defaults(run, foreign)
+    assert differing(completed(of_foreign(before, now), expected), now) == []
+    assert of_foreign(now, before) == now and of_foreign(before, before) == before
+    other = identity(run, replace(resnet, image_size=(16, 8)), [], "0")
+    assert differing(completed(of_foreign(other, now), expected), now) == ["model.image_size[0]: 16 there, 8 here"]
 
 
 @pytest.mark.train

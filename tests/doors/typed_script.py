@@ -55,4 +55,4 @@ for row in vitrail.predict(result.folder, "a.jpg", "b.jpg").rows:
 written = vitrail.predict(result.folder, "photos/", out="answers.csv")
 print(written.out, written.unreadable, written.summary)
 embedded = vitrail.embed(result.folder, "photos/", out="f.npz", tokens=True, layers=(0, -1))
-print(embedded.out, embedded.unreadable, vitrail.evaluate(result.folder, "photos/").found)
+print(embedded.out, embedded.unreadable, vitrail.evaluate(result.folder, "photos/").results)

@@ -106,13 +106,13 @@ def test_evaluate_says_both_errors_and_the_loss_of_each(folder: Path, network: A
     images = open_data(run.data, seed=run.seed).test
     logits = outputs(network, arrays(images)) / network.card.temperature  # type: ignore[arg-type]
     nll = -log_softmax(logits, axis=1)[range(len(logits)), np.array(images.labels)].mean()  # type: ignore[union-attr]
-    assert after.found.nll == pytest.approx(nll, rel=1e-4) and after.found.nll < before.found.nll
-    np.testing.assert_array_equal(after.found.top, before.found.top)
+    assert after.results.nll == pytest.approx(nll, rel=1e-4) and after.results.nll < before.results.nll
+    np.testing.assert_array_equal(after.results.top, before.results.top)
     from vitrail.verbs.evaluate import as_json
 
     assert as_json(after)["ece_before"] == pytest.approx(as_json(before)["ece"], rel=1e-5)
     tested = json.loads((folder / "run.json").read_text())["result"]["test"]
-    assert tested["nll"] == pytest.approx(after.found.nll, rel=1e-5)
+    assert tested["nll"] == pytest.approx(after.results.nll, rel=1e-5)
 
 
 @pytest.mark.export

@@ -89,8 +89,8 @@ def test_evaluate_averages_both_views_of_digits_and_warns(tmp_path: Path) -> Non
     with torch.no_grad():
         both = [model(one).double().numpy() / model.card.temperature for one in (pixels, pixels.flip(-1))]
     shares = np.mean([softmax(one, axis=1) for one in both], axis=0)
-    assert found.found.nll == pytest.approx(-np.log(shares[range(len(test)), test.labels]).mean(), rel=1e-4)
-    assert found.found.top1 == pytest.approx((shares.argmax(1) == test.labels).mean(), abs=0.003)
+    assert found.results.nll == pytest.approx(-np.log(shares[range(len(test)), test.labels]).mean(), rel=1e-4)
+    assert found.results.top1 == pytest.approx((shares.argmax(1) == test.labels).mean(), abs=0.003)
     said = " ".join(found.notes)
     assert "2 views of each image" in said and "images/s" in said and "trained without mirrored images" in said
     with pytest.raises(UsageError, match="images are resized to its size"):

@@ -190,7 +190,7 @@ def test_bench_measures_and_the_verbs_use_it(
         assert run("predict", tmp_path / "model", photos, "--precision", "float32", "--engine", verb, "-v") == 0
         assert said in capsys.readouterr().err
     ours = [vitrail.evaluate(tmp_path / "model", photos, engine=name, **common) for name in ("torch", "onnx", "auto")]
-    assert [found.found.top.tolist() for found in ours] == [ours[0].found.top.tolist()] * 3
+    assert [found.results.top.tolist() for found in ours] == [ours[0].results.top.tolist()] * 3
     for name in ("torch", "openvino"):
         vitrail.embed(tmp_path / "model", photos, out=tmp_path / f"{name}.npz", engine=name, **common)
     first, second = (np.load(tmp_path / f"{name}.npz") for name in ("torch", "openvino"))

@@ -162,7 +162,7 @@ def test_evaluate_and_embed_ask_a_program(
         vitrail.evaluate(run_folder, tmp_path / "labels.csv", precision="float32", device="cpu"),
         vitrail.evaluate(program, tmp_path / "labels.csv"),
     ]
-    ours, theirs = (one.found for one in found)
+    ours, theirs = (one.results for one in found)
     assert ours.top.tolist() == theirs.top.tolist() and ours.count == 12
     np.testing.assert_allclose(ours.probability, theirs.probability, atol=1e-4)
     assert run("evaluate", program, tmp_path / "labels.csv", "--image-size", "32") == 2

@@ -23,7 +23,7 @@ from scenes import SHORT, snapshot
 from writers import scene_in
 
 from vitrail.cli import VERBS
-from vitrail.config import arms
+from vitrail.config import union_members
 from vitrail.durations import Duration
 
 PLACES = [
@@ -144,7 +144,7 @@ class Grammar:
 
     def of(self, hint: Any, texts: Sequence[str]) -> list[str]:
         """Return the words of a value of a type."""
-        hint = self.random.choice([arm for arm in arms(hint) if arm not in (type(None), Path)])
+        hint = self.random.choice([part for part in union_members(hint) if part not in (type(None), Path)])
         kind, parts = get_origin(hint), [part for part in get_args(hint) if part is not ...]
         if kind is Literal:
             return [str(self.random.choice(parts))]

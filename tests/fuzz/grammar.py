@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from vitrail.cli import VERBS
-from vitrail.config import arms, sections_of
+from vitrail.config import sections_of, union_members
 from vitrail.data.settings import Data
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps
 from vitrail.ranges import FolderName, FoldNumber, Limit, Range, limits
@@ -91,12 +91,12 @@ def ranged(hint: Any) -> Iterator[tuple[Any, Limit]]:
 def at_the_ends(hint: Any) -> list[Any]:
     """Return the valid values at the ends of the ranges in a type."""
     found: list[Any] = []
-    for arm in arms(hint):
-        if get_origin(arm) is tuple:
-            each = [at_the_ends(part) for part in get_args(arm) if part is not ...]
+    for part in union_members(hint):
+        if get_origin(part) is tuple:
+            each = [at_the_ends(part) for part in get_args(part) if part is not ...]
             found += zip(*each, strict=True)
-        elif get_origin(arm) is Annotated:
-            found += [value for limit in limits(arm) for value in _ends(get_args(arm)[0], limit)]
+        elif get_origin(part) is Annotated:
+            found += [value for limit in limits(part) for value in _ends(get_args(part)[0], limit)]
     return found
 
 
@@ -142,8 +142,8 @@ def beyond(base: Any, limit: Limit) -> st.SearchStrategy[Any]:
 def invalid(hint: Any) -> st.SearchStrategy[Any]:
     """Draw values of a type, one number of which at least lies outside of its range."""
     parts = list(ranged(hint))
-    if any(get_origin(arm) is tuple for arm in arms(hint)):
-        return _invalid_tuple(next(arm for arm in arms(hint) if get_origin(arm) is tuple))
+    if any(get_origin(part) is tuple for part in union_members(hint)):
+        return _invalid_tuple(next(part for part in union_members(hint) if get_origin(part) is tuple))
 
     def inside(value: Any) -> bool:
         return any(_within(base, limit, value) for base, limit in parts)

@@ -144,7 +144,7 @@ def choices(hint: Any) -> Iterator[Any]:
     if get_origin(hint) is Literal:
         yield from get_args(hint)
     elif get_origin(hint) in (Union, UnionType):
-        yield from (word for arm in get_args(hint) for word in choices(arm))
+        yield from (word for part in get_args(hint) for word in choices(part))
 
 
 @pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if any(flag.verb == verb for flag in RANGED)])

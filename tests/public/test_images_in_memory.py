@@ -118,7 +118,7 @@ def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files:
     for file, name in zip(files, names, strict=True):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / file.name).write_bytes(file.read_bytes())
-    expected = vitrail.evaluate(model, tmp_path, **HOW).found
+    expected = vitrail.evaluate(model, tmp_path, **HOW).results
     pictures = [Image.open(file) for file in files]
     given: tuple[tuple[Any, Any], ...] = (
         (pictures, names),
@@ -127,7 +127,7 @@ def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files:
     )
     for images, labels in given:
         evaluated = vitrail.evaluate(model, images, labels=labels, **HOW)
-        found = evaluated.found
+        found = evaluated.results
         assert f"top1={round(found.top1, 4)}, images=4" in repr(evaluated)
         assert found.top1 == expected.top1 and found.confusion.tolist() == expected.confusion.tolist()
 

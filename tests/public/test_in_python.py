@@ -14,7 +14,7 @@ import pytest
 from gathered import failures
 
 import vitrail
-from vitrail.config import arms, sections_of
+from vitrail.config import sections_of, union_members
 from vitrail.data.settings import Data
 from vitrail.durations import Duration
 from vitrail.errors import UsageError
@@ -64,9 +64,9 @@ def test_keywords_for_type_checkers_are_the_settings() -> None:
         written, real = get_type_hints(keywords), get_type_hints(settings)
         assert written.keys() | {"path"} == {field.name for field in fields(settings)} | {"path"}
         for name, hint in written.items():
-            wanted = {one for one in arms(real[name]) if one in plain or get_origin(one) is Literal}
-            assert wanted <= {*arms(hint)}, name
-            assert bool(sections_of(real[name])) == (Mapping[str, Any] in arms(hint)), name
+            wanted = {one for one in union_members(real[name]) if one in plain or get_origin(one) is Literal}
+            assert wanted <= {*union_members(hint)}, name
+            assert bool(sections_of(real[name])) == (Mapping[str, Any] in union_members(hint)), name
 
 
 def test_the_result_of_every_verb_has_a_repr_of_one_line() -> None:

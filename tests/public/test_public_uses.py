@@ -193,7 +193,7 @@ result = vitrail.finetune('photos', weights='model', duration='2 steps', batch_s
 result.steps == 2
 # evaluate
 found = vitrail.evaluate('model', 'photos')
-found.found.count == 12
+found.results.count == 12
 # predict
 found = vitrail.predict('model', 'photos/cat/0.png')
 found.rows[0].classes[0] in ('cat', 'dog')

@@ -85,7 +85,7 @@ def test_it_learns_and_the_test_images_confirm_it(trained: Result) -> None:
 def test_thresholds_are_in_the_card_and_used_by_evaluate(trained: Result) -> None:
     card = read_card(trained.folder)
     assert card.several and len(card.thresholds) == 3 and card.class_names == sorted(COLOURS)
-    found = evaluate(trained.folder, precision="float32").found
+    found = evaluate(trained.folder, precision="float32").results
     assert isinstance(found, LabelScores) and found.thresholds.tolist() == card.thresholds
     assert trained.test is not None
     for name, value in found.metrics().items():
@@ -106,7 +106,7 @@ def test_evaluate_writes_everything(trained: Result, data: Path, tmp_path: Path)
 def test_evaluate_reads_labels_as_the_run_did(trained: Result, data: Path, tmp_path: Path) -> None:
     """Other images may have labels with the run's separator, and none: the network predicts several."""
     rows = list(csv.reader((data / "test.csv").open()))[1:]
-    found = evaluate(trained.folder, data, split="test").found
+    found = evaluate(trained.folder, data, split="test").results
     plain = [(data / path, labels) for path, labels in rows]
     commas = [(path, labels.replace("|", ", ")) for path, labels in plain]
     folder = shutil.copytree(trained.folder, tmp_path / "run")
@@ -114,18 +114,18 @@ def test_evaluate_reads_labels_as_the_run_did(trained: Result, data: Path, tmp_p
     for separator, cells in (("|", plain), (",", commas)):
         config.write_text(config.read_text().replace("label_separator: null", f"label_separator: '{separator}'"))
         assert f"label_separator: '{separator}'" in config.read_text()
-        again = evaluate(folder, table(tmp_path / "t.csv", [("path", "label"), *cells])).found
+        again = evaluate(folder, table(tmp_path / "t.csv", [("path", "label"), *cells])).results
         assert isinstance(again, LabelScores) and again.metrics() == found.metrics()
         config.write_text(config.read_text().replace(f"label_separator: '{separator}'", "label_separator: null"))
     single = [(path, labels.split("|")[0]) for path, labels in plain]
-    assert evaluate(trained.folder, table(tmp_path / "t.csv", [("path", "label"), *single])).found.count == 40
+    assert evaluate(trained.folder, table(tmp_path / "t.csv", [("path", "label"), *single])).results.count == 40
 
 
 def test_predictions_are_lists(trained: Result, data: Path, tmp_path: Path) -> None:
     card = read_card(trained.folder)
     files = sorted((data / "test").glob("*.png"))
     found = predict(trained.folder, *files, top=2)
-    network_scores = evaluate(trained.folder, data, split="test").found
+    network_scores = evaluate(trained.folder, data, split="test").results
     assert isinstance(network_scores, LabelScores)
     for row in found.rows:
         assert row.labels is not None and len(row.classes) == 2
@@ -139,7 +139,7 @@ def test_predictions_are_lists(trained: Result, data: Path, tmp_path: Path) -> N
     assert head == "path,labels,probabilities"
     line = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])
     assert "|".join(one["class"] for one in line["labels"]) == first.split(",")[1] and len(line["top"]) == 3
-    again = evaluate(trained.folder, tmp_path / "a.csv").found  # a table of predictions is a table of labels
+    again = evaluate(trained.folder, tmp_path / "a.csv").results  # a table of predictions is a table of labels
     assert isinstance(again, LabelScores) and again.exact == 1.0
 
 

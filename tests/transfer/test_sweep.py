@@ -393,7 +393,7 @@ def test_the_numbers_are_those_of_the_models_that_are_kept(whole: Any) -> None:
     root, result, _ = whole
     for row in result.final:
         found = vitrail.evaluate(row.outcome.run, root, split="test", workers=0)
-        assert (found.found.top1, found.found.count) == (row.outcome.test["top1"], 12)
+        assert (found.results.top1, found.results.count) == (row.outcome.test["top1"], 12)
     assert result.top1.mean == pytest.approx(np.mean([row.outcome.test["top1"] for row in result.final]))
     assert result.top1.mean > 0.9  # red is not blue
 

@@ -189,7 +189,7 @@ def test_accuracies_are_those_of_the_models_that_were_kept(ran: Any, data: Path)
     """The model each run kept, evaluated on the test images by itself, gives the number in the table."""
     for score in ran.scores:
         found = vitrail.evaluate(score.runs[0], f"vtab:{score.task.name}:{data}", workers=0, device="cpu")
-        assert found.found.top1 == score.top1[0] and found.found.count == score.images
+        assert found.results.top1 == score.top1[0] and found.results.count == score.images
 
 
 @pytest.mark.train

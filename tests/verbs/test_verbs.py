@@ -186,17 +186,17 @@ def test_dry_run_tries_everything_and_writes_nothing(
 
 def test_evaluate_counts_every_image_once(trained: Any, photos: Path, tmp_path: Path) -> None:
     result = vitrail.evaluate(trained.folder, photos, batch_size=5, out=tmp_path / "answers.npz")
-    assert result.found.count == 24
-    assert result.found.top1 > 0.9  # red is not blue
+    assert result.results.count == 24
+    assert result.results.top1 > 0.9  # red is not blue
     assert "the network was trained on most of these images" in " ".join(result.notes)
     assert np.load(tmp_path / "answers.npz")["index"].tolist() == list(range(24))
-    assert np.trace(result.found.confusion) == round(24 * result.found.top1)
+    assert np.trace(result.results.confusion) == round(24 * result.results.top1)
 
 
 def test_evaluate_without_images_takes_the_runs_own(trained: Any) -> None:
     result = vitrail.evaluate(trained.folder)
-    assert result.found.count == 2
-    assert result.found.top1 == trained.best["top1"] and not result.notes
+    assert result.results.count == 2
+    assert result.results.top1 == trained.best["top1"] and not result.notes
 
 
 def test_evaluate_on_the_command_line(trained: Any, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

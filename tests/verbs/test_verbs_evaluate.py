@@ -73,15 +73,15 @@ def test_a_protocol_finds_its_classes_whatever_their_order(network: Path, pictur
     place = np.argsort(-among, axis=1)
     share = np.exp(among.astype(float)) / np.exp(among.astype(float)).sum(1, keepdims=True)
     result = vitrail.evaluate(network, pictures, protocol="r", precision="float32", batch_size=4)
-    assert result.found.count == 15
-    assert result.found.top1 == np.mean(place[:, 0] == labels)
-    assert result.found.top5 == pytest.approx(np.mean((place[:, :5] == labels[:, None]).any(1)))
-    assert result.found.nll == pytest.approx(-np.log(share[np.arange(15), labels]).mean(), rel=1e-4)
+    assert result.results.count == 15
+    assert result.results.top1 == np.mean(place[:, 0] == labels)
+    assert result.results.top5 == pytest.approx(np.mean((place[:, :5] == labels[:, None]).any(1)))
+    assert result.results.nll == pytest.approx(-np.log(share[np.arange(15), labels]).mean(), rel=1e-4)
     brier = np.square(share - np.eye(200)[labels]).sum(1).mean()
-    assert calibration(result.found).brier == pytest.approx(brier, rel=1e-4)
+    assert calibration(result.results).brier == pytest.approx(brier, rel=1e-4)
     assert result.data == f"ImageNet-R ({pictures})"
     assert result.notes == ["16 images instead of 30,000: the result is not comparable with others on ImageNet-R"]
-    assert [id_ for id_, _ in result.found.bad] == [f"{wnids()[part('r')[40]]}/broken.png"]
+    assert [id_ for id_, _ in result.results.bad] == [f"{wnids()[part('r')[40]]}/broken.png"]
 
 
 def test_a_network_without_names_has_the_usual_order(network: Path, pictures: Path, tmp_path: Path) -> None:
@@ -92,15 +92,15 @@ def test_a_network_without_names_has_the_usual_order(network: Path, pictures: Pa
         model.head.bias.copy_(model.head.bias[order].clone())
     save_model(tmp_path / "plain", model, replace(model.card, class_names=[]))
     named, plain = (vitrail.evaluate(one, pictures, protocol="r") for one in (network, tmp_path / "plain"))
-    np.testing.assert_allclose(plain.found.loss, named.found.loss, rtol=1e-5)
+    np.testing.assert_allclose(plain.results.loss, named.results.loss, rtol=1e-5)
     assert "does not name its outputs: they are taken to be in ImageNet's order" in plain.notes[0]
     assert not any("taken to be" in note for note in named.notes)
 
 
 def test_another_image_size_resamples_the_positions(network: Path, pictures: Path) -> None:
     usual, larger = (vitrail.evaluate(network, pictures, protocol="r", image_size=size) for size in (None, 24))
-    assert larger.found.count == usual.found.count
-    assert not np.allclose(larger.found.loss, usual.found.loss, rtol=1e-3)
+    assert larger.results.count == usual.results.count
+    assert not np.allclose(larger.results.loss, usual.results.loss, rtol=1e-3)
     with pytest.raises(UsageError, match="17"):
         vitrail.evaluate(network, pictures, protocol="r", image_size=17)
 

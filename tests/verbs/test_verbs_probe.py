@@ -240,7 +240,7 @@ def test_knn_of_features_from_anywhere_is_scikit_learns(numbers: Path) -> None:
     with np.load(numbers) as file:
         peer = KNeighborsClassifier(20, weights=lambda d: np.exp((1 - d) / 0.07), metric="cosine", algorithm="brute")
         answers = peer.fit(file["train_features"], file["train_labels"]).predict(file["test_features"])
-        assert found.found.top1[20] == pytest.approx((answers == file["test_labels"]).mean())  # type: ignore[union-attr]
+        assert found.results.top1[20] == pytest.approx((answers == file["test_labels"]).mean())  # type: ignore[union-attr]
 
 
 def test_the_json_of_a_linear_probe_says_how_far_to_trust_it(numbers: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,9 +234,9 @@ def test_evaluate_with_weights_that_name_no_classes_takes_the_images_order(
     google: Path, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = vitrail.evaluate(google, photos)
-    assert found.found.class_names == ["blue", "red"]
+    assert found.results.class_names == ["blue", "red"]
     assert "does not name its outputs" in caplog.text and "'blue' to 'red'" in caplog.text
-    assert found.found.count == 24
+    assert found.results.count == 24
 
 
 def test_evaluate_with_another_number_of_classes_is_refused(google: Path, photos: Path, tmp_path: Path) -> None:

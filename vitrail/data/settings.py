@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from vitrail.errors import UsageError
-from vitrail.import_path import Open, find
+from vitrail.import_path import Extensible, find
 from vitrail.ranges import (
     LARGEST_SIDE,
     Channels,
@@ -109,7 +109,7 @@ LARGEST_RESIZED = 2 * LARGEST_SIDE
 
 
 @dataclass(frozen=True)
-class Data(Open, section="data"):
+class Data(Extensible, section="data"):
     """Where the images are and how they are split. A source of one's own is a subclass with another `find`."""
 
     path: str = "digits"
@@ -335,7 +335,7 @@ class Preprocess(Preparation):
 
 
 @dataclass(frozen=True)
-class Augment(Open, section="augment"):
+class Augment(Extensible, section="augment"):
     """Random changes to training images. With every field at its default images are cropped, resized and flipped. An
     augmentation of one's own is a subclass with other `operations`."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vitrail.import_path import Open, is_own
+from vitrail.import_path import Extensible, is_own
 
 if TYPE_CHECKING:
     from vitrail.evaluation.results import Results
@@ -80,7 +80,7 @@ def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Metric(Open, section="metric"):
+class Metric(Extensible, section="metric"):
     """The number by which the best model is chosen and early stopping counts, if the run learns from labels.
 
     A metric of one's own is a subclass with another `value`. It is also logged, and measured on the test images.

@@ -56,7 +56,7 @@ class Opened(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """What of a network int8 is for, where that depends on the runtime and the processor."""
+    """Which operations are quantised to int8 on this runtime and processor."""
 
     left_out: list[str]
     """Names of the products that are computed faster in another type."""

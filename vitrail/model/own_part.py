@@ -7,7 +7,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
-from vitrail.import_path import Open, import_path
+from vitrail.import_path import Extensible, import_path
 from vitrail.words import shown
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ OWN = "is_own_part"
 """Attribute of the module of a part of the user's own."""
 
 
-class OwnPart(Open):
+class OwnPart(Extensible):
     """Base of a part of a network of the user's own: its settings, and `build`, which makes the module.
 
     | field of `ViTConfig` | the module |

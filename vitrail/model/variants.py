@@ -360,14 +360,31 @@ class ResNetConfig:
         return self.width * 4 * 2 ** (len(self.units) - 1)
 
 
-def flat(config: ViTConfig | ResNetConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ForeignConfig:
+    """What is known of a network that is not one of vitrail's: its images, and how many outputs it has."""
+
+    image_size: tuple[int, int]
+    classes: int
+    channels: int = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """By which images are normalised before the network gets them."""
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        _set_tuples(self)
+        check_ranges(self)
+        _set_statistics(self)
+
+
+def flat(config: NetworkConfig) -> dict[str, Any]:
     """Return every field of a config by its name, those of its `Origin` beside the others: the form of files."""
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     origin = values.pop("origin", None)
     return values if origin is None else values | {item.name: getattr(origin, item.name) for item in fields(origin)}
 
 
-def _set_tuples(config: ViTConfig | ResNetConfig, *names: str) -> None:
+def _set_tuples(config: NetworkConfig, *names: str) -> None:
     """Turn the lists of YAML and JSON, and single numbers, into tuples; one image size is both height and width."""
     for name in ("image_size", "mean", "std", *names):
         value = getattr(config, name)
@@ -383,7 +400,7 @@ def _check_depth(layers: int, stages: int) -> None:
         raise UsageError(f"the ResNet has {stages:,} stages; at most {MOST_STAGES} are possible")
 
 
-def _set_statistics(config: ViTConfig | ResNetConfig) -> None:
+def _set_statistics(config: NetworkConfig) -> None:
     """Give each channel a mean and a std. Raises UsageError for different values of another number."""
     for name in ("mean", "std"):
         value = getattr(config, name)
@@ -445,6 +462,7 @@ _VIT = re.compile(
 )
 _RESNET = re.compile(rf"(?P<axial>axial-)?R(?P<depth>{_NUMBER})(?:x(?P<width>{_NUMBER}))?")
 Config = ViTConfig | ResNetConfig
+NetworkConfig = Config | ForeignConfig
 ConfigType = TypeVar("ConfigType", ViTConfig, ResNetConfig)
 
 

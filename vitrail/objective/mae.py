@@ -163,7 +163,7 @@ def _decoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:
     """Return the decoder's config: no class token, no positions, no stochastic depth."""
-    if config.decoder_width % 4 or config.decoder_width % config.decoder_heads or config.decoder_depth < 1:
+    if config.decoder_width % 4 or config.decoder_width % config.decoder_heads:
         raise UsageError(
             f"objective.decoder_width is {config.decoder_width}, decoder_heads {config.decoder_heads}, decoder_depth "
             f"{config.decoder_depth}: the width must be divisible by 4 and by the heads, and the depth at least 1"

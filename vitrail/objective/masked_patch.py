@@ -46,7 +46,7 @@ class MaskedPatchObjective(MaskedObjective):
     def __init__(self, model: nn.Module, config: MaskedPatch, seed: int) -> None:
         super().__init__(model, config, seed)
         self.config = config
-        if min(config.mask, config.other) < 0 or config.mask + config.other > 1 + 1e-9:
+        if config.mask + config.other > 1 + 1e-9:
             raise UsageError(
                 f"objective.mask is {config.mask} and objective.other {config.other}: they are shares of the corrupted "
                 "patches, at least 0 and together at most 1"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from vitrail.durations import AnyLength, Epochs
 from vitrail.errors import UsageError
-from vitrail.import_path import Open, find
+from vitrail.import_path import Extensible, find
 from vitrail.ranges import (
     Count,
     Decay,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitrail.objective.base import Objective, RunFacts
 
 
-class ObjectiveSettings(Open, section="objective"):
+class ObjectiveSettings(Extensible, section="objective"):
     """Base of the settings of an objective. `build` makes the objective."""
 
     kind: Any = "own"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RUN_NAME = "finetune"
 """Name of a fine-tuning without a recipe."""
 UNSET = Epochs(LONGEST)
-"""A duration that nobody gives, to find out whether one is given."""
+"""Marks a duration that the user did not set."""
 
 
 @dataclass(frozen=True)

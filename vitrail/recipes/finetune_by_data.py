@@ -96,7 +96,7 @@ class Advice:
 
 
 def advise(task: FineTuning) -> Advice:
-    """Return the fine-tuning for `task`. A function of its argument alone."""
+    """Return the fine-tuning for `task`. Pure function."""
     images = max(task.data.images, 1)
     passes, length = _passes(task, images)
     seen = passes * images if task.seen is None else min(passes * images, task.seen)

@@ -22,7 +22,6 @@ from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
-from vitrail.training.given import Given, given_network
 from vitrail.training.objective import build_objective, load_teacher
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
@@ -30,6 +29,7 @@ from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
 from vitrail.training.processes.distribute import distribute
 from vitrail.training.processes.parallel import Parallel
+from vitrail.training.python_objects import PythonObjects, trained_network
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
 from vitrail.training.validation.validation import Validation
@@ -47,7 +47,7 @@ class Setup:
     decision: Decision
     why: dict[str, str]
     """Setting -> value and reason, of all decisions; and what was loaded and frozen, in words."""
-    given: Given
+    objects: PythonObjects
     """Objects in place of settings."""
     tuned: Tuned
     image_bytes: float | None
@@ -75,7 +75,7 @@ class Setup:
 
 @fast_float32()
 def set_up(
-    run: Run, splits: Splits, start: str | None = None, given: Given | None = None, *, measure: bool = False
+    run: Run, splits: Splits, start: str | None = None, objects: PythonObjects | None = None, *, measure: bool = False
 ) -> Setup:
     """Return everything that the first step of `run` needs. Nothing is written.
 
@@ -84,18 +84,18 @@ def set_up(
     settings, the data or the weights cannot work.
     """
     # every decision that the run leaves open
-    asked, names, given = run, splits.class_names, given or Given()
-    decision = decide(run, Facts.of(run, splits.train, names, start, given.model))
+    asked, names, objects = run, splits.class_names, objects or PythonObjects()
+    decision = decide(run, Facts.of(run, splits.train, names, start, objects.model))
 
     # the network, its objective, and the micro-batches that fit in memory
     torch.manual_seed(run.seed)
-    if given.model is None:
+    if objects.model is None:
         model, loaded = build_model(decision)
     else:
-        model, loaded = given_network(given.model, len(names), decision.preprocess), {}
+        model, loaded = trained_network(objects.model, len(names), decision.preprocess), {}
     tuned, frozen = tune(model, decision.run)
     teacher, taught = load_teacher(decision, splits)
-    objective, rest = build_objective(decision, model, len(names), given.losses, splits.train.labels, teacher)
+    objective, rest = build_objective(decision, model, len(names), objects.losses, splits.train.labels, teacher)
     why = {**decision.why, **loaded, **frozen, **taught, **rest}
     objective.to(decision.device).train()
     run, each = decision.run, None
@@ -105,7 +105,7 @@ def set_up(
         run = replace(run, accumulate=micro_batches(objective, run, decision.config, each or 0.0))
         why["accumulate"] = f"{run.accumulate}: micro-batches that fit in memory"
     refuse_lone_values(objective, run, decision.config)
-    given.refuse_changed(asked, run, why)
+    objects.refuse_changed(asked, run, why)
     network = distribute(objective, run)
     optimizer = build_optimizer(objective, run.optim)
 
@@ -115,7 +115,7 @@ def set_up(
     timetable = Timetable(run, len(loader))
     average = Averager(model if run.supervised else objective, run.average, start=timetable.average_start)
     about = identity(run, decision.config, names, splits.fingerprint) | objective.identity()
-    about |= {"given": given.names} if given.names else {}
+    about |= {"given": objects.names} if objects.names else {}
     started = getattr(model, "card", None)
     card = replace(decision.card(names), licence=started.licence if started else "")  # weights made from others keep it
     if teacher is not None:
@@ -126,7 +126,7 @@ def set_up(
         splits=splits,
         decision=decision,
         why=why,
-        given=given,
+        objects=objects,
         tuned=tuned,
         image_bytes=each,
         objective=objective,
@@ -146,7 +146,7 @@ def set_up(
             tuned.base,
             splits.train,
             evaluated,
-            given.on_evaluate,
+            objects.on_evaluate,
         ),
     )
 
@@ -161,7 +161,7 @@ def build_model(decision: Decision) -> tuple[nn.Module, dict[str, str]]:
         assert isinstance(decision.config, ViTConfig)
         return ImageTokenizer(run.objective, decision.config.patch), {}
     if decision.start is None:
-        return build(decision.config), {}
+        return build(decision.our_config), {}
     classes = None if run.keep_head else decision.config.classes
     size, channels = decision.config.image_size, decision.config.channels
     loaded = load(decision.start, classes=classes, image_size=size, patch=run.vit.patch, channels=channels)
@@ -169,7 +169,7 @@ def build_model(decision: Decision) -> tuple[nn.Module, dict[str, str]]:
     told = {"weights": str(replace(loaded.load_report, path=named))}
     if loaded.config == decision.config:
         return loaded, told
-    model = build(decision.config)  # the same tensors, other dropout, and perhaps a classifier of the user's own
+    model = build(decision.our_config)  # the same tensors, other dropout, and perhaps a classifier of the user's own
     theirs = loaded.state_dict()
     if own_parts(loaded.config).get("head") != own_parts(decision.config).get("head"):
         theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(HEAD)}

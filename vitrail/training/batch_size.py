@@ -21,7 +21,7 @@ from vitrail.costs.count import LiveTensors, kept_bytes, state_bytes
 from vitrail.data.loading.loader import Batch
 from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError, UsageError
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import NetworkConfig
 from vitrail.objective.base import Objective
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.processes.distribute import checkpointed_parts
@@ -57,7 +57,7 @@ def default_batch(images: int) -> int:
     return max(1, min(2 ** int(math.log2(wanted)), images))
 
 
-def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> float:
+def image_bytes(objective: Objective, run: Run, config: NetworkConfig) -> float:
     """Return the bytes that a step takes for each image in the network, scratch space included.
 
     Measured on `objective`, which is on its device, in training mode, and not prepared for several processes
@@ -84,7 +84,7 @@ def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig
 def _loss(
     objective: Objective,
     run: Run,
-    config: ViTConfig | ResNetConfig,
+    config: NetworkConfig,
     images: int,
     size: tuple[int, int] | None = None,
 ) -> Tensor:
@@ -109,7 +109,7 @@ def _unchanged_buffers(objective: Objective) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def refuse_lone_values(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> None:
+def refuse_lone_values(objective: Objective, run: Run, config: NetworkConfig) -> None:
     """Raise UsageError if a BatchNorm would get a single value per channel, which has no variance.
 
     That may happen in micro-batches of one image, whose deepest feature map is a single position. `run` has every
@@ -149,13 +149,13 @@ def _pixel_type(run: Run) -> torch.dtype:
     return torch.uint8 if run.preprocess is None or run.preprocess.bands is None else torch.float32
 
 
-def waiting_bytes(run: Run, config: ViTConfig | ResNetConfig, batch: int, device: torch.device) -> int:
+def waiting_bytes(run: Run, config: NetworkConfig, batch: int, device: torch.device) -> int:
     """Return the bytes of all copies of a batch of images: on a device, and at the loader where that is a CPU."""
     copies = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
     return copies * batch * _pixel_type(run).itemsize * config.channels * math.prod(config.image_size)
 
 
-def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_image: float) -> int:
+def micro_batches(objective: Objective, run: Run, config: NetworkConfig, per_image: float) -> int:
     """Return into how many micro-batches a batch must be cut so that it fits, at `per_image` bytes for each image."""
     assert run.batch_size is not None
     device = next(objective.parameters()).device

@@ -1,7 +1,7 @@
 """Decide every setting that a run leaves open, from facts about the data, the weights and the machine.
 
-`decide` is a function of its arguments alone. Each decision is a value in the returned `Run` and a phrase with the
-reason. So no setting is guessed silently, `config.yaml` repeats the run, and deciding a decided run changes nothing.
+`decide` is a pure function. Each decision is a value in the returned `Run` and a phrase with the reason. So no setting
+is guessed silently, `config.yaml` repeats the run, and deciding a decided run changes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.evaluation.thresholds import UNCHOSEN
-from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text
 from vitrail.tasks.catalog import task_for
@@ -54,7 +54,7 @@ class Decision:
     """A run with every decision made, except those that need its network (`vitrail.training.assemble`)."""
 
     run: Run
-    config: ViTConfig | ResNetConfig
+    config: NetworkConfig
     """That of the network."""
     device: torch.device
     why: Mapping[str, str]
@@ -69,20 +69,30 @@ class Decision:
     """A warning if the network sees too little of the images."""
 
     @property
+    def our_config(self) -> Config:
+        """The config of a network of vitrail, from which it can be built and its cost computed."""
+        assert not isinstance(self.config, ForeignConfig)
+        return self.config
+
+    @property
     def preprocess(self) -> Preprocess:
         """How images are prepared, complete."""
         assert isinstance(self.run.preprocess, Preprocess)
         return self.run.preprocess
 
     def card(self, class_names: list[str]) -> Card:
-        """Return the card of the weights this run makes, of these classes where it learns from labels."""
+        """Return the card of the weights this run makes, of these classes where it learns from labels.
+
+        That of a network which is not vitrail's is never written: it says how its outputs are measured.
+        """
         provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
         provenance |= {"teacher": self.run.teacher} if self.run.teacher is not None else {}
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
         provenance = without_folders(provenance)  # a card is published; config.yaml has the paths
         names = list(class_names) if self.run.supervised else []
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
-        return Card(self.config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
+        config = cast(Config, self.config)  # a card reads only what every kind of config has
+        return Card(config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
 
     @property
     def autocast(self) -> bool:
@@ -221,16 +231,16 @@ def _bands(run: Run, facts: Facts) -> Because[Bands | None]:
     return choose_bands(run.data, asked, weights, facts.layouts, facts.statistics)
 
 
-def _config(run: Run, facts: Facts) -> Because[ViTConfig | ResNetConfig]:
+def _config(run: Run, facts: Facts) -> Because[NetworkConfig]:
     """Return the config of the network to train."""
     classes = len(facts.class_names) if run.supervised else 0
     if facts.model is None:
         return network_config(run, facts.card, classes, facts.sizes)
     why = {"model": f"{type(facts.model).__name__}, given in Python"}
     config = getattr(facts.model, "config", None)
-    if not isinstance(config, ViTConfig | ResNetConfig):  # it is not ours: only its images and classes are known
+    if not isinstance(config, ViTConfig | ResNetConfig):
         size, of_size = (run.image_size, {}) if run.image_size else _side(facts.sizes, 1)
-        return ResNetConfig(classes=classes, image_size=height_width(size)), {**why, **of_size}
+        return ForeignConfig(height_width(size), classes), {**why, **of_size}
     if config.classes != classes:
         raise UsageError(
             f"the model has {config.classes} outputs, and the run needs {classes}. Call model.reset_head({classes})"
@@ -238,9 +248,7 @@ def _config(run: Run, facts: Facts) -> Because[ViTConfig | ResNetConfig]:
     return config, why
 
 
-def network_config(
-    run: Run, card: Card | None, classes: int = 0, sizes: Sequence[Size] = ()
-) -> Because[ViTConfig | ResNetConfig]:
+def network_config(run: Run, card: Card | None, classes: int = 0, sizes: Sequence[Size] = ()) -> Because[Config]:
     """Return the config of the network that `run` trains: the named variant, or that of its weights with this `card`.
 
     Without labels `classes` is 0, and the network has no classifier. sizes: Those of some images.
@@ -262,9 +270,7 @@ def network_config(
     return config, {**why, **of_size}
 
 
-def _pretrained_config(
-    run: Run, base: ViTConfig | ResNetConfig, classes: int, overrides: dict[str, Any]
-) -> Because[ViTConfig | ResNetConfig]:
+def _pretrained_config(run: Run, base: Config, classes: int, overrides: dict[str, Any]) -> Because[Config]:
     """Return the config `base` of the weights with what can be changed in it: size, patch, classifier and dropout."""
     theirs = {name for name, value in overrides.items() if value == getattr(base, name, None)}
     if wrong := sorted(set(overrides) - set(COMBINABLE) - theirs):
@@ -297,17 +303,15 @@ def _check_target(objective: object) -> None:
         )
 
 
-def _with_bands(
-    config: ViTConfig | ResNetConfig, bands: Bands | None, run: Run, facts: Facts
-) -> ViTConfig | ResNetConfig:
+def _with_bands(config: NetworkConfig, bands: Bands | None, run: Run, facts: Facts) -> NetworkConfig:
     """Return the config of a network that reads `bands`. Raises UsageError if the objective or the model cannot."""
     if bands is None:
         return config
     _check_target(run.objective)
-    own = getattr(facts.model, "config", None)
-    if isinstance(own, ViTConfig | ResNetConfig) and own.channels != bands.channels:
+    ours = facts.model is not None and not isinstance(config, ForeignConfig)
+    if ours and config.channels != bands.channels:
         raise UsageError(
-            f"the model has {own.channels} channels, and the images have {bands.channels} bands. Load it with "
+            f"the model has {config.channels} channels, and the images have {bands.channels} bands. Load it with "
             f"vitrail.load(weights, channels={bands.channels})"
         )
     mean, std = (tuple(value / bands.white for value in values) for values in (bands.mean, bands.std))

@@ -24,12 +24,12 @@ from vitrail.training.checkpoints.resume import resumed_run
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
-from vitrail.training.given import Given, Losses
 from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
 from vitrail.training.probe_head import start_as_probe
 from vitrail.training.processes.group import explaining_lost_processes
 from vitrail.training.processes.thread_count import ThreadCount
 from vitrail.training.progress import Progress
+from vitrail.training.python_objects import Losses, PythonObjects
 from vitrail.training.record import RunRecorder, recorded_result
 from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
@@ -52,8 +52,9 @@ def fit(
 
     splits: The data of the run, if they are open already. objective, model, data: Objects in place of the settings of
     `run`: a function (logits, targets) -> losses, any network images -> logits, and a data set of torch's kind or a
-    mapping of splits to such data sets (`vitrail.training.given`). Settings of objective and data are possible, too.
-    on_log: Called with each line of metrics.jsonl. on_evaluate: Called with step and numbers of each evaluation.
+    mapping of splits to such data sets (`vitrail.training.python_objects`). Settings of objective and data are
+    possible, too. on_log: Called with each line of metrics.jsonl. on_evaluate: Called with step and numbers of each
+    evaluation.
     asked: Settings of `run` that must be used as they are, by their dotted names -> who asks for them. For all others a
     value that the data do not allow, such as a batch larger than the training set, is replaced, with a message.
     began: The moment of `time.monotonic()` from which the time limit counts (default: the start of the command, and in
@@ -67,15 +68,15 @@ def fit(
     or a checkpoint of another run; TrainingError if training cannot continue; Interrupted after SIGTERM or Ctrl-C, once
     the state is saved.
     """
-    given = Given(objective, model, data, on_log, on_evaluate, asked or {})
-    with training(run, given, resume=resume, splits=splits, began=began) as result:
+    objects = PythonObjects(objective, model, data, on_log, on_evaluate, asked or {})
+    with training(run, objects, resume=resume, splits=splits, began=began) as result:
         return result
 
 
 @contextmanager
 def training(
     run: Run,
-    given: Given,
+    objects: PythonObjects,
     *,
     resume: Path | str | None = None,
     splits: Splits | None = None,
@@ -89,16 +90,16 @@ def training(
     began = time.monotonic() - command_seconds() if began is None else began
 
     # 1. Data, network, objective, optimiser, loaders, durations, validation
-    folder, run = None if resume is None else RunFolder.open(resume), given.applied_to(run)
+    folder, run = None if resume is None else RunFolder.open(resume), objects.applied_to(run)
     RunFolder.check(Path(run.out), folder)
-    run, start = (run, None) if folder is None else resumed_run(run, folder, given)
-    splits = (splits or given.splits(run)).in_order([] if folder is None else folder.class_names())
-    setup = set_up(run, splits, start, given)
+    run, start = (run, None) if folder is None else resumed_run(run, folder, objects)
+    splits = (splits or objects.splits(run)).in_order([] if folder is None else folder.class_names())
+    setup = set_up(run, splits, start, objects)
     run, timetable, state, validation = setup.run, setup.timetable, setup.state, setup.validation
 
     # 2. The run folder, and what guards the run
     folder = folder or RunFolder.create(run.out, run.name)
-    folder.on_log = given.on_log
+    folder.on_log = objects.on_log
     progress = Progress(run.batch_size or 0, setup.decision.device)
     guard = FiniteGuard(setup.objective, run.max_nonfinite)
     with (

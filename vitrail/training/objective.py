@@ -24,7 +24,7 @@ from vitrail.objective.settings import ObjectiveSettings, Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.checkpoints.objective_weights import load_objective_weights
 from vitrail.training.decide import Decision
-from vitrail.training.given import Losses
+from vitrail.training.python_objects import Losses
 from vitrail.weights.load import load, weights_fingerprint
 from vitrail.words import shown
 

@@ -83,7 +83,7 @@ class RunRecorder:
         }
         facts = {"name": self._folder.path.name, "started": _now(), **provenance(), "seed": run.seed, "data": data}
         decisions = self._setup.why
-        given = {"given": self._setup.given.names} if self._setup.given.names else {}
+        given = {"given": self._setup.objects.names} if self._setup.objects.names else {}
         self._folder.write_json("run.json", {**facts, "decisions": decisions, **given, **self._tuned_part()})
         self._progress.announce(self._folder.path, decisions, notes)
 
@@ -236,7 +236,7 @@ class RunRecorder:
         self._folder.write_json("run.json", {**self._folder.facts(), "ended": _now(), "result": values})
 
     def _write_config(self, run: Run) -> None:
-        self._folder.write_text("config.yaml", self._setup.given.comment + to_yaml(run))
+        self._folder.write_text("config.yaml", self._setup.objects.comment + to_yaml(run))
 
     def _images(self, done: FinishedStep) -> list[str]:
         return [self._setup.splits.train.id(index) for index in done.index.tolist()]

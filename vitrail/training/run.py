@@ -16,7 +16,7 @@ from vitrail.device import Precision
 from vitrail.durations import AnyLength, Epochs, Length, Minutes, Percent
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
-from vitrail.import_path import Open
+from vitrail.import_path import Extensible
 from vitrail.model.limits import Pool, PositionKind, PositionPlace, Stem
 from vitrail.model.own_part import OwnPart
 from vitrail.objective.settings import (
@@ -127,7 +127,7 @@ small recipes (AdamW, Muon), of BiT (SGD), and of DeiT-III (LAMB)."""
 
 
 @dataclass(frozen=True)
-class Optim(Open, section="optim"):
+class Optim(Extensible, section="optim"):
     """The optimiser. Weight decay is decoupled and acts on kernels only, not on biases, norms, class token or
     positions. An optimiser of one's own is a subclass with another `build`."""
 
@@ -187,7 +187,7 @@ class Optim(Open, section="optim"):
 
 
 @dataclass(frozen=True)
-class Schedule(Open, section="schedule"):
+class Schedule(Extensible, section="schedule"):
     """Learning rate over steps: linear warmup, then a decay to `end`. A schedule of one's own is a subclass with
     another `rate`."""
 

@@ -35,10 +35,10 @@ from vitrail.training.batch_size import waiting_bytes
 from vitrail.training.batches import endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.ending import PICTURED, ending_of
-from vitrail.training.given import Given
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.processes.thread_count import ENOUGH
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Optim, Run
 from vitrail.training.step import backward, seed_step
 from vitrail.training.timetable import Timetable
@@ -201,10 +201,10 @@ class Rehearsal:
     timed steps leave the weights as they are.
     """
 
-    def __init__(self, run: Run, splits: Splits, given: Given | None = None) -> None:
+    def __init__(self, run: Run, splits: Splits, objects: PythonObjects | None = None) -> None:
         build_optimizer(nn.Linear(1, 1), Optim())  # torch's imports for the first optimiser are no part of `start`
         began = time.perf_counter()
-        self.setup = set_up(run, splits, given=given, measure=True)
+        self.setup = set_up(run, splits, objects=objects, measure=True)
         self.setup.loader.close()  # steps are timed with loaders of their own
         self.setup.validation.close()
         set_learning_rate(self.setup.optimizer, 0.0)

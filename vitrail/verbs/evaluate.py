@@ -49,7 +49,7 @@ class Evaluation:
 
     model: str
     data: str
-    found: Results
+    results: Results
     groups: list[GroupAccuracy] = field(default_factory=list)
     """Means over groups of classes, if a file defines groups."""
     notes: list[str] = field(default_factory=list)
@@ -58,9 +58,9 @@ class Evaluation:
     """The temperature by which logits were divided; 1 for the mean over views, whose probabilities have theirs."""
 
     def __repr__(self) -> str:
-        main = self.found.headline
-        numbers = {main: round(float(getattr(self.found, main)), 4), "images": self.found.count}
-        return brief(self, {name: value for name, value in vars(self).items() if name != "found"} | numbers)
+        main = self.results.headline
+        numbers = {main: round(float(getattr(self.results, main)), 4), "images": self.results.count}
+        return brief(self, {name: value for name, value in vars(self).items() if name != "results"} | numbers)
 
 
 @dataclass(frozen=True)
@@ -347,13 +347,13 @@ def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
     from vitrail.tasks.catalog import TASKS
 
-    task, subject = TASKS[result.found.task], f"{result.model} on {result.data}"
-    return task.page(subject, result.found, result.notes, result.groups, result.temperature)
+    task, subject = TASKS[result.results.task], f"{result.model} on {result.data}"
+    return task.page(subject, result.results, result.notes, result.groups, result.temperature)
 
 
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
     from vitrail.tasks.catalog import TASKS
 
-    found = TASKS[result.found.task].as_json(result.found, result.groups, result.temperature)
+    found = TASKS[result.results.task].as_json(result.results, result.groups, result.temperature)
     return {"model": result.model, "data": result.data, "notes": result.notes, **found}

@@ -41,7 +41,7 @@ class Probe:
     classes: int
     width: int
     """Number of features per image."""
-    found: FewShot | KNN | LinearProbe
+    results: FewShot | KNN | LinearProbe
     unreadable: list[tuple[str, str]]
     """(image, reason) of each unreadable image; they are not counted in any result."""
     best_l2: dict[int, float] | None = None
@@ -250,7 +250,7 @@ def show(result: Probe) -> Any:
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
 
-    found, five = result.found, has_top5(result.classes)
+    found, five = result.results, has_top5(result.classes)
     head = f"{result.subject}: {result.classes} classes, {result.width} features, {found.test_images:,} test images"
     if isinstance(found, FewShot):
         seeds = found.top1.shape[2]
@@ -306,7 +306,7 @@ def as_json(result: Probe) -> Any:
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
 
-    found = result.found
+    found = result.results
     about = {"subject": result.subject, "classes": result.classes, "width": result.width}
     about |= {"train_images": found.train_images, "test_images": found.test_images}
     if isinstance(found, FewShot):

@@ -39,7 +39,7 @@ class SegmentationProbe:
     """The network and its images."""
     layers: list[int]
     """Numbers of the layers whose tokens were used, counted from 0."""
-    found: Segmentation
+    results: Segmentation
     out: str | None
     """The folder of the files that were written."""
 
@@ -139,7 +139,7 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
     from vitrail.inspection.figures.class_maps import draw_segmentation
     from vitrail.inspection.figures.page import Folder
 
-    scores = result.found.scores
+    scores = result.results.scores
     with replacing_text(folder / "result.json", DataError) as stream:
         stream.write(result_json(as_json(result), indent=1) + "\n")
     files = Folder(folder)
@@ -149,7 +149,7 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
     files.table("classes", ("value", "class", "pixels", "iou"), cells)
     shown = [
         (example.path.name, picture(read_file(example.path)), example.truth, example.predicted)
-        for example in result.found.examples
+        for example in result.results.examples
     ]
     title = f"{result.subject}: mean IoU {scores.miou:.1%}"
     files.figure("predictions", draw_segmentation(title, scores.class_names, shown))
@@ -157,7 +157,7 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
 
 def show(result: SegmentationProbe) -> Any:
     """Return the result as text and a table for a terminal."""
-    found, scores = result.found, result.found.scores
+    found, scores = result.results, result.results.scores
     head = (
         f"{result.subject}: {len(scores.class_names)} classes, {found.width} features of "
         f"{found.grid[0]} x {found.grid[1]} tokens, {found.validation_images:,} validation images"
@@ -183,7 +183,7 @@ def show(result: SegmentationProbe) -> Any:
 
 def as_json(result: SegmentationProbe) -> Any:
     """Return the result as JSON values; IoU is null for a class that is neither in the masks nor predicted."""
-    found, scores = result.found, result.found.scores
+    found, scores = result.results, result.results.scores
     iou = {
         name: None if share != share else share
         for name, share in zip(scores.class_names, scores.iou.tolist(), strict=True)

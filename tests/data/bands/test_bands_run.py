@@ -26,7 +26,7 @@ from vitrail.server.served_model import ServedModel
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.decide import decide
 from vitrail.training.facts import Facts
-from vitrail.training.given import given_network
+from vitrail.training.python_objects import trained_network
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
@@ -88,7 +88,7 @@ def test_the_run_learns_what_8_bits_would_not_show(trained: Result, data: Path) 
     assert recorded.preprocess is not None and bands is not None and recorded.preprocess.bands == bands
     assert bands.display == (4, 3, 2) and card.config.channels == 4
     assert card.config.mean == pytest.approx([mean / 65535 for mean in bands.mean])
-    assert evaluate(trained.folder, data).found.correct.all()
+    assert evaluate(trained.folder, data).results.correct.all()
 
 
 @pytest.mark.train
@@ -151,7 +151,7 @@ def test_a_network_of_ones_own_gets_the_bands(run: Run, data: Path) -> None:
     preprocess = Preprocess((8, 8), bands=Bands("16", (0.0,) * 4, (1.0,) * 4, (0.0,) * 4, (1.0,) * 4))
     own = nn.Sequential(nn.Flatten(), nn.Linear(4 * 8 * 8, 3))
     bands = torch.randn(2, 4, 8, 8)
-    assert torch.equal(given_network(own, 3, preprocess)(bands), own(bands))
+    assert torch.equal(trained_network(own, 3, preprocess)(bands), own(bands))
     three = ViT(ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=3))
     with pytest.raises(UsageError, match=r"the model has 3 channels, and the images have 4 bands. Load it with"):
         decide(run, Facts.of(run, open_data(run.data).train, list(CLASSES), model=three))

@@ -282,7 +282,7 @@ def test_a_run_on_dicom_files(scans: Path, capsys: pytest.CaptureFixture[str]) -
     )
     bands = read_card(trained.folder).preprocess.bands
     assert bands is not None and bands.bits == "32f" and -10 < bands.mean[0] < 10
-    assert evaluate(trained.folder, scans).found.correct.all()
+    assert evaluate(trained.folder, scans).results.correct.all()
     (scans / "cut.dcm").write_bytes(saved(RAMP)[:-9])
     answer = predict(trained.folder, scans / "test", scans / "cut.dcm", precision="float32")
     assert all(row.as_json()["class"] == Path(row.path).parent.name for row in answer.rows) and len(answer.rows) == 16

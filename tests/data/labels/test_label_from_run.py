@@ -58,9 +58,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluation_resume_probe_and_report_use_the_labels_of_the_run(run: Path) -> None:
     flat, other = run.parents[1] / "flat", run.parents[1] / "other"
     assert from_yaml(run / "config.yaml", Run()).data.label_from == FROM_NAMES
-    assert evaluate(run, device="cpu").found.class_names == list(COLOURS)
-    assert evaluate(run, f"{flat}/", device="cpu").found.count == 18  # the data of the run by another spelling
-    assert evaluate(run, other, label_from="name: -(.+)[.]", device="cpu").found.count == 6
+    assert evaluate(run, device="cpu").results.class_names == list(COLOURS)
+    assert evaluate(run, f"{flat}/", device="cpu").results.count == 18  # the data of the run by another spelling
+    assert evaluate(run, other, label_from="name: -(.+)[.]", device="cpu").results.count == 6
     with pytest.raises(DataError, match=r"add --data.label-from 'name: .* \(3 classes"):
         evaluate(run, other, device="cpu")
     assert train(resume=run, duration=Steps(3)).steps == 3
@@ -85,8 +85,8 @@ def test_the_verbs_of_data(run: Path, tmp_path: Path) -> None:
 
 def test_settings_change_how_the_data_of_the_run_are_read(run: Path) -> None:
     whole, green = evaluate(run, device="cpu"), evaluate(run, exclude=("red*", "blue*"), split="", device="cpu")
-    assert whole.found.class_names == list(COLOURS)
-    assert green.found.count == 6 and set(green.found.label.tolist()) == {list(COLOURS).index("green")}
+    assert whole.results.class_names == list(COLOURS)
+    assert green.results.count == 6 and set(green.results.label.tolist()) == {list(COLOURS).index("green")}
 
 
 def test_labels_without_their_images_are_a_wrong_command(run: Path) -> None:

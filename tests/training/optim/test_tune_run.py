@@ -317,7 +317,7 @@ def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(tmp_path:
 @pytest.mark.train
 def test_the_verbs_take_a_tuned_run(whole: Path, runs: Path, tmp_path: Path) -> None:
     answers = vitrail.evaluate(whole, "digits", batch_size=64, workers=0, device="cpu", precision="float32")
-    assert 0 <= answers.found.top1 <= 1
+    assert 0 <= answers.results.top1 <= 1
     from vitrail.verbs.weights import convert, info
 
     convert(whole, tmp_path / "standalone")

@@ -21,8 +21,8 @@ from PIL import Image
 from vitrail.config import merge
 from vitrail.data.settings import Data
 from vitrail.training.folder import RunFolder
-from vitrail.training.given import Given
 from vitrail.training.loop import training
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Run
 from vitrail.training.trackers import trackers
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
@@ -237,7 +237,7 @@ def test_a_run_gives_its_trackers_what_its_folder_gets(tmp_path: Path, monkeypat
     short = {"duration": "2 steps", "evaluate_every": "2 steps", "checkpoint_every": "2 steps", "out": str(tmp_path)}
     run = merge(Run(), {**settings, **short, "track": ["wandb", "tensorboard"]})
 
-    with training(run, Given()) as result:
+    with training(run, PythonObjects()) as result:
         folder = result.folder
         (folder / "report.html").write_text(PAGE)
     got = Recorder.got

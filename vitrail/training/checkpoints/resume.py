@@ -8,20 +8,20 @@ from vitrail.config import from_yaml, plain
 from vitrail.errors import CheckpointError, WeightsError
 from vitrail.training.checkpoints.state import differing
 from vitrail.training.folder import RunFolder
-from vitrail.training.given import Given
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.load import local
 from vitrail.weights.store import WEIGHTS
 
 
-def resumed_run(run: Run, folder: RunFolder, given: Given) -> tuple[Run, str | None]:
+def resumed_run(run: Run, folder: RunFolder, objects: PythonObjects) -> tuple[Run, str | None]:
     """Return the run to continue in `folder`, and the weights it is built from (`starting_weights`).
 
     Raises WeightsError if only a part of the network is trained and its base model cannot be found, UsageError if the
     run needs objects that were not `given`, CheckpointError if it has another network or prepares images otherwise.
     """
-    given.check_resume(folder)
+    objects.check_resume(folder)
     recorded = from_yaml(folder.path / "config.yaml", Run())
     run = relocated(inherit(run, recorded), recorded, folder)
     _check_kept(run, recorded, folder)

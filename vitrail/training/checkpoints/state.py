@@ -14,7 +14,7 @@ from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
 from vitrail.evaluation.metric import headline, in_words, interval, on_images
-from vitrail.model.variants import flat
+from vitrail.model.variants import ForeignConfig, ResNetConfig, flat
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -225,7 +225,8 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises CheckpointError with the differences if it is from another run."""
-        if differences := differing(completed(state["identity"], self.defaults), self.identity):
+        stored = completed(of_foreign(state["identity"], self.identity), self.defaults)
+        if differences := differing(stored, self.identity):
             raise CheckpointError(
                 "the checkpoint belongs to another run:\n  "
                 + "\n  ".join(differences)
@@ -266,6 +267,18 @@ def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) ->
         "model": {"kind": type(config).__name__, **plain(flat(config))},
         **{name: plain(getattr(run, name)) for name in IDENTITY},
     }
+
+
+def of_foreign(stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the stored identity with only what `identity` knows of a network that is not one of vitrail's.
+
+    Earlier versions stored the sizes of a ResNet for it.
+    """
+    kind = ForeignConfig.__name__
+    if identity["model"]["kind"] != kind or stored["model"].get("kind") != ResNetConfig.__name__:
+        return stored
+    known = {name: value for name, value in stored["model"].items() if name in identity["model"]}
+    return {**stored, "model": {**known, "kind": kind}}
 
 
 def defaults(run: Run, config: Any) -> dict[str, Any]:

@@ -12,19 +12,14 @@ from dataclasses import replace
 import torch.nn.functional as F
 
 from vitrail.data.loading.loader import Batch
-from vitrail.errors import UsageError
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.training.run import Progressive
 
 
 class Sizes:
     """Resizes batches: `sizes(batch, growth)`, with growth from 0 (first images) to 1 (full size)."""
 
-    def __init__(self, progressive: Progressive, config: ViTConfig | ResNetConfig) -> None:
-        if not 0 < progressive.start <= 1:
-            raise UsageError(
-                f"progressive.start is {progressive.start}; this share of the full side must be above 0 and at most 1"
-            )
+    def __init__(self, progressive: Progressive, config: NetworkConfig) -> None:
         self.start = progressive.start
         self.full = config.image_size
         self.step = config.patch if isinstance(config, ViTConfig) else 32

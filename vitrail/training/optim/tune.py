@@ -45,7 +45,7 @@ from vitrail.model.block import MLP, AttentionBranch, SwiGLU
 from vitrail.model.head import MAPHead
 from vitrail.model.low_rank import LowRank, adapt
 from vitrail.model.posemb import Learned1D, Learned2D, Relative, RelativeBias
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import NetworkConfig, ResNetConfig
 from vitrail.training.run import LORA, Run, Tune
 from vitrail.weights.assemble import HEAD
 from vitrail.weights.base import BaseWeights
@@ -71,7 +71,7 @@ class Tuned:
     """None if everything is tuned."""
 
 
-def check_tune(run: Run, config: ViTConfig | ResNetConfig) -> None:
+def check_tune(run: Run, config: NetworkConfig) -> None:
     """Raise UsageError if `run.tune` names a part that the network does not have."""
     given = [name for name in LORA if getattr(run, name) is not None]
     if run.tune != "lora" and given:

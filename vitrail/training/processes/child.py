@@ -21,10 +21,10 @@ from vitrail.device import keep_freed_memory
 from vitrail.errors import VitrailError
 from vitrail.files import write_once
 from vitrail.training.checkpoints.state import Result
-from vitrail.training.given import Given
 from vitrail.training.loop import training
 from vitrail.training.processes.group import joined, leave, own_note
 from vitrail.training.processes.parent import end_with_parent
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Run
 
 
@@ -38,9 +38,9 @@ def main(config: str, note: str, resume: str, asked: str, *, report: Callable[[R
             from_yaml(Path(resume) / "config.yaml", Run(), imports=True)
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
-        given, reported = Given(asked=json.loads(asked)), report is not None
+        objects, reported = PythonObjects(asked=json.loads(asked)), report is not None
         with joined(run.timeout):
-            with training(run, given, resume=resume or None, reported=reported) as result:
+            with training(run, objects, resume=resume or None, reported=reported) as result:
                 result = result if report is None else report(result)
             if world.is_main():
                 _write_note(Path(note), {**asdict(result), "folder": str(result.folder)})

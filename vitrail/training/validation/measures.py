@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,13 @@ from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.self_supervised import SelfSupervised
-from vitrail.objective.tokenizer import ImageTokenizer
+from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.training.validation.pictures import SHOWN_ROWS, columns_picture
 from vitrail.training.validation.rounds import Rounds
-from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.store import save_model
 
 SEEN = "seen.png"
 """Picture of input, mask, prediction and target of some validation images at the newest evaluation."""
@@ -43,6 +41,9 @@ MOST = 20_000
 
 class Measure(ABC):
     """How a network is measured on validation images, and how the best model is chosen."""
+
+    task: Task[Any] | None = None
+    """What the network learns to predict; None without labels."""
 
     @abstractmethod
     def __call__(self, images: Rounds) -> dict[str, float]:
@@ -62,16 +63,12 @@ class Measure(ABC):
         """Return the card of the network with what the newest evaluation decided. Default: nothing."""
         return card
 
-    @abstractmethod
-    def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
-        """Write the network into a model folder."""
-
 
 class ObjectiveLoss(Measure):
     """Measure for learning without labels: the objective's loss, its metrics and "count".
 
     The model with the lowest loss is the best. If losses of different steps cannot be compared (`chosen_by_loss`), the
-    newest model is the best. The network is saved without the parts that only predict.
+    newest model is the best.
     """
 
     def __init__(self, objective: SelfSupervised, run: Run) -> None:
@@ -104,14 +101,6 @@ class ObjectiveLoss(Measure):
         """See `Measure`."""
         if self._picture is not None:
             folder.write_bytes(SEEN, self._picture)
-
-    def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
-        """See `Measure`. A tokenizer has a file format of its own."""
-        network = self._objective.evaluated
-        if isinstance(network, ImageTokenizer):
-            network.save(place)
-        else:
-            save_model(place, network, card, base)
 
     @torch.no_grad()
     def _sums(self, images: Rounds) -> dict[str, float]:
@@ -171,7 +160,7 @@ class KNNProbe:
     def __init__(self, run: Run, train: IndexedSource) -> None:
         assert run.knn is not None
         labelled = np.flatnonzero(one_label(train.labels, "knn") >= 0)
-        if run.knn < 1 or len(labelled) < run.knn:
+        if len(labelled) < run.knn:
             raise UsageError(
                 f"knn is {run.knn}; it is a number of neighbours among the training images with labels, from 1 to "
                 f"{len(labelled)}"

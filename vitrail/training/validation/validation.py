@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,7 +24,6 @@ from vitrail.evaluation.confidence import KeptLogits
 from vitrail.evaluation.metric import Metric
 from vitrail.evaluation.results import Results
 from vitrail.import_path import import_path
-from vitrail.model.build import build
 from vitrail.objective.base import Objective
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.tasks.catalog import save_results, task_of
@@ -33,25 +31,25 @@ from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
-from vitrail.training.given import GivenNetwork
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
 from vitrail.training.validation.floor import Floors, floors
 from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss
 from vitrail.training.validation.rounds import Rounds
+from vitrail.training.validation.saved_network import saved_network
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
-from vitrail.weights.load import load, read_card
+from vitrail.weights.load import load
 from vitrail.weights.reference import reference
-from vitrail.weights.store import WEIGHTS, replace_header, save_model
+from vitrail.weights.store import WEIGHTS, replace_header
 from vitrail.words import shown
 
 OUTPUTS = "evaluation.npz"
 """File of a run folder with the best model's outputs for the validation images."""
 LOGGED = ("temperature", "ece_before", "ece")
 BEST = "the best model"
-"""What a run folder loses if the disk is full."""
+"""Its name in messages about a full disk."""
 SHARES = {
     "colour": "colour {} right",
     "code": "code {} right",
@@ -69,20 +67,22 @@ class Accuracy(Measure):
     thresholds of the classes, which are chosen on the same images. With numbers: R2, MAE, RMSE, loss.
     """
 
+    task: Task[Any]
+
     def __init__(self, model: nn.Module, run: Run, card: Card) -> None:
-        self._model, self._run, self._task = model, run, task_of(card)
+        self._model, self._run, self.task = model, run, task_of(card)
         self._card = replace(card, thresholds=[])  # they are chosen anew at each evaluation
         self._found: Results | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`."""
-        found = measured(network_outputs(self._model, self._run), self._run, images, self._card, self._task)
+        found = measured(network_outputs(self._model, self._run), self._run, images, self._card, self.task)
         self._found = found.stored()
         return numbers_of(found, self._run.metric)
 
     def described(self, card: Card) -> Card:
         """See `Measure`."""
-        return card if self._found is None else self._task.on_card(card, self._found)  # type: ignore[no-any-return]
+        return card if self._found is None else self.task.on_card(card, self._found)  # type: ignore[no-any-return]
 
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
         """See `Measure`."""
@@ -94,13 +94,6 @@ class Accuracy(Measure):
         """See `Measure`."""
         if self._found is not None:
             save_results(folder.path / OUTPUTS, self._found)
-
-    def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
-        """See `Measure`."""
-        if isinstance(self._model, GivenNetwork):
-            self._model.save(place)
-        else:
-            save_model(place, self._model, card, base)
 
 
 def measured(predict: Predict, run: Run, images: Any, card: Card, task: Task[Any]) -> Results:
@@ -131,6 +124,7 @@ def network_outputs(model: nn.Module, run: Run, *, features: bool = False) -> Pr
 class Validation:
     """Evaluates `model`, or its average, during training and saves the best model in the run folder.
 
+    `model` is the network without the parts of an objective that only predict.
     `loader` has the validation images; without them the newest model counts as the best. Raises UsageError for early
     stopping or probes without validation images.
     """
@@ -150,7 +144,7 @@ class Validation:
     """Called by the main process with step and numbers of each evaluation."""
 
     def __post_init__(self) -> None:
-        if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
+        if self.run.early_stop is not None and self.loader is None:
             raise UsageError(
                 f"early_stop is {self.run.early_stop}. It is a number of evaluations, at least 1, and needs validation "
                 "images (--data.validation, or --data.holdout above 0)."
@@ -158,7 +152,8 @@ class Validation:
         self.measure: Measure = Accuracy(self.model, self.run, self.card)
         if isinstance(self.objective, SelfSupervised):
             self.measure = ObjectiveLoss(self.objective, self.run)
-        if isinstance(self.model, GivenNetwork) and (self.run.knn is not None or self.run.fewshot is not None):
+        self.saved = saved_network(self.model)
+        if not self.saved.has_features and (self.run.knn is not None or self.run.fewshot is not None):
             raise UsageError("knn and fewshot need the features of a network of vitrail, not of one given in Python")
         self.probes: list[FewShotProbe | KNNProbe] = []
         asked: dict[str, Any] = {"fewshot": FewShotProbe, "knn": KNNProbe}
@@ -172,8 +167,7 @@ class Validation:
 
     def in_words(self, numbers: dict[str, float]) -> str:
         """Return the numbers of an evaluation as a phrase."""
-        task = None if isinstance(self.objective, SelfSupervised) else task_of(self.card)
-        return describe(numbers, task, len(self.card.class_names))
+        return describe(numbers, self.measure.task, len(self.card.class_names))
 
     def __call__(self, status: RunStatus, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
         """Evaluate after `status.step` steps, log the numbers, update `status`, and return the numbers.
@@ -206,7 +200,7 @@ class Validation:
         with self.average.swapped(), world.main_alone("keeping the newest model"):
             if world.is_main():
                 with folder.tolerating("the last model"):
-                    self.measure.save(folder.last, self._signed(status, folder, {}), self.base)
+                    self.saved.save(folder.last, self._signed(status, folder, {}), self.base)
 
     @world.main_alone("signing the models")
     @world.on_main
@@ -218,7 +212,7 @@ class Validation:
         """
         best = None
         for place in (folder.best, folder.last):
-            if not (place / WEIGHTS).is_file() or isinstance(self.model, GivenNetwork):
+            if not (place / WEIGHTS).is_file() or not self.saved.has_card:
                 continue
             with folder.tolerating("the model's reference outputs"):
                 model = load(place)
@@ -237,7 +231,7 @@ class Validation:
 
     def tests(self, splits: Splits) -> bool:
         """Return whether there are test images to evaluate at the end."""
-        if isinstance(self.objective, SelfSupervised) or splits.test is None:
+        if self.measure.task is None or splits.test is None:
             return False
         return role_of(str(splits.held_out.get("validation"))) != "test"
 
@@ -247,13 +241,15 @@ class Validation:
         None without labels, without test images, if the test images already served as validation images, or if the
         best model could not be written.
         """
-        if splits.test is None or not self.tests(splits):
+        task = self.measure.task
+        if task is None or splits.test is None or not self.tests(splits):
             return None
         if world.any_(BEST in folder.lost):
             return None
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            outputs, images = network_outputs(self._best(folder), self.run), Rounds(loader, check)
-            found = measured(outputs, self.run, images, self._card(folder), task_of(self.card))
+            best, card = self.saved.best(folder, self.card), self.saved.best_card(folder, self.card)
+            outputs, images = network_outputs(best, self.run), Rounds(loader, check)
+            found = measured(outputs, self.run, images, card, task)
             return numbers_of(found, self.run.metric)
 
     def floors(self, splits: Splits, status: RunStatus, test: dict[str, float] | None) -> Floors:
@@ -274,12 +270,14 @@ class Validation:
         None if calibration is off, for a network that learns without labels or is not vitrail's, without validation
         images, and if the best model could not be written or its outputs are not finite.
         """
-        own = isinstance(self.model, GivenNetwork) or isinstance(self.objective, SelfSupervised)
-        if not self.run.calibrate or self.loader is None or own or world.any_(BEST in folder.lost):
+        task = self.measure.task
+        if not self.run.calibrate or self.loader is None or task is None or not self.saved.has_card:
             return None
-        outputs, card = network_outputs(self._best(folder), self.run), self._card(folder).with_confidence(None)
+        if world.any_(BEST in folder.lost):
+            return None
+        outputs = network_outputs(self.saved.best(folder, self.card), self.run)
+        card = self.saved.best_card(folder, self.card).with_confidence(None)
         logits = KeptLogits(outputs, Rounds(self.loader, check), len(self.loader.source))
-        task = task_of(self.card)
         before = measured(logits, self.run, logits, card, task)
         if not math.isfinite(before.metrics()["nll"]):
             return None
@@ -293,30 +291,12 @@ class Validation:
                 save_results(folder.path / OUTPUTS, found.stored())
         return confidence
 
-    def _card(self, folder: RunFolder) -> Card:
-        """Return the best model's card with the classes of the run. Only the main process reads it."""
-        if isinstance(self.model, GivenNetwork):
-            return self.card
-        stored: Card = world.gather(read_card(folder.path) if world.is_main() else None)[0]
-        return replace(self.card, thresholds=stored.thresholds, confidence=stored.confidence)
-
     def close(self) -> None:
         """End the threads of the loaders."""
         if self.loader is not None:
             self.loader.close()
         for probe in self.probes:
             probe.loader.close()
-
-    def _best(self, folder: RunFolder) -> nn.Module:
-        """Return the best model. Only the main process reads it, because the others may not see its folder."""
-        if isinstance(self.model, GivenNetwork):
-            return self.model.with_saved(folder.best)
-        with world.main_alone("reading the best model"):
-            best = load(folder.path) if world.is_main() else build(self.card.config)
-        best = best.to(next(self.model.parameters()).device)
-        for tensor in best.state_dict().values():
-            world.from_main_(tensor)
-        return best
 
     def _probed(self, check: Callable[[], None], status: RunStatus, folder: RunFolder) -> dict[str, dict[str, float]]:
         """Return kind -> numbers for each probe; a probe of non-finite features has none, and its error is logged."""
@@ -335,7 +315,7 @@ class Validation:
     def _save_best(self, status: RunStatus, folder: RunFolder) -> None:
         numbers = {f"validation {name}": value for name, value in status.best.items() if name != "step"}
         with folder.tolerating(BEST):
-            self.measure.save(folder.best, self._signed(status, folder, numbers), self.base)
+            self.saved.save(folder.best, self._signed(status, folder, numbers), self.base)
         with folder.tolerating("the best model's outputs"):
             self.measure.write_best(folder)
 

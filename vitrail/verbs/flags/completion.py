@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitrail.verbs.flags.declared import flags_of, listed_words
 from vitrail.verbs.table import VERBS
@@ -18,16 +17,14 @@ SHORTEST = 60
 """Number of characters of a flag's text that are shown in fish."""
 
 
-@dataclass(frozen=True)
-class Completed:
-    """What can follow a verb."""
+class Completed(NamedTuple):
+    """A flag that can follow a verb."""
 
-    flags: dict[str, str]
-    """Flag -> its text."""
-    values: dict[str, tuple[str, ...]]
-    """Flag -> its valid words, if it has a list of them."""
-    switches: set[str]
-    """Flags without a value."""
+    text: str
+    is_switch: bool = True
+    """Whether it has no value."""
+    values: tuple[str, ...] = ()
+    """Its valid words, if it has a list of them."""
 
 
 def completion(shell: Shell) -> str:
@@ -47,21 +44,16 @@ def completion(shell: Shell) -> str:
     return "\n".join([*header, *_bash(verbs)])
 
 
-def completed(function: Any) -> Completed:
-    """Return the flags of a verb, with their texts and valid words."""
-    flags, values, switches = {"--help": "show this help message and exit"}, {}, {"--help"}
+def completed(function: Any) -> dict[str, Completed]:
+    """Return the flags of a verb by their spellings."""
+    found = {"--help": Completed("show this help message and exit")}
     for flag in flags_of(function, shown=True):
         if flag.subject:
             continue
-        spelled = [word for word in flag.words if word.startswith("--")]
-        if flag.default is True:
-            spelled.append(flag.opposites[0])
-        flags.update(dict.fromkeys(spelled, flag.text))
-        if flag.is_switch:
-            switches.update(spelled)
-        elif words := listed_words(flag.hint):
-            values.update(dict.fromkeys(spelled, words))
-    return Completed(flags, values, switches)
+        off = flag.opposites[:1] if flag.default is True else ()
+        one = Completed(flag.text, flag.is_switch, listed_words(flag.hint))
+        found |= dict.fromkeys([word for word in (*flag.words, *off) if word.startswith("--")], one)
+    return found
 
 
 BASH = """\
@@ -91,7 +83,7 @@ _vitrail() {{
 complete -o default -F _vitrail vitrail"""
 
 
-def _bash(verbs: dict[str, Completed]) -> Iterator[str]:
+def _bash(verbs: dict[str, dict[str, Completed]]) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for name in verbs:
         group, _, second = name.partition(" ")
@@ -103,14 +95,13 @@ def _bash(verbs: dict[str, Completed]) -> Iterator[str]:
         if seconds
     ]
     values = [
-        f"    {shlex.quote(f'{name} {flag}')}) words={shlex.quote(' '.join(words))} ;;"
-        for name, about in verbs.items()
-        for flag, words in about.values.items()
+        f"    {shlex.quote(f'{name} {flag}')}) words={shlex.quote(' '.join(about.values))} ;;"
+        for name, flags in verbs.items()
+        for flag, about in flags.items()
+        if about.values
     ]
-    flags = [
-        f"        {shlex.quote(name)}) words={shlex.quote(' '.join(about.flags))} ;;" for name, about in verbs.items()
-    ]
-    yield BASH.format(first=" ".join(groups), groups="\n".join(two), values="\n".join(values), flags="\n".join(flags))
+    words = [f"        {shlex.quote(name)}) words={shlex.quote(' '.join(flags))} ;;" for name, flags in verbs.items()]
+    yield BASH.format(first=" ".join(groups), groups="\n".join(two), values="\n".join(values), flags="\n".join(words))
 
 
 FISH = """\
@@ -123,7 +114,7 @@ function __vitrail_words
 end"""
 
 
-def _fish(verbs: dict[str, Completed], summaries: dict[str, str]) -> Iterator[str]:
+def _fish(verbs: dict[str, dict[str, Completed]], summaries: dict[str, str]) -> Iterator[str]:
     yield FISH
     for name, summary in summaries.items():
         group, _, second = name.partition(" ")
@@ -132,11 +123,10 @@ def _fish(verbs: dict[str, Completed], summaries: dict[str, str]) -> Iterator[st
         if second:
             at = shlex.quote(f"__vitrail_words 2; and __vitrail_at {group}")
             yield f"complete -c vitrail -n {at} -f -a {second} -d {shlex.quote(summary)}"
-    for name, about in verbs.items():
+    for name, flags in verbs.items():
         at = shlex.quote(f"__vitrail_at '{name}'")
-        for flag, text in about.flags.items():
-            words = about.values.get(flag)
-            value = "" if flag in about.switches else f" -x -a {shlex.quote(' '.join(words))}" if words else " -r"
+        for flag, (text, is_switch, words) in flags.items():
+            value = "" if is_switch else f" -x -a {shlex.quote(' '.join(words))}" if words else " -r"
             short = text if len(text) <= SHORTEST else text[:SHORTEST].rpartition(" ")[0] + " ..."
             yield f"complete -c vitrail -n {at} -l {flag[2:]}{value} -d {shlex.quote(short)}"
 

@@ -2,9 +2,9 @@
 
 Positional parameters are the subjects of a command, keyword-only parameters become flags, `**settings` becomes a flag
 for every field of `Run` (`--optim.lr`), and `**reading` a flag for every field of `Data` (`--data.label-from`), so that
-a flag and a keyword of Python cannot differ. A section that is `Open` has a flag for a class of the user's own, too:
---optim my.optimisers:Lion, or --optim.class. The fields of that class are then flags. The text of a flag is that of the
-verb's docstring, or else that of the field with its name. Torch-free.
+a flag and a keyword of Python cannot differ. A section that is `Extensible` has a flag for a class of the user's own,
+too: --optim my.optimisers:Lion, or --optim.class. The fields of that class are then flags. The text of a flag is that
+of the verb's docstring, or else that of the field with its name. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType, SimpleNamespace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
 
-from vitrail.config import CLASS, arms, doors_of, field_types, merge, sections_of
+from vitrail.config import CLASS, extension_bases, field_types, merge, sections_of, union_members
 from vitrail.data.settings import Data
 from vitrail.import_path import import_path, is_own
-from vitrail.ranges import limits, ranged_types
+from vitrail.ranges import InputSize, limits, parameter_types
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 
@@ -82,13 +82,11 @@ class Flag:
     name: str
     """Its name in Python and in YAML, such as "optim.lr"."""
     hint: Any
-    """Its type. Words are read as a configuration file's are (`vitrail.config`)."""
+    """Its type, with the ranges of numbers. Words are read as a configuration file's are (`vitrail.config`)."""
     default: Any
     """REQUIRED: a subject without a default."""
     describe: Callable[[], str]
     """Returns its text. It stands in a source file, which takes milliseconds to read."""
-    ranges: Any = None
-    """Its type with the ranges of numbers."""
     subject: bool = False
     repeated: bool = False
     """Whether each of several values has a flag of its own, or a list needs a value."""
@@ -107,7 +105,7 @@ class Flag:
     @property
     def several(self) -> list[Any]:
         """Those of its types that hold several values."""
-        return [arm for arm in arms(self.hint) if is_list(arm) or get_origin(arm) is tuple]
+        return [part for part in union_members(self.hint) if is_list(part) or get_origin(part) is tuple]
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -126,7 +124,7 @@ class Flag:
     @property
     def in_range(self) -> str:
         """Its range in words, in parentheses; "" without one."""
-        ranges = ", or ".join(dict.fromkeys(limit.words() for limit in limits(self.ranges)))
+        ranges = ", or ".join(dict.fromkeys(limit.words() for limit in limits(self.hint)))
         return f"({ranges})" if ranges else ""
 
     @property
@@ -174,11 +172,10 @@ def _run(function: Callable[..., Any], argv: Sequence[str], shown: bool) -> Run:
 
 def _parameters(function: Callable[..., Any]) -> list[Flag]:
     """Return one flag or subject for each parameter of a function."""
-    hints, ranges = _hints(function), ranged_types(inspect.unwrap(function))
-    flags = []
+    hints, flags = parameter_types(function), []
     for name, p in inspect.signature(function).parameters.items():
-        flag = Flag(name, hints.get(name, Any), p.default, partial(_said, function, name))
-        flag = replace(flag, ranges=ranges.get(name), aliases=ALIASES.get(name, ()))
+        text = partial(_text, function, name)
+        flag = Flag(name, hints.get(name, Any), p.default, text, aliases=ALIASES.get(name, ()))
         if p.kind is p.VAR_POSITIONAL:
             flags.append(replace(flag, hint=tuple[flag.hint, ...], subject=True, repeated=True))  # type: ignore[name-defined]
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
@@ -188,41 +185,43 @@ def _parameters(function: Callable[..., Any]) -> list[Flag]:
     return flags
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of the parameters; the result's may be one that only a type checker imports."""
-    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    return get_type_hints(SimpleNamespace(__annotations__=parameters), inspect.unwrap(function).__globals__)
-
-
-def _said(function: Callable[..., Any], name: str) -> str:
-    return _parameter_texts(function).get(name, "")
+def _text(owner: Any, name: str) -> str:
+    return _texts(owner).get(name, "")
 
 
 @cache
-def _parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the text of each parameter: that of the docstring, or of the field of `Compute` with its name."""
-    said = _documented(docstring_parser.parse(inspect.getdoc(function) or ""))
-    return {"raw": RAW, **field_texts(Compute), **said}
+def _texts(owner: Any) -> dict[str, str]:
+    """Return the text of each field of a dataclass, or of each parameter of a function.
+
+    A parameter without a text in the docstring has that of the field of `Compute` with its name. Texts of fields are
+    read from source, which takes milliseconds.
+    """
+    if not isinstance(owner, type):
+        said = _documented(docstring_parser.parse(inspect.getdoc(owner) or ""))
+        return {"raw": RAW, **_texts(Compute), **said}
+    texts: dict[str, str] = {}
+    for each in reversed(owner.__mro__):
+        texts |= _documented(docstring_parser.parse_from_object(each)) if is_dataclass(each) else {}
+    return texts
 
 
 def _of_section(section: Any, prefix: str = "") -> list[Flag]:
     """Return one flag for each field of a dataclass of settings, and of the sections in it, with their values."""
     kind: Any = type(section)
-    hints, ranges = field_types(kind), ranged_types(kind)
-    flags: list[Flag] = []
+    hints, flags = field_types(kind), list[Flag]()
     for field in fields(section):
         name, value, hint = field.name, getattr(section, field.name), hints[field.name]
         inner, place = sections_of(hint), f"{prefix}{name}."
-        if is_own(type(value)) or (len(inner) == 1 and doors_of(hint)):
+        if is_own(type(value)) or (len(inner) == 1 and extension_bases(hint)):
             flags += [_class_flag(value, place), *_of_section(value, place)]
         elif len(inner) > 1:
-            flags += [_class_flag(value, place), *_of_kinds(value, inner, place, partial(_field_text, kind, name))]
+            flags += [_class_flag(value, place), *_of_kinds(value, inner, place, partial(_text, kind, name))]
         elif inner:
             flags += _of_section(inner[0]() if value is None else value, place)
         elif not (issubclass(kind, SUBJECT[0]) and name == SUBJECT[1]):
             whole = prefix + name
             aliases = ALIASES.get(whole) or ALIASES.get(name) or ()
-            of_name = Flag(whole, hint, value, partial(_field_text, kind, name), ranges.get(name), aliases=aliases)
+            of_name = Flag(whole, hint, value, partial(_text, kind, name), aliases=aliases)
             flags.append(replace(of_name, repeated=True, default=()) if name in REPEATED else of_name)
     return flags
 
@@ -244,28 +243,14 @@ def _of_kinds(current: Any, kinds: list[Any], place: str, text: Callable[[], str
     flags = []
     for name, having in owners.items():
         hint: Any = Union[tuple(field_types(kind)[name] for kind in having)]  # noqa: UP007
-        ranges: Any = Union[tuple(ranged_types(kind).get(name) for kind in having)]  # noqa: UP007
         default = getattr(current if type(current) in having else having[0](), name)
         about = text if name == "kind" else partial(_of_kinds_text, name, tuple(having))
-        flags.append(Flag(place + name, hint, default, about, ranges, aliases=ALIASES.get(name, ())))
+        flags.append(Flag(place + name, hint, default, about, aliases=ALIASES.get(name, ())))
     return flags
 
 
 def _of_kinds_text(name: str, kinds: tuple[Any, ...]) -> str:
-    return f"{_field_text(kinds[0], name)} Used by {', '.join(kind.kind for kind in kinds)}."
-
-
-def _field_text(section: Any, name: str) -> str:
-    return field_texts(section).get(name, "")
-
-
-@cache
-def field_texts(section: Any) -> dict[str, str]:
-    """Return the docstring of each field of a dataclass. They are read from its source, which takes milliseconds."""
-    texts: dict[str, str] = {}
-    for each in reversed(section.__mro__):
-        texts |= _documented(docstring_parser.parse_from_object(each)) if is_dataclass(each) else {}
-    return texts
+    return f"{_text(kinds[0], name)} Used by {', '.join(kind.kind for kind in kinds)}."
 
 
 def _documented(docstring: docstring_parser.Docstring) -> dict[str, str]:
@@ -279,7 +264,7 @@ def named_classes(section: Any, argv: Sequence[str], prefix: str = "") -> dict[s
     kind: Any = type(section)
     for name, hint in field_types(kind).items():
         flag = flag_of(prefix + name)
-        named = [*values_of(flag, argv), *values_of(f"{flag}.{CLASS}", argv)] if doors_of(hint) else []
+        named = [*values_of(flag, argv), *values_of(f"{flag}.{CLASS}", argv)] if extension_bases(hint) else []
         if named and {":", "."} & {*named[-1]}:
             found[name] = {CLASS: named[-1]}
         elif is_dataclass(value := getattr(section, name, None)) and (
@@ -332,9 +317,9 @@ def is_list(hint: Any) -> bool:
 
 def is_size(hint: Any) -> bool:
     """Return whether this is the type of the size of a network's input."""
-    return {int, tuple[int, int]} <= {*arms(hint)}
+    return {*union_members(InputSize)} <= {*union_members(hint)}
 
 
 def may_be_null(hint: Any) -> bool:
     """Return whether a type allows None."""
-    return NoneType in arms(hint)
+    return NoneType in union_members(hint)

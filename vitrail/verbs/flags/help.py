@@ -11,9 +11,10 @@ from typing import Any, get_args, get_origin
 
 import docstring_parser
 
-from vitrail.config import CLASS, arms
+from vitrail.config import CLASS, union_members
 from vitrail.durations import Duration, in_minutes
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.ranges import without_range
 from vitrail.verbs.flags.declared import GLOBAL, REQUIRED, Flag, flags_of, is_list, is_size, listed_words, may_be_null
 
 ALL = "all"
@@ -136,7 +137,7 @@ def placeholder(flag: Flag) -> str:
     if flag.subject:
         name = flag.name.upper()
         return f"[{name} ...]" if flag.repeated else name if flag.default is REQUIRED else f"[{name}]"
-    if in_minutes(flag.ranges):
+    if in_minutes(flag.hint):
         return "TIME"
     if is_size(flag.hint):
         return "SIZE"
@@ -144,15 +145,15 @@ def placeholder(flag: Flag) -> str:
 
 
 def _of_type(hint: Any) -> str:
-    several = [arm for arm in arms(hint) if is_list(arm)]
+    several = [part for part in union_members(hint) if is_list(part)]
     if several:
         return f"{_of_type(get_args(several[0])[0])} ..."
-    for arm in arms(hint):
-        if get_origin(arm) is tuple:
-            return " ".join(map(_of_type, get_args(arm)))
-    plain = [arm for arm in arms(hint) if arm is not NoneType]
-    if any(listed_words(arm) for arm in plain):
+    for part in union_members(hint):
+        if get_origin(part) is tuple:
+            return " ".join(map(_of_type, get_args(part)))
+    plain = [without_range(part) for part in union_members(hint) if part is not NoneType]
+    if any(listed_words(part) for part in plain):
         return "WORD"
-    if any(isinstance(arm, type) and issubclass(arm, Duration) for arm in plain):
+    if any(isinstance(part, type) and issubclass(part, Duration) for part in plain):
         return "DURATION"
     return "NUMBER" if set(plain) <= {int, float} else "TEXT"

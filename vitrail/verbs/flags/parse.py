@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
-from vitrail.config import arms, from_words, merge
+from vitrail.config import from_words, merge, union_members
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import refuse_empty
 from vitrail.training.run import Run
@@ -29,34 +29,34 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     """
     flags = flags_of(function, argv)
     typed, subjects = _divided(flags, argv, prog)
-    given = {flag.name: _value(flag, words, said) for flag, words, said in typed}
+    arguments = {flag.name: _value(flag, words, said) for flag, words, said in typed}
     many, rest = None, list(subjects)
     for flag in (flag for flag in flags if flag.subject):
         if flag.repeated:
-            many, given[flag.name], rest = flag.name, tuple(_subject(flag, word) for word in rest), []
+            many, arguments[flag.name], rest = flag.name, tuple(_subject(flag, word) for word in rest), []
         elif rest:
-            given[flag.name] = _subject(flag, rest.pop(0))
+            arguments[flag.name] = _subject(flag, rest.pop(0))
         elif flag.default is REQUIRED:
             raise UsageError(f"{prog} needs {placeholder(flag)}: see {prog} --help")
     if rest:
         raise UsageError(_unknown(rest, flags, prog))
     named = {flag.name: flag.name if flag.subject else flag.words[0] for flag in flags}
-    refuse_empty(function, given, named.__getitem__)
+    refuse_empty(function, arguments, named.__getitem__)
     parameters = inspect.signature(function).parameters
     if READING in parameters:  # takes the names of the fields, without "data."
         # a wrong value is told before a network is loaded or images are looked for, as for all other flags
-        merge(Run(), _nested({name: value for name, value in given.items() if name.startswith("data.")}))
-        given = {name.removeprefix("data."): value for name, value in given.items()}
+        merge(Run(), _nested({name: value for name, value in arguments.items() if name.startswith("data.")}))
+        arguments = {name.removeprefix("data."): value for name, value in arguments.items()}
     if many is None:
-        return [], _nested(given)
-    first = [given.pop(p.name, p.default) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return [*first, *given.pop(many)], _nested(given)
+        return [], _nested(arguments)
+    first = [arguments.pop(p.name, p.default) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [*first, *arguments.pop(many)], _nested(arguments)
 
 
-def _nested(given: dict[str, Any]) -> dict[str, Any]:
+def _nested(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return {"optim.lr": 1} as {"optim": {"lr": 1}}."""
     nested: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         *sections, last = name.split(".")
         inside = nested
         for section in sections:
@@ -107,7 +107,7 @@ def _is_flag(word: str) -> bool:
 
 def _taken(flag: Flag, waiting: list[str], said: str) -> list[str]:
     """Take the words of a flag from those that follow it, as many as can be its values. Raises UsageError for none."""
-    most = max([1, *(math.inf if is_list(arm) else len(get_args(arm)) for arm in flag.several)])
+    most = max([1, *(math.inf if is_list(part) else len(get_args(part)) for part in flag.several)])
     taken: list[str] = []
     while waiting and len(taken) < most and not _is_flag(waiting[0]):
         if taken and not _may_follow(flag, taken, waiting[0]):
@@ -137,7 +137,9 @@ def _may_follow(flag: Flag, taken: Sequence[str], word: str) -> bool:
 
 def _items(flag: Flag) -> set[Any]:
     """Return the types of one of several values."""
-    return {arm for each in flag.several for item in get_args(each) if item is not Ellipsis for arm in arms(item)}
+    return {
+        part for each in flag.several for item in get_args(each) if item is not Ellipsis for part in union_members(item)
+    }
 
 
 def _is_whole(word: str) -> bool:
@@ -163,12 +165,12 @@ def _value(flag: Flag, words: list[str] | bool, said: str) -> Any:
         words = [part for word in words for part in word.split(",")]
     null = words in (["null"], ["none"], ["None"])
     one = len(words) == 1 and not flag.repeated and (null or not any(map(is_list, flag.several)))
-    return from_words(flag.hint, words[0] if one else words, flag.ranges, flag_of(said))
+    return from_words(flag.hint, words[0] if one else words, flag_of(said))
 
 
 def _subject(flag: Flag, word: str) -> Any:
     hint = get_args(flag.hint)[0] if flag.repeated else flag.hint
-    return from_words(hint, word, None, flag.name, subject=True)
+    return from_words(hint, word, flag.name, subject=True)
 
 
 def _unknown(words: Sequence[str], known: Iterable[Flag], prog: str) -> str:

@@ -131,7 +131,7 @@ def _training_option(
     seconds = partial(
         training_seconds,
         run,
-        setup.decision.config,
+        setup.decision.our_config,
         # data are opened to choose the recipe, and again by the run
         speeds=replace(speeds, start=speeds.start + 2 * request.opening),
         validation=0 if splits.validation is None else len(splits.validation),

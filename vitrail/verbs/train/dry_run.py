@@ -37,13 +37,13 @@ def check(
     nothing.
     """
     from vitrail.data.sources.open import open_data
-    from vitrail.training.given import Given
+    from vitrail.training.python_objects import PythonObjects
     from vitrail.transfer.timing import Rehearsal
 
     splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
     for line in splits.report.warnings:
         log.warning("%s", line)
-    rehearsal = Rehearsal(run, splits, Given(asked=asked or {}))
+    rehearsal = Rehearsal(run, splits, PythonObjects(asked=asked or {}))
     setup = rehearsal.setup
     tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
     held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
@@ -83,7 +83,7 @@ def _cost(run: Run, decision: Decision, plan: Timetable, rate: float, objective:
     tokenizer = objective.tokenizer.config if isinstance(objective, BEiTObjective) else None
 
     def each(size: tuple[int, int] | None = None) -> int:
-        return forward_macs(run.objective, decision.config, size, tokenizer=tokenizer).flops
+        return forward_macs(run.objective, decision.our_config, size, tokenizer=tokenizer).flops
 
     reached = each() * rate
     flops = _flops(run, decision, plan, each)
@@ -91,7 +91,7 @@ def _cost(run: Run, decision: Decision, plan: Timetable, rate: float, objective:
     share = share if plan.open else min(share, 1.0)
     return estimate(
         run.network if run.weights is None else run.weights,
-        decision.config,
+        decision.our_config,
         images=share * plan.total * run.batch_size,
         flops=share * flops,
         device=_this_device(decision, reached),

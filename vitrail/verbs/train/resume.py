@@ -49,9 +49,9 @@ def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
     if not written.is_file():
         raise CheckpointError(f"{folder} is not a run folder: {written} does not exist")
     from vitrail.training.folder import RunFolder
-    from vitrail.training.given import Given
+    from vitrail.training.python_objects import PythonObjects
 
-    Given().check_resume(RunFolder.open(folder))
+    PythonObjects().check_resume(RunFolder.open(folder))
     before = from_yaml(written, Run())
     run, _ = asked.applied_to(before, recorded=True)
     fixed = ("name",) if where in (LATEST, AUTO) else ("name", "out")

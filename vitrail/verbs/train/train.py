@@ -212,16 +212,16 @@ def _run(
         return Preview(run, *check(run, known.splits_of(run), asked.origins))
     if print_config:
         return Preview(run)
-    from vitrail.training.given import Given
     from vitrail.training.loop import training
     from vitrail.training.processes.group import joined, launch
+    from vitrail.training.python_objects import PythonObjects
 
     if nproc is not None:
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=asked.origins)
-    given, splits = Given(asked=asked.origins), known.splits_of(run)
+    objects, splits = PythonObjects(asked=asked.origins), known.splits_of(run)
     with (
         joined(run.timeout),
-        training(run, given, resume=folder, splits=splits, began=began, reported=True) as result,
+        training(run, objects, resume=folder, splits=splits, began=began, reported=True) as result,
     ):
         return reported(result)
 

@@ -25,6 +25,7 @@ from vitrail.errors import UsageError
 from vitrail.files import replacing
 from vitrail.model.resnet import ResNet
 from vitrail.model.stem import Normalise
+from vitrail.model.variants import ForeignConfig
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.folder import RunFolder
@@ -38,7 +39,7 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Given:
+class PythonObjects:
     """The objects that `fit` got."""
 
     objective: ObjectiveSettings | Losses | None = None
@@ -123,7 +124,7 @@ def _name(value: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class GivenNetwork(nn.Module):
+class ForeignNetwork(nn.Module):
     """A network of the user's own: images -> logits. It gets float images [batch, 3, height, width] in -1..1, or
     normalised bands [batch, bands, height, width].
 
@@ -134,7 +135,7 @@ class GivenNetwork(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.normalise = None if isinstance(module, ViT | ResNet) else Normalise((0.5,) * 3, (0.5,) * 3)
+        self.normalise = None if isinstance(module, ViT | ResNet) else Normalise(ForeignConfig.mean, ForeignConfig.std)
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
@@ -150,18 +151,18 @@ class GivenNetwork(nn.Module):
         with replacing(place / WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
 
-    def with_saved(self, place: Path) -> GivenNetwork:
+    def with_saved(self, place: Path) -> ForeignNetwork:
         """Return a copy with the tensors that `save` wrote."""
         found = copy.deepcopy(self)
         found.module.load_state_dict(load_file(place / WEIGHTS))
         return found.eval()
 
 
-def given_network(model: nn.Module, classes: int, preprocess: Preprocess) -> nn.Module:
+def trained_network(model: nn.Module, classes: int, preprocess: Preprocess) -> nn.Module:
     """Return a network that `fit` got, as the loop uses it. Raises UsageError if it does not return logits."""
     if isinstance(model, ViT | ResNet) and skeleton(model.config).state_dict().keys() == model.state_dict().keys():
         return model
-    network, training = GivenNetwork(model), model.training
+    network, training = ForeignNetwork(model), model.training
     first = next(model.parameters(), None)
     if first is None:
         raise UsageError(f"nothing to train: the model, a {type(model).__name__}, has no parameters")
