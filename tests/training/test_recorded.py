@@ -29,5 +29,5 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_directory(
     recorded = recorded_run(trained)
     assert recorded is not None and Path(recorded.data.path) == tmp_path / "work" / "images"
     there = vitrail.evaluate(trained)
-    assert here.found.metrics() == there.found.metrics() and there.found.count
+    assert here.results.metrics() == there.results.metrics() and there.results.count
     assert recorded_run(tmp_path / "work" / "images") is None
