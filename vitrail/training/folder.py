@@ -34,8 +34,7 @@ from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import check_writable, json_text, open_regular, read_json, read_json_object, replacing
 from vitrail.run_log import Dropped, fitting, log_lines
 from vitrail.training.run import Run
-from vitrail.training.trackers.tracker import TrackedRun
-from vitrail.training.trackers.trackers import Trackers
+from vitrail.training.trackers import TrackedRun, Trackers
 
 
 class RunFolder:
