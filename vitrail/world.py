@@ -93,7 +93,7 @@ def from_main_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is sharded over the processes (`vitrail.training.processes.sharding`)."""
+    """Return whether a tensor is sharded over the processes (`vitrail.training.processes.parallel`)."""
     return hasattr(tensor, "to_local")
 
 

@@ -216,7 +216,7 @@ def sums_of_all_processes() -> None:
     network, mine = Replicated(Chain(layers)), images[world.rank()]
     for last in (False, True):  # in two micro-batches, which are summed once
         with network.last(last):
-            network(Prepared(mine, mine, mine, mine), step=0)[0].backward()
+            network.loss(Prepared(mine, mine, mine, mine))[0].backward()
     for part in images:
         whole[2](whole[0](part)).square().sum().mul(2).backward()
     for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):

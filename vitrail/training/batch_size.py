@@ -24,8 +24,7 @@ from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.processes.distribute import checkpointed_parts
-from vitrail.training.processes.sharding import sharded
+from vitrail.training.processes.parallel import checkpointed_parts, sharded
 from vitrail.training.run import Run
 
 LARGEST = 512

@@ -23,7 +23,7 @@ from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
-from vitrail.training.processes.parallel import Parallel, SingleProcess
+from vitrail.training.processes.parallel import Parallel
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
@@ -128,7 +128,7 @@ def backward(
     and divides the losses instead, which costs nothing. `own` returns further numbers of this process, which are summed
     over the processes.
     """
-    network = network or SingleProcess(objective)
+    network = network or Parallel(objective)
     device = next(objective.parameters()).device
     totals: dict[str, Tensor] = {}
     examples = 0
