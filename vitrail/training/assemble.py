@@ -28,7 +28,7 @@ from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
-from vitrail.training.processes.parallel import Parallel, distribute
+from vitrail.training.parallel import Parallel, distribute
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
 from vitrail.training.validation.validation import Validation

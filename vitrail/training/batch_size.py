@@ -24,7 +24,7 @@ from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.processes.parallel import checkpointed_parts, sharded
+from vitrail.training.parallel import checkpointed_parts, sharded
 from vitrail.training.run import Run
 
 LARGEST = 512
@@ -60,7 +60,7 @@ def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig
     """Return the bytes that a step takes for each image in the network, scratch space included.
 
     Measured on `objective`, which is on its device, in training mode, and not prepared for several processes
-    (`vitrail.training.processes.parallel`). It does not change.
+    (`vitrail.training.parallel`). It does not change.
     """
     device = next(objective.parameters()).device
 

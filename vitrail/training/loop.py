@@ -25,14 +25,20 @@ from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given, Losses
-from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
+from vitrail.training.guard import (
+    FiniteGuard,
+    Interrupted,
+    Signals,
+    Stop,
+    explaining_lost_processes,
+    run_lock,
+)
 from vitrail.training.probe_head import start_as_probe
-from vitrail.training.processes.group import explaining_lost_processes
-from vitrail.training.processes.thread_count import ThreadCount
 from vitrail.training.progress import Progress
 from vitrail.training.record import RunRecorder, recorded_result
 from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
+from vitrail.training.thread_count import ThreadCount
 
 
 def fit(
@@ -110,7 +116,7 @@ def training(
         progress,
         explaining_memory(run, lambda: step.parts),
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
-        explaining_lost_processes(run, checkpoints),
+        explaining_lost_processes(run.timeout, folder.path, checkpoints.newest),
     ):
         recorder = RunRecorder(folder, setup, progress, guard, signals, began=began, reported=reported)
         step = TrainingStep(

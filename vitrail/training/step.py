@@ -23,7 +23,7 @@ from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
-from vitrail.training.processes.parallel import Parallel
+from vitrail.training.parallel import Parallel
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"

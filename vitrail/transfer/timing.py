@@ -38,9 +38,9 @@ from vitrail.training.ending import PICTURED, ending_of
 from vitrail.training.given import Given
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.processes.thread_count import ENOUGH
 from vitrail.training.run import Optim, Run
 from vitrail.training.step import backward, seed_step
+from vitrail.training.thread_count import ENOUGH
 from vitrail.training.timetable import Timetable
 from vitrail.words import time_span
 

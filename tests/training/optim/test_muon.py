@@ -25,8 +25,7 @@ from vitrail.training.optim import muon
 from vitrail.training.optim.muon import Muon, newton_schulz, orthogonalise_, stacked_matrices
 from vitrail.training.optim.optimizer import build_optimizer, set_learning_rate, split_parameters, update
 from vitrail.training.optim.tune import freeze_rest
-from vitrail.training.processes import group
-from vitrail.training.processes.group import environment, joined
+from vitrail.training.processes import environment, joined
 from vitrail.training.run import Optim
 
 SIZES: dict[str, Any] = dict(width=24, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(16, 16), classes=3)
@@ -272,7 +271,7 @@ def sharded(out: Path) -> NoReturn:
         found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
         if world.is_main():
             save_file(found, out / "sharded.safetensors")
-    group.leave(0)
+    world.leave(0)
 
 
 @pytest.mark.processes

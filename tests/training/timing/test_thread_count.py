@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vitrail.training.processes import thread_count
-from vitrail.training.processes.thread_count import LEAST_PAUSE, ThreadCount
+from vitrail.training import thread_count
 from vitrail.training.run import Run
+from vitrail.training.thread_count import LEAST_PAUSE, ThreadCount
 
 CPU = torch.device("cpu")
 

@@ -214,7 +214,7 @@ def _run(
         return Preview(run)
     from vitrail.training.given import Given
     from vitrail.training.loop import training
-    from vitrail.training.processes.group import joined, launch
+    from vitrail.training.processes import joined, launch
 
     if nproc is not None:
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=asked.origins)
