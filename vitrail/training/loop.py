@@ -20,9 +20,7 @@ from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import explaining_memory
 from vitrail.training.batches import endless
-from vitrail.training.checkpoints.resume import resumed_run
-from vitrail.training.checkpoints.saving import Checkpoints
-from vitrail.training.checkpoints.state import Result
+from vitrail.training.checkpoints.state import Checkpoints, resumed_run
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given, Losses
 from vitrail.training.guard import (
@@ -35,7 +33,8 @@ from vitrail.training.guard import (
 )
 from vitrail.training.probe_head import start_as_probe
 from vitrail.training.progress import Progress
-from vitrail.training.record import RunRecorder, recorded_result
+from vitrail.training.record import RunRecorder
+from vitrail.training.result import Result, recorded_result
 from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
 from vitrail.training.thread_count import ThreadCount

@@ -51,11 +51,11 @@ from vitrail.errors import TrainingError, UsageError, VitrailError
 from vitrail.files import write_once
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batch_size import LARGEST, OVERHEAD, SHARE
-from vitrail.training.checkpoints.state import Result
 from vitrail.training.decide import network_config
 from vitrail.training.given import Given
 from vitrail.training.guard import SIGNALS, Interrupted
 from vitrail.training.loop import training
+from vitrail.training.result import Result
 from vitrail.training.run import Run, check_batch
 from vitrail.weights.load import read_card
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,12 +21,12 @@ from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.run_log import fitting
 from vitrail.training.assemble import Setup
-from vitrail.training.checkpoints.state import Result
 from vitrail.training.ending import ending_of
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import NAMED, FiniteGuard, LossSpikes, Signals
 from vitrail.training.progress import Progress
 from vitrail.training.provenance import provenance
+from vitrail.training.result import Result
 from vitrail.training.run import Run
 from vitrail.training.step import FinishedStep
 from vitrail.training.validation.pictures import batch_picture
@@ -248,22 +248,6 @@ class RunRecorder:
             return {}
         what = {"what": tuned.tune, "parameters": tuned.parameters, "of": tuned.of}
         return {"tuned": what, "base": tuned.base.written_in(self._folder.path)}
-
-
-def recorded_result(folder: RunFolder) -> Result | None:
-    """Return the result of a finished run; None if it is not finished."""
-    values = folder.facts().get("result") or {}
-    known = {field.name for field in fields(Result)} - {"folder", "message"}
-    try:
-        result = Result(folder=folder.path, **{name: value for name, value in values.items() if name in known})
-    except TypeError:  # nothing of a result, or not all: the end of the run is repeated
-        return None
-    message = (
-        f"{folder.path} is finished ({result.ended} after {result.steps} steps): nothing to do. To continue, resume it "
-        "with larger --epochs, --time-limit or --early-stop (in Python: duration, time_limit or early_stop); the "
-        "learning rate then follows the longer schedule"
-    )
-    return replace(result, message=message)
 
 
 def _rare_classes(run: Run, splits: Splits, steps: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
-    from vitrail.training.checkpoints.state import Result
+    from vitrail.training.result import Result
 
 log = logging.getLogger("vitrail")
 
