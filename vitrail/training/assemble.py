@@ -18,7 +18,7 @@ from vitrail.objective.base import Objective
 from vitrail.objective.settings import Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_values
-from vitrail.training.batches import evaluation_loader, training_loader
+from vitrail.training.batches import Sizes, evaluation_loader, training_loader
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
@@ -26,7 +26,6 @@ from vitrail.training.given import Given, given_network
 from vitrail.training.objective import build_objective, load_teacher
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
-from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
 from vitrail.training.parallel import Parallel, distribute
 from vitrail.training.run import Run

@@ -23,7 +23,7 @@ from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
-from vitrail.training.optim.progressive import Sizes
+from vitrail.training.batches import Sizes
 from vitrail.training.parallel import checkpointed_parts, sharded
 from vitrail.training.run import Run
 

@@ -21,6 +21,7 @@ from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.run_log import fitting
 from vitrail.training.assemble import Setup
+from vitrail.training.batches import batch_picture
 from vitrail.training.ending import ending_of
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import NAMED, FiniteGuard, LossSpikes, Signals
@@ -29,7 +30,6 @@ from vitrail.training.provenance import provenance
 from vitrail.training.result import Result
 from vitrail.training.run import Run
 from vitrail.training.step import FinishedStep
-from vitrail.training.validation.pictures import batch_picture
 from vitrail.words import listing, time_span
 
 LEAST = 0.2
