@@ -37,7 +37,7 @@ from vitrail.training.record import RunRecorder
 from vitrail.training.result import Result, recorded_result
 from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
-from vitrail.training.thread_count import ThreadCount
+from vitrail.training.time_limit import Clock, ThreadCount
 
 
 def fit(
@@ -117,7 +117,8 @@ def training(
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
         explaining_lost_processes(run.timeout, folder.path, checkpoints.newest),
     ):
-        recorder = RunRecorder(folder, setup, progress, guard, signals, began=began, reported=reported)
+        clock = Clock(setup, began, reported=reported)
+        recorder = RunRecorder(folder, setup, progress, guard, signals, clock)
         step = TrainingStep(
             run,
             setup.network,
@@ -139,8 +140,9 @@ def training(
         status = state.status
         recorder.track()
         if run.probe_head and not status.step:
-            progress.say(start_as_probe(setup, recorder.left() / 2))
-        recorder.start_clock()
+            progress.say(start_as_probe(setup, clock.left / 2))
+        if warning := clock.start():
+            progress.say(warning)
         threads = ThreadCount.of(run, setup.decision.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
@@ -157,13 +159,13 @@ def training(
             setup.network.at(timetable.moment(number, status.elapsed))
             due = status.evaluated < number or not status.best
             if due and (over or evaluates):
-                with suppress(Stop), recorder.evaluation():
+                with suppress(Stop), clock.evaluation():
                     numbers = validation(status, folder, signals.check)
                     progress.say(f"step {number}: {validation.in_words(numbers)}")
                 progress.reset()
                 signum = signals.requested()
                 if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up
-                    recorder.start_clock(again=True)
+                    clock.start()
             # `stale` evaluations in sequence did not improve on the best one
             if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"
