@@ -138,7 +138,8 @@ def training(
                 return
             recorder.resume()
         status = state.status
-        recorder.track()
+        for where in folder.track(run, status.step) or ():
+            progress.say(where)
         if run.probe_head and not status.step:
             progress.say(start_as_probe(setup, clock.left / 2))
         if warning := clock.start():

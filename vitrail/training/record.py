@@ -103,13 +103,6 @@ class RunRecorder:
         note = f"batch: {run.batch_size} images, as before; accumulate: {run.accumulate}{why}"
         self.progress.announce(self.folder.path, self.setup.why, [*notes, note])
 
-    @world.main_alone("starting the trackers")
-    @world.on_main
-    def track(self) -> None:
-        """Start the trackers, and say how a person sees the run there."""
-        for where in self.folder.track(self.setup.run, self.setup.state.status.step) or ():
-            self.progress.say(where)
-
     @world.main_alone("drawing the first batch")
     @world.on_main
     def first_batch(self, batch: Prepared) -> None:

@@ -275,24 +275,8 @@ class Trackers:
         """How a person sees the run in each tracker, as sentences."""
         return [f"{TRACKERS[name][0]}: {tracker.seen}" for name, tracker in self._open.items() if tracker.seen]
 
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """See `Tracker.log`."""
-        self._each(lambda tracker: tracker.log(numbers, step))
-
-    def picture(self, name: str, png: bytes, step: int) -> None:
-        """See `Tracker.picture`."""
-        self._each(lambda tracker: tracker.picture(name, png, step))
-
-    def report(self, page: Path) -> None:
-        """See `Tracker.report`."""
-        self._each(lambda tracker: tracker.report(page))
-
-    def close(self, *, finished: bool) -> None:
-        """See `Tracker.close`."""
-        self._each(lambda tracker: tracker.close(finished=finished))
-        self._open.clear()
-
-    def _each(self, do: Callable[[Tracker], None]) -> None:
+    def each(self, do: Callable[[Tracker], None]) -> None:
+        """Call `do` with each tracker."""
         for name, tracker in list(self._open.items()):
             with self._surviving(name):
                 do(tracker)
