@@ -25,6 +25,7 @@ from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
+from vitrail.model.build import eval_mode
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.tokenizer import ImageTokenizer
@@ -81,12 +82,8 @@ class ObjectiveLoss(Measure):
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`. Also draws the first images."""
-        training = self._objective.training
-        self._objective.eval()
-        try:
+        with eval_mode(self._objective), torch.no_grad():
             sums = self._sums(images)
-        finally:
-            self._objective.train(training)
         totals: dict[str, float] = {}
         for part in world.gather(sums):  # a process without images has no metrics
             for name, value in part.items():
@@ -113,7 +110,6 @@ class ObjectiveLoss(Measure):
         else:
             save_model(place, network, card, base)
 
-    @torch.no_grad()
     def _sums(self, images: Rounds) -> dict[str, float]:
         device = next(self._objective.parameters()).device
         sums: dict[str, float] = {"count": 0.0, "loss": 0.0}
