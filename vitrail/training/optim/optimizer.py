@@ -101,10 +101,14 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     matrices = _matrices(module, kernels) if optim.name == "muon" else {}
     groups: list[dict[str, Any]] = []
     for name, side, decay in (("kernels", kernels, optim.weight_decay), ("others", others, 0.0)):
-        for factor, parameters in by_factor(side, factors).items():
+        alike: dict[tuple[float, int], list[nn.Parameter]] = {}
+        for parameter in side:  # if its rows have different factors, the largest of them is that of its group
+            key = max(factors.get(parameter, (1.0,))), matrices.get(parameter, 0)
+            alike.setdefault(key, []).append(parameter)
+        for factor, parts in sorted(alike):
             rate = {"factor": factor, "lr": optim.lr * factor} if factors else {}
-            group = {"name": name, "params": parameters, "weight_decay": decay, **rate}
-            groups += _by_parts(group, matrices) if matrices else [group]
+            stored = {"parts": parts} if matrices else {}
+            groups.append({"name": name, "params": alike[factor, parts], "weight_decay": decay, **rate, **stored})
     optimizer = optim.build(groups)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"{type(optim).__name__}.build returned {shown(optimizer)}; it must return a torch optimiser")
@@ -147,13 +151,6 @@ def stacked_matrices(module: nn.Module) -> dict[Tensor, int]:
             elif isinstance(part, SwiGLU):
                 found[part.fc1.weight] = 2
     return found
-
-
-def _by_parts(group: dict[str, Any], matrices: dict[nn.Parameter, int]) -> list[dict[str, Any]]:
-    """Return `group` cut into groups whose weights have the same number of matrices; 0 is for all other parameters."""
-    parts = sorted({matrices.get(parameter, 0) for parameter in group["params"]})
-    members = {n: [parameter for parameter in group["params"] if matrices.get(parameter, 0) == n] for n in parts}
-    return [{**group, "params": members[n], "parts": n} for n in parts]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
@@ -233,19 +230,8 @@ def _of_positions(encoder: ViT) -> list[int]:
     return list(range(1, layers + 1))
 
 
-def by_factor(parameters: Iterable[nn.Parameter], factors: Factors) -> dict[float, list[nn.Parameter]]:
-    """Return {factor: parameters}, smallest first; without `factors` all have factor 1.
-
-    A parameter whose rows have different factors has the largest of them.
-    """
-    found: dict[float, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        found.setdefault(max(factors.get(parameter, (1.0,))), []).append(parameter)
-    return dict(sorted(found.items()))
-
-
 def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
-    """Let every step of `optimizer`, grouped `by_factor`, move each row of a parameter by the row's own factor.
+    """Let every step of `optimizer` move each row of a parameter by the row's own factor.
 
     Parameters with several factors are tables of positions, which have no weight decay and no trust ratio, and which
     Muon leaves to AdamW. There the steps of AdamW, SGD and LAMB are proportional to the learning rate, value by value.
