@@ -42,8 +42,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, flat
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
-from vitrail.training.optim.schedule import learning_rate
-from vitrail.training.run import Average, Optim
+from vitrail.training.run import Average, Optim, learning_rate
 from vitrail.weights.card import Card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import save_model

@@ -27,8 +27,7 @@ from vitrail.model.build import create
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.checkpoints.flatten import nbytes
-from vitrail.training.checkpoints.saving import Checkpoints
-from vitrail.training.checkpoints.state import TrainingState
+from vitrail.training.checkpoints.state import Checkpoints, TrainingState
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.run import Average, Optim

@@ -107,7 +107,7 @@ def objective_step(
     As in the loop, threads compute micro-batches at the same time where that is the default.
     """
     from vitrail.training.optim.optimizer import build_optimizer
-    from vitrail.training.processes.distribute import distribute
+    from vitrail.training.parallel import distribute
     from vitrail.training.run import Optim, Run
     from vitrail.training.step import backward, seed_step
 

@@ -22,7 +22,7 @@ PRELOADED = [
     *("torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure", "rich.console", "sklearn.datasets"),
     *(
         "vitrail.verbs.data.check",
-        "vitrail.training.processes.child",
+        "vitrail.training.processes",
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
     ),

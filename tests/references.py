@@ -24,7 +24,7 @@ from tiny_runs import tiny_run
 
 import vitrail
 from vitrail.training import loop
-from vitrail.training.checkpoints.state import Result
+from vitrail.training.result import Result
 
 FOLDER = "VITRAIL_TEST_REFERENCES"
 """Environment variable with the folder of this session, which its processes inherit."""

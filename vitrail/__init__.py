@@ -73,8 +73,8 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.objective.settings import Supervised as Supervised
     from vitrail.objective.settings import Tokenizer as Tokenizer
     from vitrail.recipes.registry import recipe as recipe
-    from vitrail.training.checkpoints.state import Result as Result
     from vitrail.training.loop import fit as fit
+    from vitrail.training.result import Result as Result
     from vitrail.training.run import Average as Average
     from vitrail.training.run import Model as Model
     from vitrail.training.run import Optim as Optim
@@ -131,8 +131,8 @@ _MODULES = {
     "vitrail.objective.self_supervised": "SelfSupervised",
     "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Supervised Tokenizer",
     "vitrail.recipes.registry": "recipe",
-    "vitrail.training.checkpoints.state": "Result",
     "vitrail.training.loop": "fit",
+    "vitrail.training.result": "Result",
     "vitrail.training.run": "Average Model Optim Run Schedule",
     "vitrail.verbs": "probe",
     "vitrail.verbs.bench": "bench",

@@ -8,7 +8,7 @@ from vitrail.cli import main
 if __name__ == "__main__":
     code = main()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "torch" in sys.modules:
-        from vitrail.training.processes.group import leave
+        from vitrail.world import leave
 
         leave(code)
     sys.exit(code)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -93,7 +94,7 @@ def from_main_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is sharded over the processes (`vitrail.training.processes.sharding`)."""
+    """Return whether a tensor is sharded over the processes (`vitrail.training.parallel`)."""
     return hasattr(tensor, "to_local")
 
 
@@ -253,3 +254,10 @@ def barrier() -> None:
     """Wait until every process has called this."""
     if active():
         dist.barrier()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: gloo may abort a process that was in a group while the interpreter shuts down."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

@@ -22,12 +22,12 @@ from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.reports.page import write_report
 from vitrail.training.assemble import set_up
-from vitrail.training.checkpoints.resume import resumed_run
-from vitrail.training.checkpoints.state import Result
+from vitrail.training.checkpoints.state import resumed_run
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
 from vitrail.training.folder import RunFolder
 from vitrail.training.python_objects import PythonObjects
+from vitrail.training.result import Result
 from vitrail.training.run import OWN_RATES, Model, Optim, Run
 from vitrail.verbs.cost import cost
 from vitrail.verbs.flags.parse import parse

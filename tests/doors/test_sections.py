@@ -185,7 +185,7 @@ def test_torchs_own_optimiser_through_the_door_gives_the_same_bits(tmp_path: Pat
         from dataclasses import dataclass
         import torch
         from vitrail import Optim, Schedule
-        from vitrail.training.optim.schedule import learning_rate
+        from vitrail.training.run import learning_rate
 
         @dataclass(frozen=True)
         class Torch(Optim):

@@ -24,7 +24,7 @@ from forked import ROOT
 from scenes import SHORT, as_nobody, draw, open_to_all
 
 from vitrail.errors import TrainingError
-from vitrail.training.checkpoints import saving
+from vitrail.training.checkpoints import state
 from vitrail.training.guard import LossSpikes
 from vitrail.version import install_extra
 
@@ -316,10 +316,10 @@ def test_35_a_second_ctrl_c_quits_at_once(divided: Path, tmp_path: Path) -> None
 def test_37_a_save_that_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     clock = iter([0.0, 14.0, 100.0, 117.0, 200.0, 290.0])
-    monkeypatch.setattr(saving.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(saving.checkpoint, "save", lambda *_, **__: None)
+    monkeypatch.setattr(state.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(state.checkpoint, "save", lambda *_, **__: None)
     folder: Any = type("Folder", (), {"checkpoints": Path("x")})()
-    checkpoints = saving.Checkpoints(folder, 2, said.append)
+    checkpoints = state.Checkpoints(folder, 2, said.append)
     for step in (1, 2, 3):
         status = saving_state(step)
         checkpoints.save(status)

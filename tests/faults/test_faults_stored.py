@@ -28,7 +28,7 @@ from vitrail.model.vit import ViT
 from vitrail.studies.measure import _known
 from vitrail.studies.page import write_gallery
 from vitrail.studies.training import _has_network
-from vitrail.training.validation.pictures import batch_picture
+from vitrail.training.batches import batch_picture
 from vitrail.transfer.trial import OUTCOME, finished, read_outcome, write_json
 
 # ---- the page of studies

@@ -26,7 +26,7 @@ from vitrail.reports.tables import data_problems, particulars
 from vitrail.run_log import fitting
 from vitrail.tasks.catalog import save_results
 from vitrail.training.folder import RunFolder
-from vitrail.training.record import recorded_result
+from vitrail.training.result import recorded_result
 
 pytestmark = pytest.mark.fuzz
 

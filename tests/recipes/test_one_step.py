@@ -24,9 +24,8 @@ from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised,
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.recipes.by_data import TrainingSet, fitted
 from vitrail.recipes.registry import RECIPES, recipe
-from vitrail.training.assemble import build_model
+from vitrail.training.assemble import build_model, build_objective
 from vitrail.training.decide import Decision
-from vitrail.training.objective import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.run import Run

@@ -19,7 +19,7 @@ from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
 from vitrail.recipes.preprocessing import big_vision, vit_jax
 from vitrail.recipes.registry import find, recipe
-from vitrail.training.optim.schedule import learning_rate
+from vitrail.training.run import learning_rate
 
 DATA = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
 

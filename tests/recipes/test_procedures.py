@@ -18,8 +18,7 @@ from vitrail.recipes.bit import BIT, hyperrule
 from vitrail.recipes.deit3 import DEIT3
 from vitrail.recipes.registry import find, recipe
 from vitrail.recipes.three_things import THREE_THINGS
-from vitrail.training.optim.schedule import learning_rate
-from vitrail.training.run import Model, Run
+from vitrail.training.run import Model, Run, learning_rate
 
 FOLLOW_UP = published("three_things")
 

@@ -24,7 +24,8 @@ from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, draw_curves, thin_curve
 from vitrail.reports.gallery import SHOWN
 from vitrail.reports.page import environment, percent, write_report
-from vitrail.training.checkpoints.state import Result, RunStatus
+from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.result import Result
 from vitrail.training.run import Run
 from vitrail.verbs.train.train import show
 from vitrail.words import time_span

@@ -26,7 +26,7 @@ from vitrail.training import batch_size, facts
 from vitrail.training import decide as mind
 from vitrail.training.assemble import build_model
 from vitrail.training.batch_size import default_batch, explaining_memory, image_bytes, micro_batches
-from vitrail.training.checkpoints import resume
+from vitrail.training.checkpoints.state import inherit
 from vitrail.training.run import Model, Run
 from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
@@ -310,7 +310,7 @@ def test_a_classifier_for_other_classes_is_not_kept(saved: Path) -> None:
 
 def test_a_resumed_run_inherits_decisions_and_keeps_what_it_is_told() -> None:
     recorded = replace(RUN, image_size=32, batch_size=64, accumulate=4, precision="float32", workers=2, cache="no")
-    again = resume.inherit(replace(RUN, workers=5, seed=9), recorded)
+    again = inherit(replace(RUN, workers=5, seed=9), recorded)
     assert (again.image_size, again.batch_size, again.accumulate, again.precision) == (32, 64, 4, "float32")
     assert (again.workers, again.cache, again.seed) == (5, "no", 9)
 

@@ -26,7 +26,7 @@ from vitrail.durations import Epochs, Steps
 from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
 from vitrail.training import loop
 from vitrail.training import step as stepping
-from vitrail.training.checkpoints import checkpoint, saving
+from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.guard import run_lock
 from vitrail.training.progress import Progress
@@ -302,7 +302,7 @@ def test_a_full_disk_is_told_and_survived_for_a_while(
             raise checkpoint.DiskFullError(folder, 10**9, 10)
         return original(folder, step, state, **options)
 
-    monkeypatch.setattr(saving.checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint, "save", save)
     result = loop.fit(tiny_run(tmp_path, **{**SHORT, "checkpoint_every": Steps(1)}))
     assert result.steps == 4
     assert capsys.readouterr().err.count("disk full: need 1 GB, have 10 B") == 2
@@ -313,7 +313,7 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest
     def save(folder: Path, step: int, state: Any, **options: Any) -> Path:
         raise checkpoint.DiskFullError(folder, 10**9, 10)
 
-    monkeypatch.setattr(saving.checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(TrainingError, match="last 3 checkpoints"):
         loop.fit(tiny_run(tmp_path, **{**SHORT, "checkpoint_every": Steps(1)}))
 

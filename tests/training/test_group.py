@@ -48,12 +48,11 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
-from vitrail.training import loop
+from vitrail.training import loop, processes
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.processes import group
-from vitrail.training.processes.group import Failed, environment, joined, launch
-from vitrail.training.processes.parallel import Replicated
+from vitrail.training.parallel import Replicated
+from vitrail.training.processes import Failed, environment, joined, launch
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.training.validation import validation as evaluation
 from vitrail.weights.save import save
@@ -199,7 +198,7 @@ def together(out: Path) -> NoReturn:
             if size == world.size():
                 go_on(out, name, began, way)
         sums_of_all_processes()
-    group.leave(0)
+    world.leave(0)
 
 
 def sums_of_all_processes() -> None:
@@ -216,7 +215,7 @@ def sums_of_all_processes() -> None:
     network, mine = Replicated(Chain(layers)), images[world.rank()]
     for last in (False, True):  # in two micro-batches, which are summed once
         with network.last(last):
-            network(Prepared(mine, mine, mine, mine), step=0)[0].backward()
+            network.loss(Prepared(mine, mine, mine, mine))[0].backward()
     for part in images:
         whole[2](whole[0](part)).square().sum().mul(2).backward()
     for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
@@ -350,7 +349,7 @@ def acting(act: str, pause: float, ranks: tuple[int, ...], at: int, command: lis
         step_of(seed, number, rank)
 
     checkpoint.save, stepping.seed_step = slow, step
-    group.leave(importlib.import_module(command[3]).main(*command[4:]))
+    world.leave(importlib.import_module(command[3]).main(*command[4:]))
 
 
 def with_rank_one(
@@ -363,7 +362,7 @@ def with_rank_one(
         assert options["process_group"] == 0  # out of reach of a terminal's Ctrl-C, which is sent on to it
         return Forked(acting, act, pause, ranks, at, command, env=env)
 
-    monkeypatch.setattr(group.subprocess, "Popen", started)
+    monkeypatch.setattr(processes.subprocess, "Popen", started)
 
 
 @pytest.mark.processes
@@ -472,7 +471,7 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
 ) -> None:
     """The first save takes longer than processes wait for each other, and costs nothing; then one hangs."""
     with_rank_one("time.sleep(600)", monkeypatch, pause=8.0, at=5)
-    monkeypatch.setattr(group, "GRACE", 1.0)
+    monkeypatch.setattr(processes, "GRACE", 1.0)
     run = tiny(tmp_path, timeout=6.0, duration=Steps(6), checkpoint_every=Steps(2), evaluate_every=Steps(1000))
     folder = tmp_path / "train-1"
     message = (
@@ -489,7 +488,7 @@ def what_torchrun_starts(words: list[str], said: Path) -> NoReturn:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.stdout = sys.stderr = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
-    group.leave(cli.main(words))
+    world.leave(cli.main(words))
 
 
 def config_of(folder: Path, **changes: Any) -> list[str]:
@@ -581,7 +580,7 @@ def reading(data: Path, out: Path) -> NoReturn:
     with joined(), open(out / f"stderr-{world.rank()}", "w") as said, redirect_stderr(said):
         loop.fit(tiny(out, data=Data(str(data), holdout=0.0, max_bad=0.9), batch_size=8, duration=Steps(6)))
         (out / f"unreadable-{world.rank()}.json").write_text(json.dumps(setups[0].loader.bad))
-    group.leave(0)
+    world.leave(0)
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ import vitrail
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import json_value
 from vitrail.training.folder import RunFolder
-from vitrail.training.provenance import command
+from vitrail.training.record import command
 from vitrail.training.run import Run
 
 

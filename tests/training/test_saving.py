@@ -19,9 +19,8 @@ from vitrail.durations import Steps
 from vitrail.errors import CheckpointError, TrainingError
 from vitrail.training import loop
 from vitrail.training import step as stepping
-from vitrail.training.checkpoints import checkpoint, saving
-from vitrail.training.checkpoints.saving import Checkpoints
-from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.checkpoints.state import Checkpoints, RunStatus
 from vitrail.training.run import Average, Model, Run
 
 
@@ -71,11 +70,11 @@ def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, mo
         seed_step(seed, step, rank)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving.checkpoint, "save", held)
+        patch.setattr(checkpoint, "save", held)
         patch.setattr(stepping, "seed_step", at_step)
         meanwhile = loop.fit(tiny(tmp_path / "meanwhile")).folder
     assert events == [f"{what} {step}" for step in (2, 4, 6, 8) for what in ("save", "saved")]  # one at a time
-    monkeypatch.setattr(saving, "ROOM", float("inf"))  # no memory for copies
+    monkeypatch.setattr("vitrail.training.checkpoints.state.ROOM", float("inf"))  # no memory for copies
     before = loop.fit(tiny(tmp_path / "before")).folder
     assert files(meanwhile / "checkpoints") == files(before / "checkpoints")
 
@@ -94,7 +93,7 @@ def test_what_is_copied_does_not_change_with_what_it_was_copied_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     going, save = threading.Event(), checkpoint.save
-    monkeypatch.setattr(saving.checkpoint, "save", lambda *given, **options: going.wait(60) and save(*given, **options))
+    monkeypatch.setattr(checkpoint, "save", lambda *given, **options: going.wait(60) and save(*given, **options))
     state = state_of(1)
     with checkpoints_in(tmp_path) as checkpoints:
         checkpoints.save(state, wait=False)
@@ -110,7 +109,7 @@ def test_failures_are_counted_when_they_are_found_out(tmp_path: Path, monkeypatc
     def fail(*_: Any, **__: Any) -> None:
         raise CheckpointError("no room")
 
-    monkeypatch.setattr(saving.checkpoint, "save", fail)
+    monkeypatch.setattr(checkpoint, "save", fail)
     said: list[str] = []
     checkpoints = checkpoints_in(tmp_path, said)
     for step in (1, 2, 3):
@@ -132,7 +131,7 @@ def test_a_moment_that_failed_is_tried_again_and_one_that_is_there_is_not(
             raise CheckpointError("no room")
         return save(folder, step, state, **options)
 
-    monkeypatch.setattr(saving.checkpoint, "save", once)
+    monkeypatch.setattr(checkpoint, "save", once)
     checkpoints = checkpoints_in(tmp_path)
     checkpoints.save(state_of(1), wait=False)
     for _ in range(2):
@@ -147,7 +146,7 @@ def test_an_error_waits_for_the_disk_and_a_second_ctrl_c_does_not(
     for error, durable in ((ValueError, True), (KeyboardInterrupt, False)):
         leaving = threading.Event()
         monkeypatch.setattr(
-            saving.checkpoint,
+            checkpoint,
             "save",
             lambda *given, at=leaving, wait=not durable, **options: (
                 at.wait(60) if wait else 0,

@@ -23,7 +23,7 @@ from vitrail.evaluation.label_scores import LabelScores
 from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import Supervised
 from vitrail.reports.page import write_report
-from vitrail.training.checkpoints.state import Result
+from vitrail.training.result import Result
 from vitrail.training.run import Model, Optim, Run
 from vitrail.verbs.train.train import show
 from vitrail.weights.load import read_card

@@ -19,7 +19,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Moment, Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.training.processes.distribute import prepare
+from vitrail.training.parallel import prepare
 from vitrail.training.run import Average, Optim, Run, Schedule
 from vitrail.training.step import backward, seed_step
 from vitrail.training.timetable import Timetable

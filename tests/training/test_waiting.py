@@ -25,8 +25,9 @@ from vitrail import world
 from vitrail.durations import Steps
 from vitrail.training import loop
 from vitrail.training import step as stepping
-from vitrail.training.processes.group import environment, joined, leave
+from vitrail.training.processes import environment, joined
 from vitrail.training.run import Optim, Run, Schedule
+from vitrail.world import leave
 
 READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
 """Methods of a tensor that return when the device has computed its values."""

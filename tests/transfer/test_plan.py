@@ -23,7 +23,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.recipes.paper_finetune import finetune
 from vitrail.recipes.registry import recipe
 from vitrail.training.batch_size import default_batch
-from vitrail.training.optim.progressive import Sizes
+from vitrail.training.batches import Sizes
 from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
 from vitrail.training.timetable import Timetable
 from vitrail.transfer import timing

@@ -14,8 +14,8 @@ from vitrail.model.variants import Config
 from vitrail.objective.settings import BEiT, Tokenizer
 from vitrail.objective.tokenizer import load_tokenizer
 from vitrail.reports.run_record import RunRecord
+from vitrail.training.batches import Sizes
 from vitrail.training.flops import forward_macs
-from vitrail.training.optim.progressive import Sizes
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
 

@@ -1,40 +1,67 @@
-"""Put together everything that a run needs, in one place: for `fit`, the dry run, and the timing of a plan."""
+"""Put together everything that a run needs, in one place: for `fit`, the dry run, and the timing of a plan.
+
+Network, teacher and objective follow `set_up` in its order. A self-supervised objective owns tensors besides the
+network: a decoder, a [mask] embedding, a classifier of colours or codes, or DINO's projection heads and teacher. When a
+run starts from weights, these are loaded, too. Published weights may contain some of them. Model folders of vitrail
+contain only the network; the checkpoints in a run folder contain everything.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from vitrail.config import CLASS, plain
+from vitrail.data.cache import cache_folder
+from vitrail.data.labels.numbers import Numbers
+from vitrail.data.labels.sets import Labels, LabelSets, class_counts
 from vitrail.data.loading.loader import Loader
+from vitrail.data.loading.order import places_per_class
 from vitrail.data.roles import Splits
+from vitrail.data.settings import Bands
 from vitrail.device import fast_float32
+from vitrail.errors import UsageError
+from vitrail.import_path import import_path, is_own
 from vitrail.model.build import build
-from vitrail.model.own_part import own_parts
+from vitrail.model.own_part import check_arguments, own_parts
 from vitrail.model.variants import ViTConfig
-from vitrail.objective.base import Objective
-from vitrail.objective.settings import Tokenizer
+from vitrail.objective.base import Objective, RunFacts
+from vitrail.objective.beit import BEiTObjective
+from vitrail.objective.distillation import Answers, DistillationObjective, Teacher
+from vitrail.objective.mae import MAEObjective
+from vitrail.objective.self_supervised import SelfSupervised
+from vitrail.objective.settings import ObjectiveSettings, Supervised, Tokenizer
+from vitrail.objective.supervised import SupervisedObjective
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_values
-from vitrail.training.batches import evaluation_loader, training_loader
+from vitrail.training.batches import Sizes, evaluation_loader, training_loader
+from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
-from vitrail.training.objective import build_objective, load_teacher
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
-from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
-from vitrail.training.processes.distribute import distribute
-from vitrail.training.processes.parallel import Parallel
-from vitrail.training.python_objects import PythonObjects, trained_network
+from vitrail.training.parallel import Parallel, distribute
+from vitrail.training.python_objects import Losses, PythonObjects, trained_network
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
 from vitrail.training.validation.validation import Validation
+from vitrail.weights.archive import open_archive
 from vitrail.weights.assemble import HEAD
-from vitrail.weights.load import load
+from vitrail.weights.load import load, local, weights_fingerprint
+from vitrail.weights.store import is_ours
+from vitrail.words import shown
+
+FRESH = "the prediction head starts fresh"
+NETWORK = "model."
+"""Prefix of the names of the network's tensors in an objective."""
 
 
 @dataclass
@@ -120,7 +147,11 @@ def set_up(
     card = replace(decision.card(names), licence=started.licence if started else "")  # weights made from others keep it
     if teacher is not None:
         card = replace(card, provenance={**card.provenance, "teacher_hash": teacher.fingerprint})
+    state = TrainingState(objective, optimizer, average, about, defaults(run, decision.config), base=tuned.base)
     evaluated, swapped = network.for_evaluation(average)
+    validation = Validation(
+        evaluated.evaluated, swapped, held_out, card, run, tuned.base, splits.train, evaluated, objects.on_evaluate
+    )
     return Setup(
         run=run,
         splits=splits,
@@ -136,18 +167,8 @@ def set_up(
         timetable=timetable,
         resize=Sizes(run.progressive, decision.config),
         average=average,
-        state=TrainingState(objective, optimizer, average, about, defaults(run, decision.config), base=tuned.base),
-        validation=Validation(
-            evaluated.evaluated,
-            swapped,
-            held_out,
-            card,
-            run,
-            tuned.base,
-            splits.train,
-            evaluated,
-            objects.on_evaluate,
-        ),
+        state=state,
+        validation=validation,
     )
 
 
@@ -177,3 +198,179 @@ def build_model(decision: Decision) -> tuple[nn.Module, dict[str, str]]:
     model.load_state_dict(theirs)
     model.load_report = loaded.load_report
     return model, told
+
+
+def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, dict[str, str]]:
+    """Return the teacher of a run, on its device, and how it teaches, in words; None without one.
+
+    Raises UsageError for a teacher that cannot teach these classes or see these images, and what `load` raises.
+    """
+    run, source = decision.run, decision.run.teacher
+    if source is None:
+        return None, {}
+    network = load(source)
+    card, config, columns = network.card, network.config, None
+    assert card is not None  # it comes with every file
+    if config.channels != decision.config.channels:
+        raise UsageError(
+            f"the teacher {source} takes images of {config.channels} channels, and these have "
+            f"{decision.config.channels}: give another teacher"
+        )
+    if _normalisation(card.preprocess.bands) != _normalisation(decision.preprocess.bands):
+        raise UsageError(
+            f"the teacher {source} reads other bands or normalises them by other statistics than this run. Give a "
+            "teacher with the same preprocess.bands"
+        )
+    if run.distill.kind != "features":
+        if decision.several or card.several:
+            raise UsageError(
+                f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
+                f"{source}. With several labels use distill.kind features"
+            )
+        columns = _columns(source, list(card.class_names), config.classes, splits.class_names)
+    size = " x ".join(map(str, config.image_size))
+    checked = "" if card.class_names or run.distill.kind == "features" else "; the order of its classes is not known"
+    teacher = Teacher(network.eval().requires_grad_(False).to(decision.device), weights_fingerprint(source), columns)
+    how = f"{source}: {run.distill.kind}, weight {run.distill.weight:g}, {size} px{checked}"
+    if not run.augment.random and run.progressive.start == 1:
+        answers = _answers(decision, teacher, splits)
+        teacher = replace(teacher, answers=answers)
+        how += f"; without augmentation its outputs are kept in {answers.path}"
+    return teacher, {"teacher": how}
+
+
+def _answers(decision: Decision, teacher: Teacher, splits: Splits) -> Answers:
+    """Return the kept outputs of a teacher for the training images as this run's network sees them."""
+    run, network = decision.run, teacher.network.config
+    of_features = run.distill.kind == "features"
+    about = [teacher.fingerprint, of_features, teacher.columns, splits.fingerprint, len(splits.train)]
+    key = repr([1, *about, decision.config.image_size, run.precision])
+    path = cache_folder() / "teachers" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.rows"
+    return Answers(path, network.features if of_features else len(splits.class_names))
+
+
+def _normalisation(bands: Bands | None) -> tuple[object, ...]:
+    """Return what a network's pixels depend on, besides its own mean and std for 8-bit RGB."""
+    return () if bands is None else (bands.bits, bands.mean, bands.std)
+
+
+def _columns(source: str, theirs: list[str], outputs: int, ours: list[str]) -> list[int] | None:
+    """Return `Teacher.columns`. Raises UsageError, with the first classes that differ, for other classes."""
+    other = "Give a teacher for the classes of the data, or learn its features: distill.kind features"
+    if not theirs and outputs != len(ours):
+        raise UsageError(f"the teacher {source} has {outputs} classes, and the data have {len(ours)}. {other}")
+    if not theirs or theirs == ours:
+        return None
+    here, there = set(ours), set(theirs)
+    if here != there:
+        only = [f"{shown(name)} is only in the teacher" for name in theirs if name not in here][:1]
+        only += [f"{shown(name)} is only in the data" for name in ours if name not in there][:1]
+        raise UsageError(
+            f"the teacher {source} has {len(theirs)} classes, and the data have {len(ours)} others: {', '.join(only)}. "
+            f"{other}"
+        )
+    return [theirs.index(name) for name in ours]
+
+
+def build_objective(
+    decision: Decision,
+    model: nn.Module,
+    classes: int,
+    losses: Losses | None = None,
+    labels: Labels | None = None,
+    teacher: Teacher | None = None,
+) -> tuple[Objective, dict[str, str]]:
+    """Return the objective of a run. It owns `model`, which `build_model` returned.
+
+    classes: Number of classes of the data. losses: A function in place of the loss of the settings. labels: Those of
+    the training images, for settings that need the number of images of each class. teacher: See `load_teacher`. If the
+    starting weights contain parts of the objective besides the network, these are loaded, too, and the second value
+    says so. Raises UsageError if settings contradict each other or the model, and what `load_objective_weights` raises.
+    """
+    run = decision.run
+    if isinstance(labels, LabelSets | Numbers):
+        counts = class_counts(labels, classes)
+    else:
+        counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
+    task = RunFacts(run.seed, classes, run.augment, decision.preprocess, tuple(counts.tolist()), decision.scale)
+    if teacher is None:
+        objective = _built(run.objective, model, task)
+    elif isinstance(run.objective, Supervised):
+        objective = DistillationObjective(model, run.objective, task, run.distill, teacher)
+    else:
+        raise UsageError(f"a teacher needs objective.kind supervised, not {run.objective.kind}: leave out teacher")
+    needed = Objective if run.supervised else SelfSupervised
+    if not isinstance(objective, needed):
+        raise UsageError(
+            f"{type(run.objective).__name__}.build returned {shown(objective)}; it must return a {needed.__name__} "
+            f"({needed.__module__}), because labels is {run.supervised}"
+        )
+    if losses is not None and isinstance(objective, SupervisedObjective):
+        objective.losses = losses
+    if decision.start != run.weights:  # the run is resumed, and its checkpoint contains everything
+        return objective, {}
+    return objective, load_objective_weights(run, objective)
+
+
+def _built(settings: ObjectiveSettings, model: nn.Module, task: RunFacts) -> Objective:
+    """Return what settings build. Raises UsageError for an objective of the user's own that lacks a method."""
+    if not is_own(type(settings)):
+        return settings.build(model, task)
+    where = f"{import_path(type(settings))}.build"
+    check_arguments(settings.build, ("model", "task"), where)
+    try:
+        return settings.build(model, task)
+    except TypeError as error:
+        if "abstract" not in str(error):
+            raise
+        raise UsageError(f"{where}: {error}. Its base class says what the method returns") from error
+
+
+def load_objective_weights(run: Run, objective: Objective) -> dict[str, str]:
+    """Load the tensors that `objective` owns besides the network from the weights that `run` starts from.
+
+    Returns a decision of the run that says what was loaded; {} if there is nothing to load. Raises WeightsError for a
+    published decoder of another shape, CheckpointError for a run folder whose checkpoints are damaged.
+    """
+    owned = [name for name in objective.state_dict() if not name.startswith(NETWORK)]
+    if run.weights is None or not owned:
+        return {}
+    path = local(run.weights)
+    if (newest := checkpoint.latest_valid(path / "checkpoints")) is not None:
+        return {"pre-training": _from_run(newest, run, objective, owned)}
+    load = objective.load_decoder if isinstance(objective, MAEObjective) else None
+    load = objective.load_mask if isinstance(objective, BEiTObjective) else load
+    if is_ours(path):
+        return {"pre-training": f"{FRESH}: a model folder contains only the network, a run folder contains everything"}
+    if load is None:
+        return {"pre-training": f"{FRESH}: published weights do not contain it"}
+    with open_archive(path) as archive:
+        tensors = {name: archive[name] for name in archive.names if "decoder" in name or "mask_token" in name}
+        return {"pre-training": "; ".join(load(tensors))}
+
+
+def _kind(settings: dict[str, Any]) -> str:
+    """Return the kind of an objective, or the import path of one of the user's own, from its recorded settings."""
+    return str(settings.get(CLASS) or settings.get("kind"))
+
+
+def _from_run(newest: Path, run: Run, objective: Objective, owned: list[str]) -> str:
+    """Load the tensors `owned` from a checkpoint, averaged ones if there are any, or none if they do not fit."""
+    state = checkpoint.read(newest)
+    average = state["average"]
+    there = state["model"] | (average["mean"] | average["buffers"] if average["count"] else {})
+    known, own = state["identity"], objective.state_dict()
+    kind, folder = _kind(plain(run.objective)), newest.parent.parent
+    if _kind(known["objective"]) != kind:
+        return f"{FRESH}: {folder} was trained with objective {_kind(known['objective'])}, not {kind}"
+    for name, value in objective.identity().items():
+        if known.get(name) != value:
+            return f"{FRESH}: {folder} has another {name}"
+    for name in owned:
+        if name not in there or there[name].shape != own[name].shape:
+            shape = tuple(there[name].shape) if name in there else "missing"
+            return f"{FRESH}: {name} is {shape} in {folder}, {tuple(own[name].shape)} here"
+    with torch.no_grad():
+        for name in owned:
+            own[name].copy_(there[name])
+    return f"the prediction head continues from {newest} ({len(owned)} tensors)"

@@ -23,9 +23,8 @@ from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import NetworkConfig
 from vitrail.objective.base import Objective
-from vitrail.training.optim.progressive import Sizes
-from vitrail.training.processes.distribute import checkpointed_parts
-from vitrail.training.processes.sharding import sharded
+from vitrail.training.batches import Sizes
+from vitrail.training.parallel import checkpointed_parts, sharded
 from vitrail.training.run import Run
 
 LARGEST = 512
@@ -61,7 +60,7 @@ def image_bytes(objective: Objective, run: Run, config: NetworkConfig) -> float:
     """Return the bytes that a step takes for each image in the network, scratch space included.
 
     Measured on `objective`, which is on its device, in training mode, and not prepared for several processes
-    (`vitrail.training.processes.parallel`). It does not change.
+    (`vitrail.training.parallel`). It does not change.
     """
     device = next(objective.parameters()).device
 

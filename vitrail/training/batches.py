@@ -1,23 +1,46 @@
-"""The loaders of a run, and its training batches as one endless stream that can begin at any step."""
+"""The batches of a run: their loaders, one endless stream of them, the size of their images, and their pictures.
+
+Progressive resizing (`Sizes`): training starts with small images, which grow; the network's positions are resampled. A
+ViT's cost falls with the number of tokens. Early in training the network learns little from detail, and with small
+images several times as many steps fit into the same time (Howard's fast.ai course; EfficientNetV2; FixRes is the
+reverse).
+"""
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from vitrail import world
 from vitrail.data.image_names import bad_kinds
 from vitrail.data.images.ops import eval_transform, train_transform
+from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError
+from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.settings import DINO
-from vitrail.training.run import Run
+from vitrail.training.run import Progressive, Run
+
+SHOWN = 32
+"""Largest number of images of a batch."""
+SHOWN_ROWS = 8
+"""Largest number of rows in a picture with columns."""
+COLUMNS = 8
+SMALLEST = 112
+"""Pixels. Smaller images are enlarged, with visible pixels."""
+CAPTION = 16
+"""Height of a caption in pixels."""
 
 
 def training_loader(run: Run, source: IndexedSource) -> Loader:
@@ -111,3 +134,79 @@ def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
                 f"{what} of class {loader.source.class_names[label]!r} cannot be read, so the network could never "
                 "learn it. `vitrail data check` says why. Repair the images, or remove the class"
             )
+
+
+class Sizes:
+    """Resizes batches: `sizes(batch, growth)`, with growth from 0 (first images) to 1 (full size)."""
+
+    def __init__(self, progressive: Progressive, config: NetworkConfig) -> None:
+        self.start = progressive.start
+        self.full = config.image_size
+        self.step = config.patch if isinstance(config, ViTConfig) else 32
+
+    def size(self, growth: float, full: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Return height and width in pixels, in whole patches, at least one; `full` defaults to the network's input."""
+        share = self.start + (1 - self.start) * growth
+        return tuple(max(int(side * share + 1e-6) // self.step, 1) * self.step for side in full or self.full)  # type: ignore[return-value]
+
+    def __call__(self, batch: Batch, growth: float) -> Batch:
+        """Return the batch with its uint8 images resized, antialiased; at full size it is the batch itself."""
+        full = (batch.images.shape[-2], batch.images.shape[-1])  # may be larger than the network's input
+        size = self.size(growth, full)
+        if growth >= 1 or self.start == 1 or size == full:
+            return batch
+        return replace(batch, images=F.interpolate(batch.images, size=size, mode="bilinear", antialias=True))
+
+
+def batch_picture(images: Tensor, captions: list[str], pixels: Pixels = EIGHT_BIT_RGB) -> bytes:
+    """Return a PNG: a grid of up to 32 of `images`, [batch, channels, height, width], each with a caption.
+
+    pixels: How the images are shown.
+
+    It is the quickest way to notice that the data are wrong.
+    """
+    shown = pixels.shown(_enlarged(images[:SHOWN]))
+    if shown.dtype != np.uint8:  # what an objective of the user's own has drawn may be values of any range
+        shown = (255 * (shown - shown.min()) / max(np.ptp(shown), 1e-6)).astype(np.uint8)
+    if shown.shape[-1] != 3:  # other channels have no colours: show the first as gray
+        shown = np.repeat(shown[..., :1], 3, axis=-1)
+    count, height, width, _ = shown.shape
+    columns = min(COLUMNS, count)
+    rows = math.ceil(count / columns)
+    sheet = Image.new("RGB", (columns * (width + 4), rows * (height + CAPTION + 4)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for i, (image, caption) in enumerate(zip(shown, captions, strict=False)):
+        left, top = i % columns * (width + 4), i // columns * (height + CAPTION + 4)
+        caption = " ".join(caption[:width].split())  # measuring a very long text takes minutes
+        while caption and draw.textlength(caption, font) > width:
+            caption = caption[:-1]
+        draw.text((left + 2, top + 1), caption, "black", font)
+        sheet.paste(Image.fromarray(image), (left + 2, top + CAPTION))
+    return _png(sheet)
+
+
+def columns_picture(shown: dict[str, Tensor]) -> bytes:
+    """Return a PNG with a row for each image and a title over each column."""
+    columns = [_enlarged(pictures[:SHOWN_ROWS]) for pictures in shown.values()]
+    count, height, width, _ = columns[0].shape
+    sheet = Image.new("RGB", (len(columns) * (width + 4), count * (height + 4) + CAPTION), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for column, (title, pictures) in enumerate(zip(shown, columns, strict=True)):
+        draw.text((column * (width + 4) + 2, 1), title, "black", font)
+        for row, picture in enumerate(pictures):
+            place = (column * (width + 4) + 2, row * (height + 4) + CAPTION + 2)
+            sheet.paste(Image.fromarray(picture), place)
+    return _png(sheet)
+
+
+def _enlarged(images: Tensor) -> np.ndarray:
+    """Return [batch, height, width, channels] in which the pixels of small images are repeated."""
+    arrays = images.cpu().numpy().transpose(0, 2, 3, 1)
+    scale = max(1, math.ceil(SMALLEST / min(arrays.shape[1:3])))
+    return arrays.repeat(scale, axis=1).repeat(scale, axis=2)  # type: ignore[no-any-return]
+
+
+def _png(sheet: Image.Image) -> bytes:
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()

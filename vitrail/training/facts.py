@@ -38,7 +38,7 @@ class Facts:
     """Measures mean and deviation of this number of bands, with these bits, on training images. The text says on how
     many. Only images with other bands than 8-bit RGB need it."""
     start: str | None = None
-    """The weights to build from: `Run.weights`, or their replacement (`checkpoints.resume.starting_weights`)."""
+    """The weights to build from: `Run.weights`, or their replacement (`checkpoints.state.starting_weights`)."""
     card: Card | None = None
     """Card of these weights."""
     model: nn.Module | None = None

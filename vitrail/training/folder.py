@@ -34,8 +34,7 @@ from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import check_writable, json_text, open_regular, read_json, read_json_object, replacing
 from vitrail.run_log import Dropped, fitting, log_lines
 from vitrail.training.run import Run
-from vitrail.training.trackers.tracker import TrackedRun
-from vitrail.training.trackers.trackers import Trackers
+from vitrail.training.trackers import TrackedRun, Trackers
 
 
 class RunFolder:
@@ -138,7 +137,7 @@ class RunFolder:
         with self.tolerating(name), replacing(self.path / name, folders=False) as partial:
             partial.write_bytes(data)
         if self._trackers is not None and name.endswith(".png"):
-            self._trackers.picture(name.removesuffix(".png"), data, self._step)
+            self._trackers.each(lambda tracker: tracker.picture(name.removesuffix(".png"), data, self._step))
 
     @world.on_main
     def log(self, kind: str, step: int, **values: Any) -> None:
@@ -159,8 +158,9 @@ class RunFolder:
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         if self._trackers is not None and numbers:
-            self._trackers.log(numbers, step)
+            self._trackers.each(lambda tracker: tracker.log(numbers, step))
 
+    @world.main_alone("starting the trackers")
     @world.on_main
     def track(self, run: Run, step: int) -> list[str]:
         """Start the trackers of `run` at `step`. Return how a person sees the run there, as sentences."""
@@ -210,8 +210,8 @@ class RunFolder:
             return
         finished, page = "result" in self.facts(), self.path / "report.html"
         if finished and page.is_file():
-            self._trackers.report(page)
-        self._trackers.close(finished=finished)
+            self._trackers.each(lambda tracker: tracker.report(page))
+        self._trackers.each(lambda tracker: tracker.close(finished=finished))
         self._trackers = None
 
     def _warn(self, what: str, error: Exception) -> None:

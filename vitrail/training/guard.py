@@ -1,4 +1,5 @@
-"""Protection of a run: signals set a flag, a folder has one writer, and non-finite updates are skipped."""
+"""Protection of a run: signals set a flag, a folder has one writer, non-finite updates are skipped, and lost processes
+are explained."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 import statistics
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,10 @@ FEWEST = 20
 """Smallest number of previous steps for a comparison."""
 SPIKE = 10.0
 """A loss of more than this many medians is a spike."""
+TIMED_OUT = ("Timed out waiting", "timeout", "timed out")
+"""Words with which torch and gloo report a collective that took longer than its timeout."""
+DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed")
+"""Words with which they report that another process has ended."""
 
 
 class Interrupted(VitrailError):
@@ -161,6 +166,30 @@ def _lock(file: IO[bytes], folder: Path) -> None:
         raise UsageError(
             f"another process (pid {owner}) is writing {folder}. Wait for it, stop it, or start a new run."
         ) from error
+
+
+@contextmanager
+def explaining_lost_processes(timeout: float, folder: Path, newest: Callable[[], int | None]) -> Iterator[None]:
+    """Context in which a collective that fails because another process hangs or has ended raises TrainingError.
+
+    The message names the process, and the newest checkpoint in the run folder, whose step `newest` returns.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        pulse, text = world.pulse(), str(error)
+        timed_out, disconnected = (any(words in text for words in known) for known in (TIMED_OUT, DISCONNECTED))
+        if pulse is None or not (timed_out or disconnected):
+            raise
+        if disconnected:
+            what = "Another process of the run has ended; see its own message"
+        else:
+            silent = pulse.silent()
+            which = f"Process {' and '.join(map(str, silent))}" if silent else "Another process"
+            what = f"{which} did not respond within {timeout:g} s (--timeout) and may be stuck"
+        step = newest()
+        advice = f"The newest checkpoint is that of step {step}. Resume with vitrail train --resume {folder}"
+        raise TrainingError(f"{what}. {'There is no checkpoint yet' if step is None else advice}.") from error
 
 
 class FiniteGuard:

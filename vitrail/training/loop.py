@@ -20,19 +20,24 @@ from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import explaining_memory
 from vitrail.training.batches import endless
-from vitrail.training.checkpoints.resume import resumed_run
-from vitrail.training.checkpoints.saving import Checkpoints
-from vitrail.training.checkpoints.state import Result
+from vitrail.training.checkpoints.state import Checkpoints, resumed_run
 from vitrail.training.folder import RunFolder
-from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
+from vitrail.training.guard import (
+    FiniteGuard,
+    Interrupted,
+    Signals,
+    Stop,
+    explaining_lost_processes,
+    run_lock,
+)
 from vitrail.training.probe_head import start_as_probe
-from vitrail.training.processes.group import explaining_lost_processes
-from vitrail.training.processes.thread_count import ThreadCount
 from vitrail.training.progress import Progress
 from vitrail.training.python_objects import Losses, PythonObjects
-from vitrail.training.record import RunRecorder, recorded_result
+from vitrail.training.record import RunRecorder
+from vitrail.training.result import Result, recorded_result
 from vitrail.training.run import Run
 from vitrail.training.step import TrainingStep
+from vitrail.training.time_limit import Clock, ThreadCount
 
 
 def fit(
@@ -111,9 +116,10 @@ def training(
         progress,
         explaining_memory(run, lambda: step.parts),
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
-        explaining_lost_processes(run, checkpoints),
+        explaining_lost_processes(run.timeout, folder.path, checkpoints.newest),
     ):
-        recorder = RunRecorder(folder, setup, progress, guard, signals, began=began, reported=reported)
+        clock = Clock(setup, began, reported=reported)
+        recorder = RunRecorder(folder, setup, progress, guard, signals, clock)
         step = TrainingStep(
             run,
             setup.network,
@@ -133,10 +139,12 @@ def training(
                 return
             recorder.resume()
         status = state.status
-        recorder.track()
+        for where in folder.track(run, status.step) or ():
+            progress.say(where)
         if run.probe_head and not status.step:
-            progress.say(start_as_probe(setup, recorder.left() / 2))
-        recorder.start_clock()
+            progress.say(start_as_probe(setup, clock.left / 2))
+        if warning := clock.start():
+            progress.say(warning)
         threads = ThreadCount.of(run, setup.decision.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
@@ -153,13 +161,13 @@ def training(
             setup.network.at(timetable.moment(number, status.elapsed))
             due = status.evaluated < number or not status.best
             if due and (over or evaluates):
-                with suppress(Stop), recorder.evaluation():
+                with suppress(Stop), clock.evaluation():
                     numbers = validation(status, folder, signals.check)
                     progress.say(f"step {number}: {validation.in_words(numbers)}")
                 progress.reset()
                 signum = signals.requested()
                 if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up
-                    recorder.start_clock(again=True)
+                    clock.start()
             # `stale` evaluations in sequence did not improve on the best one
             if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"

@@ -7,9 +7,10 @@ field is the help text of its flag.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+import math
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from vitrail.data.settings import Augment, Data, Preparation, Preprocess
 from vitrail.device import Precision
@@ -170,9 +171,7 @@ class Optim(Extensible, section="optim"):
         """
         import torch
 
-        from vitrail.training.optim.lamb import LAMB
-        from vitrail.training.optim.muon import Muon
-        from vitrail.training.optim.sgd import SGD
+        from vitrail.training.optim.rules import LAMB, SGD, Muon
 
         if self.name == "sgd":
             return SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
@@ -186,12 +185,16 @@ class Optim(Extensible, section="optim"):
         raise UsageError(f"no optimiser is named {self.name!r}. Valid: adamw, sgd, lamb, muon")
 
 
+Shape = Literal["cosine", "linear", "rsqrt", "step", "constant"]
+"""How the learning rate decays."""
+
+
 @dataclass(frozen=True)
 class Schedule(Extensible, section="schedule"):
     """Learning rate over steps: linear warmup, then a decay to `end`. A schedule of one's own is a subclass with
     another `rate`."""
 
-    shape: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
+    shape: Shape = "cosine"
     """How the learning rate decays after the warmup."""
     warmup: AnyLength = Percent(5)
     """Length of the linear warmup."""
@@ -208,8 +211,6 @@ class Schedule(Extensible, section="schedule"):
         `now.step` and `now.total` count optimiser steps, `now.done` is the share of the run that is over, and
         `now.steps(duration)` converts a duration. Raises UsageError if the values contradict each other.
         """
-        from vitrail.training.optim.schedule import learning_rate
-
         return learning_rate(
             now.step,
             now.total,
@@ -220,6 +221,62 @@ class Schedule(Extensible, section="schedule"):
             timescale=now.steps(self.timescale),
             drops=[percent * now.total / 100 for percent in self.drops],
         )
+
+
+def learning_rate(
+    step: float,
+    total: float,
+    base: float,
+    *,
+    shape: Shape = "cosine",
+    warmup: float = 0,
+    end: float = 0.0,
+    timescale: float | None = None,
+    drops: Sequence[float] = (),
+) -> float:
+    """Return the learning rate of update `step`, counted from 0, of a run of `total`.
+
+    `step`, `total`, `warmup`, `timescale` and `drops` have the same unit, and only their ratios count: optimiser steps,
+    seconds of a run limited by time, or fractions of either (total 1). After the end the rate stays the last one.
+
+    With p = (step - warmup) / (total - warmup), the decay from `base` is
+
+    - cosine: to `end` along half a cosine, (1 + cos(pi p)) / 2
+    - linear: to `end` along a straight line, 1 - p
+    - rsqrt: base / sqrt(1 + (step - warmup) / timescale), never below `end`; default timescale: total / 10
+    - step: divided by ten after each of `drops` (from the next step on, because BiT's code compares with <),
+      never below `end`
+    - constant: no decay
+
+    and the warmup multiplies it by min(1, step / warmup). So the first update has rate 0, as in the original code. The
+    paper's text ("learning rate warmup of 10k steps") does not say whether steps are counted from 0 or from 1. A run
+    too short to waste an update passes `step + 1`.
+
+    Raises UsageError if the values contradict each other.
+    """
+    if shape not in get_args(Shape):
+        raise UsageError(f"no schedule is named {shape!r}. Valid: {', '.join(get_args(Shape))}")
+    if total <= 0 or not 0 <= warmup <= total:
+        raise UsageError(f"a warmup of {warmup:g} does not fit a run of {total:g}. It must be from 0 to {total:g}")
+    timescale = total / 10 if timescale is None else timescale
+    if timescale <= 0:
+        raise UsageError(f"the timescale of an rsqrt schedule is {timescale:g}; it must be above 0")
+    if any(not 0 <= drop <= total for drop in drops):
+        raise UsageError(f"the drops of a step schedule are {list(drops)}; each must be from 0 to {total:g}")
+    step = min(max(step, 0), total)
+    after = max(step - warmup, 0)
+    progress = after / (total - warmup) if total > warmup else 0.0
+    if shape == "cosine":
+        rate = end + (base - end) * (1 + math.cos(math.pi * progress)) / 2
+    elif shape == "linear":
+        rate = end + (base - end) * (1 - progress)
+    elif shape == "rsqrt":
+        rate = max(base / math.sqrt(1 + after / timescale), min(end, base))
+    elif shape == "step":
+        rate = max(base * 0.1 ** sum(drop < step for drop in drops), min(end, base))
+    else:
+        rate = base
+    return rate * (step / warmup) if step < warmup else rate
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
-from vitrail.training.processes.parallel import Parallel, SingleProcess
+from vitrail.training.parallel import Parallel
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
@@ -39,7 +40,6 @@ class StepSums:
     values: Tensor
     """float64 [len(names)]; float32 on devices without float64."""
     _ready: torch.cuda.Event | None = None
-    _read: dict[str, float] = field(default_factory=dict)
 
     def fetch(self) -> None:
         """Start to copy the numbers to the CPU, without waiting for them."""
@@ -48,38 +48,37 @@ class StepSums:
             self._ready = torch.cuda.Event()
             self._ready.record()
 
+    @cached_property
     def numbers(self) -> dict[str, float]:
-        """Return the value of each name. The first call waits for the device."""
-        if not self._read:
-            if self._ready is not None:
-                self._ready.synchronize()
-            self._read = dict(zip(self.names, self.values.tolist(), strict=True))
-        return self._read
+        """The value of each name. The first use waits for the device."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return dict(zip(self.names, self.values.tolist(), strict=True))
 
     @property
     def loss(self) -> float:
         """Mean over the images."""
-        return self.numbers()[LOSS] / self.numbers()[COUNT]
+        return self.numbers[LOSS] / self.numbers[COUNT]
 
     @property
     def count(self) -> int:
         """Number of images."""
-        return int(self.numbers()[COUNT])
+        return int(self.numbers[COUNT])
 
     @property
     def norm(self) -> float:
         """Global gradient norm before clipping."""
-        return self.numbers()[NORM]
+        return self.numbers[NORM]
 
     @property
     def metrics(self) -> dict[str, float]:
         """Sums over the images."""
         ours = (LOSS, COUNT, NORM)
-        return {name: x for name, x in self.numbers().items() if name not in ours and not name.startswith(OWN)}
+        return {name: x for name, x in self.numbers.items() if name not in ours and not name.startswith(OWN)}
 
     def own(self) -> dict[str, float]:
         """Return the sums of what each process added for itself."""
-        return {name.removeprefix(OWN): x for name, x in self.numbers().items() if name.startswith(OWN)}
+        return {name.removeprefix(OWN): x for name, x in self.numbers.items() if name.startswith(OWN)}
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def backward(
     and divides the losses instead, which costs nothing. `own` returns further numbers of this process, which are summed
     over the processes.
     """
-    network = network or SingleProcess(objective)
+    network = network or Parallel(objective)
     device = next(objective.parameters()).device
     totals: dict[str, Tensor] = {}
     examples = 0
@@ -156,59 +155,56 @@ def backward(
     return StepSums([*totals, *known], values)
 
 
+@dataclass
 class TrainingStep:
     """Callable that takes one optimiser step: gradient, clipping, update.
 
     If memory runs out, the step is repeated with twice as many micro-batches, `parts`. Nothing is lost: a batch is a
     function of its step, and its gradient does not depend on the micro-batches, up to rounding. With several processes
     no step is repeated, because the others wait for its sum. A step with a non-finite loss or gradient changes nothing.
-
-    guard: Restores BatchNorm statistics. on_memory: Called with (step, parts) when `parts` grows. on_done: Called with
-    each finished step, in order; one step late if `late` is set. own: Returns further numbers of this process, which
-    `StepSums` holds summed over all processes.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        network: Parallel,
-        optimizer: torch.optim.Optimizer,
-        average: Averager,
-        guard: FiniteGuard,
-        *,
-        on_memory: Callable[[int, int], None],
-        on_done: Callable[[FinishedStep], None],
-        own: Callable[[], dict[str, float]],
-    ) -> None:
-        assert run.batch_size and run.accumulate  # decided by now
-        self.parts = run.accumulate
-        self.objective = network.objective
+    run: Run
+    """With every decision made."""
+    network: Parallel
+    optimizer: torch.optim.Optimizer
+    average: Averager
+    guard: FiniteGuard
+    """Restores BatchNorm statistics."""
+    on_memory: Callable[[int, int], None]
+    """Called with (step, parts) when `parts` grows."""
+    on_done: Callable[[FinishedStep], None]
+    """Called with each finished step, in order; one step late if `late` is set."""
+    own: Callable[[], dict[str, float]]
+    """Returns further numbers of this process, which `StepSums` holds summed over all processes."""
+    _pending: FinishedStep | None = None
+
+    def __post_init__(self) -> None:
+        assert self.run.batch_size and self.run.accumulate  # decided by now
+        self.parts, self.objective = self.run.accumulate, self.network.objective
         acts_after_steps = type(self.objective).after_step is not Objective.after_step  # as a teacher and a codebook do
         self.late = next(self.objective.parameters()).device.type != "cpu" and not acts_after_steps
-        self._most_parts = max(run.batch_size // world.size() // fewest_images(self.objective), 1)
-        self._run, self._network, self._optimizer, self._average = run, network, optimizer, average
-        self._on_memory, self._on_done, self._own = on_memory, on_done, own
-        self._guard = guard
-        self._pending: FinishedStep | None = None
+        self._most_parts = max(self.run.batch_size // world.size() // fewest_images(self.objective), 1)
 
     def __call__(self, batch: ImageBatch, step: int, *, rate: float, decay: float | None = None) -> None:
         """Take step number `step` with this learning rate, and with this weight decay on kernels.
 
         Raises what the objective raises, and the error of an allocation if not even a single image fits in memory.
         """
-        self._guard.before_step()
-        set_learning_rate(self._optimizer, rate, decay)
+        self.guard.before_step()
+        set_learning_rate(self.optimizer, rate, decay)
+        bf16 = self.run.precision == "bf16"
         while True:
             try:
-                seed_step(self._run.seed, step, world.rank())
+                seed_step(self.run.seed, step, world.rank())
                 sums = backward(
                     self.objective,
                     batch,
                     step=step,
                     parts=self.parts,
-                    autocast=self._run.precision == "bf16",
-                    network=self._network,
-                    own=self._own,
+                    autocast=bf16,
+                    network=self.network,
+                    own=self.own,
                 )
                 break
             except (RuntimeError, MemoryError) as error:
@@ -217,11 +213,11 @@ class TrainingStep:
             # here the error is gone, and with it the memory that its traceback held
             self._start_over(step)
         self.settle()
-        norm = clip_(self.objective.parameters(), self._run.optim.clip).to(sums.values)
+        norm = clip_(self.objective.parameters(), self.run.optim.clip).to(sums.values)
         finite = torch.isfinite(norm) & torch.isfinite(sums.values[sums.names.index(LOSS)])
-        update(self._optimizer, finite)
-        self._guard.restore(unless=finite)
-        self._optimizer.zero_grad(set_to_none=True)
+        update(self.optimizer, finite)
+        self.guard.restore(unless=finite)
+        self.optimizer.zero_grad(set_to_none=True)
         sums = StepSums([*sums.names, NORM], torch.cat([sums.values, norm[None]]))
         sums.fetch()
         self._pending = FinishedStep(step, batch.index, rate, sums)
@@ -234,16 +230,16 @@ class TrainingStep:
         if done is None:
             return
         if done.finite:
-            self._average.update(done.step)
+            self.average.update(done.step)
             self.objective.after_step()
-        self._on_done(done)
+        self.on_done(done)
 
     def _start_over(self, step: int) -> None:
         """Free memory and cut the batch into twice as many micro-batches."""
         self.objective.zero_grad(set_to_none=True)
-        self._guard.restore()
+        self.guard.restore()
         gc.collect()
         if has_cuda():
             torch.cuda.empty_cache()
         self.parts = min(2 * self.parts, self._most_parts)
-        self._on_memory(step, self.parts)
+        self.on_memory(step, self.parts)

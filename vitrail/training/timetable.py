@@ -53,7 +53,7 @@ class Timetable:
         """Step from which images have their full size."""
         self.limit = None if run.time_limit is None else 60 * run.time_limit
         """Seconds of training, including all evaluations but the last: what the time limit leaves for it. In a run it
-        is less than the time limit, and changes (`vitrail.training.ending`)."""
+        is less than the time limit, and changes (`vitrail.training.time_limit`)."""
         self._parts: dict[str, int] = {}
         self.open = run.duration is None
         """Whether only the time limit ends the run."""

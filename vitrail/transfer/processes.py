@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from vitrail.device import available_cores
 from vitrail.training.guard import Interrupted, Signals, signal_name
-from vitrail.training.processes.parent import kill, python, python_path, start
-from vitrail.training.processes.room import check_room, trials_at_once
+from vitrail.training.processes import check_room, kill, python, python_path, start, trials_at_once
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")

@@ -32,15 +32,13 @@ from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import waiting_bytes
-from vitrail.training.batches import endless, evaluation_loader, training_loader
+from vitrail.training.batches import Sizes, endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.ending import PICTURED, ending_of
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
-from vitrail.training.optim.progressive import Sizes
-from vitrail.training.processes.thread_count import ENOUGH
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Optim, Run
 from vitrail.training.step import backward, seed_step
+from vitrail.training.time_limit import ENOUGH, PICTURED, ending_of
 from vitrail.training.timetable import Timetable
 from vitrail.words import time_span
 

@@ -39,7 +39,7 @@ from vitrail.training.facts import Facts
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import Diverged, Interrupted
 from vitrail.training.loop import fit
-from vitrail.training.processes.parent import end_with_parent
+from vitrail.training.processes import end_with_parent
 from vitrail.training.run import Run
 
 RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"

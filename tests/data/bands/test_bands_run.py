@@ -23,10 +23,10 @@ from vitrail.errors import DataError, UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.server.served_model import ServedModel
-from vitrail.training.checkpoints.state import Result
 from vitrail.training.decide import decide
 from vitrail.training.facts import Facts
 from vitrail.training.python_objects import trained_network
+from vitrail.training.result import Result
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card

@@ -28,10 +28,8 @@ from vitrail.objective.settings import DINO, MAE, BEiT, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective
 from vitrail.training import loop
 from vitrail.training.checkpoints.state import differing
-from vitrail.training.optim.lamb import LAMB
-from vitrail.training.optim.layer_decay import layer_factors
-from vitrail.training.optim.optimizer import build_optimizer, set_learning_rate, split_parameters
-from vitrail.training.optim.sgd import SGD
+from vitrail.training.optim.optimizer import build_optimizer, layer_factors, set_learning_rate, split_parameters
+from vitrail.training.optim.rules import LAMB, SGD
 from vitrail.training.optim.tune import freeze_rest
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.save import save

@@ -21,12 +21,17 @@ from vitrail.model.low_rank import adapt
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.settings import MAE
-from vitrail.training.optim import muon
-from vitrail.training.optim.muon import Muon, newton_schulz, orthogonalise_, stacked_matrices
-from vitrail.training.optim.optimizer import build_optimizer, set_learning_rate, split_parameters, update
+from vitrail.training.optim import rules
+from vitrail.training.optim.optimizer import (
+    build_optimizer,
+    set_learning_rate,
+    split_parameters,
+    stacked_matrices,
+    update,
+)
+from vitrail.training.optim.rules import Muon, newton_schulz, orthogonalise_
 from vitrail.training.optim.tune import freeze_rest
-from vitrail.training.processes import group
-from vitrail.training.processes.group import environment, joined
+from vitrail.training.processes import environment, joined
 from vitrail.training.run import Optim
 
 SIZES: dict[str, Any] = dict(width=24, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(16, 16), classes=3)
@@ -101,7 +106,7 @@ def test_the_network_moves_as_with_torchs_muon_and_adamw(steps: int, layer_decay
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 40), (2, 40, 8)])
 def test_singular_values_follow_the_published_polynomial(shape: tuple[int, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(muon, "fast_bf16", lambda device: False)
+    monkeypatch.setattr(rules, "fast_bf16", lambda device: False)
     torch.manual_seed(0)
     matrices = torch.randn(shape)
     left, values, right = torch.linalg.svd(matrices.double(), full_matrices=False)
@@ -272,7 +277,7 @@ def sharded(out: Path) -> NoReturn:
         found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
         if world.is_main():
             save_file(found, out / "sharded.safetensors")
-    group.leave(0)
+    world.leave(0)
 
 
 @pytest.mark.processes

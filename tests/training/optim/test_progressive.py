@@ -18,8 +18,8 @@ from vitrail.durations import Epochs, Percent
 from vitrail.errors import UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.registry import recipe
+from vitrail.training.batches import Sizes
 from vitrail.training.loop import fit
-from vitrail.training.optim.progressive import Sizes
 from vitrail.training.run import Progressive, Run
 from vitrail.training.timetable import Timetable
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import UsageError
-from vitrail.training.optim.schedule import learning_rate
+from vitrail.training.run import learning_rate
 
 SHAPES = ("cosine", "linear", "rsqrt", "constant")
 totals = st.integers(2, 200_000)

@@ -24,7 +24,7 @@ from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_
 from vitrail.training.optim.tune import check_tune, freeze_rest
-from vitrail.training.processes.distribute import prepare
+from vitrail.training.parallel import prepare
 from vitrail.training.run import Average, Optim, Run, Tune
 from vitrail.training.step import backward
 from vitrail.weights.assemble import skeleton

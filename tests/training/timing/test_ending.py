@@ -9,40 +9,40 @@ import torch
 
 from vitrail import device
 from vitrail.device import command_seconds, core_share
-from vitrail.training import ending
-from vitrail.training.ending import Ending
+from vitrail.training import time_limit
+from vitrail.training.time_limit import Ending
 
 
 @pytest.fixture
 def half_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "core_share", lambda: 0.5)
+    monkeypatch.setattr(time_limit, "core_share", lambda: 0.5)
 
 
 @pytest.mark.usefixtures("half_a_core")
 def test_the_end_by_hand() -> None:
     found = Ending(validation=100, test=400, calibrated=True, reported=True, _share=0.5)
-    alone = (ending.SAVING + ending.REPORTING + ending.LEAVING) / 0.5
+    alone = (time_limit.SAVING + time_limit.REPORTING + time_limit.LEAVING) / 0.5
     # 600 images evaluated at a third of a training image's 0.03 s, and 24 pictures
     assert found.seconds(0.03, 100) == pytest.approx(600 * 0.01 + 24 * 0.03 + alone)
     found.evaluation(5.0)  # 0.05 s an image
     assert found.seconds(0.03, 100) == pytest.approx(600 * 0.05 + 24 * 0.03 + alone)
     small = Ending(validation=0, test=0, calibrated=False, reported=False, _share=1.0)
-    assert small.seconds(0.03, 100) == pytest.approx(ending.SAVING)
+    assert small.seconds(0.03, 100) == pytest.approx(time_limit.SAVING)
 
 
 def test_the_linear_classifier_takes_its_share_of_the_training() -> None:
     found = Ending(0, 400, calibrated=False, reported=False, floor=3400, _share=0.5)
-    without = ending.SAVING / 0.5 + 400 * 0.01
+    without = time_limit.SAVING / 0.5 + 400 * 0.01
     # 600 images, the fewest, take 2.4 s
-    for training, floor in ((400, 3400 * ending.FLOOR / 0.5), (200, 10.0), (49, 2.45), (47, 0.0), (9, 0.0)):
+    for training, floor in ((400, 3400 * time_limit.FLOOR / 0.5), (200, 10.0), (49, 2.45), (47, 0.0), (9, 0.0)):
         assert found.seconds(0.03, training) == pytest.approx(without + floor)
 
 
 def test_the_share_of_a_core_follows_what_the_steps_get(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     clock, core = [0.0], [0.0]
-    monkeypatch.setattr(ending.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(ending.time, "thread_time", lambda: core[0])
+    monkeypatch.setattr(time_limit.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time_limit.time, "thread_time", lambda: core[0])
     found = Ending(100, 0, calibrated=True, reported=True, _share=1.0)
     for _ in range(200):  # a fifth of a core, and a fifth of the time waits for data
         clock[0], core[0] = clock[0] + 1.0, core[0] + 0.16

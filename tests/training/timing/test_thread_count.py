@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vitrail.training.processes import thread_count
-from vitrail.training.processes.thread_count import LEAST_PAUSE, ThreadCount
+from vitrail.training import time_limit
 from vitrail.training.run import Run
+from vitrail.training.time_limit import LEAST_PAUSE, ThreadCount
 
 CPU = torch.device("cpu")
 
@@ -25,8 +25,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     found = Machine()
-    monkeypatch.setattr(thread_count.time, "monotonic", lambda: found.now)
-    monkeypatch.setattr(thread_count, "core_share", lambda: found.share)
+    monkeypatch.setattr(time_limit.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(time_limit, "core_share", lambda: found.share)
     monkeypatch.setattr(torch, "get_num_threads", lambda: found.threads)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(found, "threads", count))
     yield found

@@ -20,13 +20,12 @@ from PIL import Image
 
 from vitrail.config import merge
 from vitrail.data.settings import Data
+from vitrail.training import trackers
 from vitrail.training.folder import RunFolder
 from vitrail.training.loop import training
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Run
-from vitrail.training.trackers import trackers
-from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
-from vitrail.training.trackers.trackers import TRACKERS
+from vitrail.training.trackers import TRACKERS, TrackedRun, Tracker, without_credentials
 from vitrail.version import install_extra
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -272,7 +271,7 @@ def test_credentials_of_addresses_are_left_out() -> None:
 @pytest.mark.processes
 def test_no_tracker_is_imported_before_it_is_used() -> None:
     code = """
-import sys, vitrail.training.trackers.trackers
+import sys, vitrail.training.trackers
 found = sys.modules.keys() & {"torch", "tensorboard", "wandb", "mlflow"}
 sys.exit(str(found) if found else 0)
 """

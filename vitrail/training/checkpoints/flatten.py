@@ -23,54 +23,46 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
     "optimizer/state/0/exp_avg". A tensor that appears twice is stored once and appears twice again after
     `restore`. Raises TypeError with the path for any other value.
     """
-    flattener = _Flattener()
-    return flattener.encode(state, ()), flattener.tensors
+    tensors: dict[str, Tensor] = {}
+    names: dict[tuple[Any, ...], str] = {}
 
-
-class _Flattener:
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self.names: dict[tuple[Any, ...], str] = {}
-
-    def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+    def encode(value: Any, path: tuple[str, ...]) -> Any:
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
             return value if math.isfinite(value) else {"$float": repr(float(value))}
         if isinstance(value, Tensor):
-            return {"$tensor": self._name(value, path)}
-        if isinstance(value, list):
-            return self._encode_items(value, path)
-        if isinstance(value, tuple):
-            return {"$tuple": self._encode_items(value, path)}
-        if isinstance(value, Mapping):
-            plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-            items = [[self._key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]
-            return dict(items) if plain else {"$dict": items}
-        raise TypeError(f"{'/'.join(path)} is a {type(value).__name__}, which a checkpoint cannot store")
+            return {"$tensor": name_of(value, path)}
+        if isinstance(value, list | tuple):
+            listed = [encode(item, (*path, str(index))) for index, item in enumerate(value)]
+            return listed if isinstance(value, list) else {"$tuple": listed}
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{'/'.join(path)} is a {type(value).__name__}, which a checkpoint cannot store")
+        for key in value:
+            if key is not None and not isinstance(key, bool | int | float | str):
+                raise TypeError(
+                    f"{'/'.join(path)} has a {type(key).__name__} as a key, which a checkpoint cannot store"
+                )
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        items = [[encode(key, path), encode(item, (*path, str(key)))] for key, item in value.items()]
+        return dict(items) if plain else {"$dict": items}
 
-    def _encode_items(self, values: list[Any] | tuple[Any, ...], path: tuple[str, ...]) -> list[Any]:
-        return [self.encode(value, (*path, str(index))) for index, value in enumerate(values)]
-
-    def _key(self, key: Any, path: tuple[str, ...]) -> Any:
-        if key is None or isinstance(key, bool | int | float | str):
-            return self.encode(key, path)
-        raise TypeError(f"{'/'.join(path)} has a {type(key).__name__} as a key, which a checkpoint cannot store")
-
-    def _name(self, tensor: Tensor, path: tuple[str, ...]) -> str:
+    def name_of(tensor: Tensor, path: tuple[str, ...]) -> str:
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
             kind = f"{tensor.layout} tensor of {tensor.dtype}"
             raise TypeError(f"{'/'.join(path)} is a {kind}, which a checkpoint cannot store")
         where: tuple[Any, ...] = path  # an empty tensor has no memory to share
         if tensor.numel() and not world.is_sharded(tensor):  # a process may hold an empty part
             where = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if where not in self.names:
+        if where not in names:
             name = "/".join(path) or "tensor"
-            while name in self.tensors or name.rsplit("/", 1)[-1] == _RESERVED:
+            while name in tensors or name.rsplit("/", 1)[-1] == _RESERVED:
                 name += "~"
-            self.names[where] = name
-            self.tensors[name] = tensor.detach()
-        return self.names[where]
+            names[where] = name
+            tensors[name] = tensor.detach()
+        return names[where]
+
+    return encode(state, ()), tensors
 
 
 def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -121,11 +113,7 @@ def safetensors_pieces(
     offset = 0
     for name, tensor in ordered:
         end = offset + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

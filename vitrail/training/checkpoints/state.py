@@ -1,27 +1,41 @@
-"""The state of a run at one moment: what a checkpoint stores, and what a resumed run must have in common with it."""
+"""The state of a run: what a checkpoint stores, how it is saved and restored, and how a run is resumed.
+
+At a step that saves, the tensors are copied in main memory, and a thread writes the copies. The next save, and the end
+of the run, wait for the thread: a step that is reported as saved is durable. Until then the previous checkpoint stays,
+so that a kill at any moment loses at most the work since that one. A few checkpoints may fail before training stops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from vitrail import world
-from vitrail.config import plain
-from vitrail.errors import CheckpointError
-from vitrail.evaluation.metric import headline, in_words, interval, on_images
+from vitrail.config import from_yaml, plain
+from vitrail.device import free_memory
+from vitrail.errors import CheckpointError, TrainingError, WeightsError
 from vitrail.model.variants import ForeignConfig, ResNetConfig, flat
 from vitrail.objective.base import Objective
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.checkpoints.flatten import copied, nbytes
+from vitrail.training.folder import RunFolder
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
+from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import LORA, Run
-from vitrail.training.validation import floor
 from vitrail.weights.base import BaseWeights
-from vitrail.words import one_line
+from vitrail.weights.load import local
+from vitrail.weights.store import WEIGHTS
 
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune", *LORA,
             "distill")  # fmt: skip
@@ -34,9 +48,14 @@ OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second"
 """Names of the tensors that AdamW, SGD, LAMB and Muon store for each parameter."""
 BASE_FACTS = ("source", "path", "sha256")
 """What a checkpoint says about the base model it needs; run.json says how to find it again."""
-GAP = 0.05
-"""By how much the interval of the accuracy on the test images must lie below that on the validation images before the
-two are said to be different kinds of images. The validation images also choose the step, which gains little."""
+PATIENCE = 3
+"""Training stops after this number of consecutive checkpoints that could not be written."""
+GRACE = 30.0
+"""Seconds between SIGTERM and SIGKILL, by default, in torchrun, Slurm and Kubernetes."""
+ROOM = 2.0
+"""Free memory needed for a copy, as a multiple of its size. With less, training waits for the save."""
+LONGEST = timedelta(days=7)
+"""How long the processes of a sharded run wait for one another while they write: a slow disk is no error."""
 
 
 @dataclass
@@ -59,115 +78,6 @@ class RunStatus:
     """Why the run is over; "" while it is running."""
     ended_by: dict[str, Any] = field(default_factory=dict)
     """The limits that ended the run. With other limits it continues."""
-
-
-@one_line
-@dataclass(frozen=True)
-class Result:
-    """The result of `fit`, which run.json stores."""
-
-    folder: Path
-    steps: int
-    epochs: float
-    seconds: float
-    """Of training, with the time before a resume."""
-    ended: str
-    """Why the run ended: "all steps done", "time limit" or "early stop"."""
-    best: dict[str, float]
-    """Step and validation metrics of the best model: as in `Classification.metrics` or `LabelScores.metrics`, or loss
-    if there are no labels."""
-    test: dict[str, float] | None = None
-    """Metrics of the best model on the test images, measured once; None without test images."""
-    message: str = ""
-    """For the user, in one or two sentences."""
-    skipped: int = 0
-    """Number of steps that were skipped because their update was not finite."""
-    floors: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What a classifier must beat on the same images as the headline (`vitrail.training.validation.floor`)."""
-    no_floor: str = ""
-    """Why there is no linear classifier among them."""
-    lost: dict[str, str] = field(default_factory=dict)
-    """What could not be written into the run folder -> the reason."""
-
-    @property
-    def exit_code(self) -> int:
-        """Exit status of the command: 1 if something could not be written."""
-        return int(bool(self.lost))
-
-    def without(self, lost: Mapping[str, str]) -> Result:
-        """Return the result of a run that could not write `lost`."""
-        return replace(self, lost=dict(sorted({**self.lost, **lost}.items())))
-
-    @property
-    def verdict(self) -> str:
-        """The headline on the test images, else on the validation images, beside the floors; "" without floors."""
-        numbers = self.test or self.best
-        if not self.floors or not (name := headline(numbers)):
-            return ""
-        where = "test images" if self.test else "validation images"
-        skewed = any("balanced_accuracy" in one for one in self.floors.values())
-        balanced = f", balanced accuracy {numbers['balanced_accuracy']:.2%}" if skewed else ""
-        failed = f": this network {self.shortfall}" if self.shortfall else ""
-        text = f"{in_words(name, numbers[name])}{balanced}{on_images(name, numbers, where)}"
-        skipped = f" (without a linear classifier: {self.no_floor})" if self.no_floor else ""
-        return f"{text}; {floor.in_words(self.floors)}{skipped}{failed}"
-
-    @property
-    def shortfall(self) -> str:
-        """What it means that the network does not exceed a floor: "has not learned enough"; "" if it exceeds all."""
-        return floor.shortfall(self.test or self.best, self.floors)
-
-    @property
-    def gap(self) -> str:
-        """A sentence if much less of the test images is right than of the validation images, else ""."""
-        test, best = self.test or {}, self.best
-        if not {"top1", "count"} <= test.keys() & best.keys() or interval(test)[1] > interval(best)[0] - GAP:
-            return ""
-        return (
-            f"The test images differ from the training images: of {best['count']:,.0f} validation images "
-            f"{best['top1']:.2%} are right. `vitrail evaluate {self.folder}` shows which classes of the test images "
-            "fail."
-        )
-
-    @property
-    def summary(self) -> str:
-        """The message, and what could not be written, with the first reason."""
-        if not self.lost:
-            return self.message
-        reason = next(iter(self.lost.values()))
-        return f"{self.message}, except what could not be written: {', '.join(self.lost)} ({reason})"
-
-    @classmethod
-    def of(
-        cls,
-        status: RunStatus,
-        folder: Path,
-        per_epoch: int,
-        test: dict[str, float] | None = None,
-        floors: floor.Floors | None = None,
-    ) -> Result:
-        """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
-        best, reached = status.best, ""
-        shown = {} if test and headline(test) else best  # the number of the test images has a line of its own
-        if name := headline(shown):
-            reached = f", validation {in_words(name, best[name])}{on_images(name, best)}"
-        elif "loss" in shown:
-            reached = f", validation loss {best['loss']:.4f}{on_images('loss', best)}"
-        if status.skipped:
-            reached += f"; {status.skipped} updates were skipped because they were not finite"
-        return cls(
-            folder,
-            steps=status.step,
-            epochs=status.step / per_epoch,
-            seconds=round(status.elapsed, 1),
-            ended=status.ended,
-            best=best,
-            test=test,
-            floors=floors.found if floors else {},
-            no_floor=floors.skipped if floors else "",
-            message=f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
-            skipped=status.skipped,
-        )
 
 
 @dataclass
@@ -318,3 +228,234 @@ def differing(there: Any, here: Any, where: str = "") -> list[str]:
     else:
         return [] if there == here else [f"{where}: {there!r} there, {here!r} here"]
     return [line for place, a, b in pairs for line in differing(a, b, place)]
+
+
+class Checkpoints:
+    """Saves and restores a `TrainingState` in a run folder; `say` prints a line.
+
+    The main process writes; of a sharded state each process writes its part. A context that ends when no checkpoint is
+    being written any more.
+    """
+
+    def __init__(self, folder: RunFolder, keep: int, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.say = say
+        self.saved: int | None = None
+        """Step of the newest checkpoint."""
+        self._failed = 0
+        self._reason = ""
+        self._warned = False
+        self._saved_status: dict[str, Any] = {}
+        self._pending: _Save | None = None
+        self._buffers: dict[str, Tensor] = {}
+        self._group: dist.ProcessGroup | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not KeyboardInterrupt:  # a second Ctrl-C ends the process at once
+            self._join()
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """What could not be written -> the reason: the newest checkpoint, or nothing."""
+        return {"the newest checkpoint": self._reason} if self._failed else {}
+
+    def newest(self) -> int | None:
+        """Return the step of the newest checkpoint, without communicating with other processes."""
+        self._join()
+        return checkpoint.newest(self.folder.checkpoints)
+
+    def save(self, state: TrainingState, *, wait: bool = True) -> None:
+        """Write a checkpoint, unless the newest one is of the same state; all processes call it.
+
+        With `wait`, return when the checkpoint is durable, else as soon as training can continue. Raises TrainingError
+        if weights are not finite, or after `PATIENCE` consecutive failures.
+        """
+        self.wait()
+        status = {**asdict(state.status), "elapsed": 0.0}
+        if status == self._saved_status:
+            return
+        step = state.status.step
+        write: Callable[[], object] | None = None
+        if world.is_main() or state.sharded:
+            tensors = state.state_dict()
+            if not wait and nbytes(tensors) * ROOM < free_memory(torch.device("cpu")) + nbytes(self._buffers):
+                tensors = copied(tensors, self._buffers)
+            else:
+                wait = True
+            options = {"group": self._saving_group()} if state.sharded else {}
+            write = partial(checkpoint.save, self.folder.checkpoints, step, tensors, keep=self.keep, **options)
+        self._pending = _Save(step, status, write)
+        if wait:
+            self._pending.run()
+            self.wait()
+        elif write is not None:
+            self._pending.start()
+
+    def wait(self) -> None:
+        """Return when the checkpoint that is being written is durable or has failed; all processes call it.
+
+        Raises TrainingError after `PATIENCE` consecutive failures.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        with world.main_alone("writing a checkpoint"):
+            pending.join()
+        if isinstance(pending.error, CheckpointError):
+            self._failed += 1
+            self._reason = str(pending.error)
+            self.say(f"warning: no checkpoint at step {pending.step}: {pending.error}")
+        elif pending.error is not None:
+            raise pending.error
+        self._warn_if_slow(pending.seconds)
+        if not world.any_(pending.error is not None):  # all processes must agree on what is saved
+            self.saved, self._failed, self._saved_status = pending.step, 0, pending.status
+        if world.any_(self._failed >= PATIENCE):
+            raise TrainingError(
+                f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}. Free disk space "
+                f"and resume from the newest checkpoint: vitrail train --resume {self.folder.path}"
+            )
+
+    def restore(self, state: TrainingState) -> None:
+        """Load the newest intact checkpoint into `state` and print which one it is.
+
+        Raises CheckpointError if there is none or it belongs to another run.
+        """
+        path = world.from_main(
+            "checking the checkpoints",
+            lambda: checkpoint.latest_valid(
+                self.folder.checkpoints,
+                on_reject=lambda bad: self.say(f"warning: skipping {bad.path.name}: {bad.reason}"),
+            ),
+        )
+        if path is None:
+            raise CheckpointError(f"{self.folder.checkpoints} holds no checkpoint: the run ended before its first")
+        state.load_state_dict(checkpoint.read(path, state.sharded_tensors()))
+        self.saved, self._saved_status = state.status.step, {**asdict(state.status), "elapsed": 0.0}
+        self.say(f"resuming from {path}")
+
+    def _join(self) -> None:
+        """Wait until nothing is being written, but at most `GRACE` seconds for other processes, which may be gone."""
+        if self._pending is not None:
+            self._pending.join(None if self._group is None else GRACE)
+
+    def _saving_group(self) -> dist.ProcessGroup:
+        """Return the process group for saving, apart from the one that training uses at the same time."""
+        if self._group is None:
+            group = dist.new_group(backend="gloo", timeout=LONGEST)
+            assert isinstance(group, dist.ProcessGroup)  # every process belongs to it
+            self._group = group
+        return self._group
+
+    def _warn_if_slow(self, seconds: float) -> None:
+        """Warn once that a save takes so long that a scheduler may kill the process before the save is done."""
+        if seconds > GRACE / 2 and not self._warned:
+            self._warned = True
+            self.say(
+                f"warning: saving a checkpoint took {seconds:.0f} s, and schedulers often kill {GRACE:.0f} s after "
+                "SIGTERM. Ask your scheduler for more time. Otherwise the newest checkpoint will be the periodic one "
+                "before the signal."
+            )
+
+
+class _Save(threading.Thread):
+    """One checkpoint being written by calling `write`, which is None on a process that has nothing to write."""
+
+    def __init__(self, step: int, status: dict[str, Any], write: Callable[[], object] | None) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self.step, self.status = step, status
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self._write = write
+
+    def run(self) -> None:
+        """Write the checkpoint. An error is kept, to be raised in the training thread."""
+        if self._write is None:
+            return
+        began = time.monotonic()
+        try:
+            self._write()
+        except BaseException as error:
+            self.error = error
+        self.seconds = time.monotonic() - began
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the checkpoint is written or has failed, but at most `timeout` seconds."""
+        if self.ident is not None:  # started
+            super().join(timeout)
+
+
+def resumed_run(run: Run, folder: RunFolder, objects: PythonObjects) -> tuple[Run, str | None]:
+    """Return the run to continue in `folder`, and the weights it is built from (`starting_weights`).
+
+    Raises WeightsError if only a part of the network is trained and its base model cannot be found, UsageError if the
+    run needs objects that were not `given`, CheckpointError if it has another network or prepares images otherwise.
+    """
+    objects.check_resume(folder)
+    recorded = from_yaml(folder.path / "config.yaml", Run())
+    run = relocated(inherit(run, recorded), recorded, folder)
+    _check_kept(run, recorded, folder)
+    return run, starting_weights(run, recorded, folder)
+
+
+def _check_kept(run: Run, recorded: Run, folder: RunFolder) -> None:
+    """Raise CheckpointError for settings that a checkpoint does not compare, and that a resumed run cannot change.
+
+    The network of a run from weights is theirs, whatever name is given. Images that are prepared otherwise would be
+    measured otherwise than the best model, whose card says how.
+    """
+    kept = {"preprocess": recorded.preprocess is not None, "model": run.weights is not None and run.model is not None}
+    differences = [
+        line
+        for name, compared in kept.items()
+        if compared
+        for line in differing(plain(getattr(recorded, name)), plain(getattr(run, name)), name)
+    ]
+    if differences:
+        raise CheckpointError(
+            f"the run in {folder.path} has other settings, which a resumed run keeps:\n  "
+            + "\n  ".join(differences)
+            + "\nRemove them, or start a new run from its weights (--from)."
+        )
+
+
+def inherit(run: Run, recorded: Run) -> Run:
+    """Return `run` with its automatic settings as in `recorded`: a resumed run decides nothing again."""
+    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "cache")
+    decided = {name: getattr(recorded, name) for name in (*automatic, *LORA) if getattr(run, name) in (None, "auto")}
+    return replace(run, **decided)
+
+
+def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
+    """Return `run` with the present place of its base model as weights: the run folder or the base may have moved.
+
+    `recorded` is the run in the folder's config.yaml. If `run` names other weights, these are used, so that `--from`
+    can give the new place. Raises WeightsError if the base is in none of the recorded places.
+    """
+    noted = folder.facts().get("base")
+    if recorded.tune == "all" or noted is None or run.weights != recorded.weights:
+        return run
+    return replace(run, weights=BaseWeights.read(noted, folder.path / "run.json").located(folder.path))
+
+
+def starting_weights(run: Run, recorded: Run, folder: RunFolder) -> str | None:
+    """Return the weights that a resumed run is built from, before its checkpoint replaces all of them.
+
+    These are `run.weights`. If they are gone and the whole network is trained, the folder's newest model takes their
+    place, so that a resumed run needs only its folder and its data. `recorded` is the run in the folder's config.yaml;
+    weights that differ from its own are returned as they are.
+    """
+    own = folder.last
+    if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():
+        return run.weights
+    try:
+        local(run.weights)
+    except WeightsError:
+        return str(own)
+    return run.weights

@@ -1,12 +1,29 @@
-"""The optimiser of a run: AdamW, SGD, LAMB or Muon, which parameters it decays, and gradient clipping.
+"""The optimiser of a run: its groups of parameters, and what a step does with their gradients.
 
-Weight decay is decoupled: it does not pass through the gradient, and is multiplied by the scheduled learning rate. So
-the paper's weight decay 0.1 is 0.1 here; the original code's setting is 0.1 x the learning rate.
+AdamW, SGD, LAMB or Muon. Weight decay is decoupled: it does not pass through the gradient, and is multiplied by the
+scheduled learning rate. So the paper's weight decay 0.1 is 0.1 here; the original code's setting is 0.1 x the learning
+rate.
+
+Layer-wise decay of the learning rate (`layer_factors`): the nearer a parameter is to the image, the slower it learns. A
+parameter's rate is lr * decay ** (layers + 1 - depth), as in the fine-tuning of BEiT (Bao et al. 2022) and MAE (He
+et al. 2022, table 9). The stem, tokens and positions have depth 0. Block i, counted from 0, has depth i + 1.
+Everything after the blocks has depth layers + 1 and learns at lr. Decoupled weight decay is scaled in the same way.
+
+Published code differs in two places. Here both are as in BEiT and MAE, because the published results belong to that:
+
+* The final norm learns with the head. timm's `param_groups_layer_decay` counts it as part of the last block.
+* Positions that all layers share (`place` "shared") have no depth of their own and learn at lr, as BEiT's shared
+  table does. timm counts them as part of the patch embedding.
+
+The branches of a parallel block and the two halves of an axial block have their block's depth. A stem of many stages,
+such as a hybrid's ResNet, has depth 0 as a whole. Positions with a table for each layer are one parameter here; each
+layer's table has that layer's depth (`slow_rows`). Parts of an objective besides the network (decoder, projection,
+classifier of tokens) learn at lr. The [mask] embedding, which replaces patch embeddings, has depth 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +31,19 @@ from torch import Tensor, nn
 
 from vitrail import torch_private, world
 from vitrail.errors import UsageError
-from vitrail.training.optim.layer_decay import by_factor, layer_factors, slow_rows
-from vitrail.training.optim.muon import stacked_matrices
+from vitrail.model.attention import Attention
+from vitrail.model.block import Block, SwiGLU
+from vitrail.model.low_rank import LowRank
+from vitrail.model.posemb import Relative, RelativeBias
+from vitrail.model.vit import ViT
 from vitrail.training.run import Optim
 from vitrail.words import shown
 
 _TABLES = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, torch_private.NormBase)
+EMBEDDING = ("stem", "cls", "dist", "registers", "patch_norm", "pre_norm")
+"""Parts of a `ViT` that have depth 0, positions aside."""
+
+Factors = Mapping[nn.Parameter, tuple[float, ...]]
 
 
 def is_kernel(module: nn.Module, name: str) -> bool:
@@ -67,9 +91,8 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
     `optim.build` makes it. Weight decay acts only on the group "kernels"; the other parameters are the group "others".
     With `optim.layer_decay` there are such groups for each learning rate; "factor" is a group's share of the largest
-    rate (`training.optim.layer_decay`). For Muon there are such groups for each number of "parts"
-    (`training.optim.muon`). Raises UsageError if a value is out of range, if nothing is trainable, or if Muon finds no
-    matrix that it trains.
+    rate. For Muon there are such groups for each number of "parts". Raises UsageError if a value is out of range, if
+    nothing is trainable, or if Muon finds no matrix that it trains.
     """
     kernels, others = (list(side.values()) for side in split_parameters(module))
     if not kernels and not others:
@@ -78,10 +101,14 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     matrices = _matrices(module, kernels) if optim.name == "muon" else {}
     groups: list[dict[str, Any]] = []
     for name, side, decay in (("kernels", kernels, optim.weight_decay), ("others", others, 0.0)):
-        for factor, parameters in by_factor(side, factors).items():
+        alike: dict[tuple[float, int], list[nn.Parameter]] = {}
+        for parameter in side:  # if its rows have different factors, the largest of them is that of its group
+            key = max(factors.get(parameter, (1.0,))), matrices.get(parameter, 0)
+            alike.setdefault(key, []).append(parameter)
+        for factor, parts in sorted(alike):
             rate = {"factor": factor, "lr": optim.lr * factor} if factors else {}
-            group = {"name": name, "params": parameters, "weight_decay": decay, **rate}
-            groups += _by_parts(group, matrices) if matrices else [group]
+            stored = {"parts": parts} if matrices else {}
+            groups.append({"name": name, "params": alike[factor, parts], "weight_decay": decay, **rate, **stored})
     optimizer = optim.build(groups)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"{type(optim).__name__}.build returned {shown(optimizer)}; it must return a torch optimiser")
@@ -101,11 +128,29 @@ def _matrices(module: nn.Module, kernels: list[nn.Parameter]) -> dict[nn.Paramet
     return matrices
 
 
-def _by_parts(group: dict[str, Any], matrices: dict[nn.Parameter, int]) -> list[dict[str, Any]]:
-    """Return `group` cut into groups whose weights have the same number of matrices; 0 is for all other parameters."""
-    parts = sorted({matrices.get(parameter, 0) for parameter in group["params"]})
-    members = {n: [parameter for parameter in group["params"] if matrices.get(parameter, 0) == n] for n in parts}
-    return [{**group, "params": members[n], "parts": n} for n in parts]
+def stacked_matrices(module: nn.Module) -> dict[Tensor, int]:
+    """Return {weight: number of matrices that it stores one below the other} for the dense layers of encoder blocks.
+
+    Query, key and value are three linear maps, and gate and value of a SwiGLU are two (Eq. 5; Shazeer 2020). They are
+    stored as one weight for speed alone. Made orthogonal together they would share their singular values, so that the
+    map with the largest gradient would take the others' part of the step. The heads of a map stay together, as in the
+    publications. The factors of low-rank updates are no layers of their own, and are left out.
+    """
+    found: dict[Tensor, int] = {}
+    factors = {part for parent in module.modules() if isinstance(parent, LowRank) for part in parent.modules()}
+    for block in (part for part in module.modules() if isinstance(part, Block)):
+        for part in block.modules():
+            if part in factors:
+                continue
+            if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is not None:
+                found[part.in_proj_weight] = 3
+            elif isinstance(part, nn.Linear):
+                found.setdefault(part.weight, 1)
+            elif isinstance(part, Attention):
+                found[part.qkv.weight] = 3
+            elif isinstance(part, SwiGLU):
+                found[part.fc1.weight] = 2
+    return found
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
@@ -146,3 +191,76 @@ def clip_(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
         factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
         torch_private.foreach_mul_(gradients, factor)
     return norm
+
+
+def layer_factors(module: nn.Module, decay: float) -> dict[nn.Parameter, tuple[float, ...]]:
+    """Return the factor of the learning rate for each parameter of `module`; the largest is 1.
+
+    `module` is a ViT, or an objective that owns one as `model`. A parameter has one factor, or one for each row if its
+    rows belong to different layers. Raises UsageError for a network without encoder blocks.
+    """
+    encoder = module if isinstance(module, ViT) else getattr(module, "model", module)
+    if not isinstance(encoder, ViT):
+        raise UsageError(
+            f"optim.layer_decay is {decay}, but it needs the blocks of a Vision Transformer, and a "
+            f"{type(encoder).__name__} has none: leave it out"
+        )
+    last = len(encoder.blocks) + 1
+    depths = {parameter: [last] for parameter in module.parameters()}
+    for name, parameter in encoder.named_parameters():
+        part, _, rest = name.partition(".")
+        if part in EMBEDDING:
+            depths[parameter] = [0]
+        elif part == "blocks":
+            depths[parameter] = [int(rest.partition(".")[0]) + 1]
+        elif part == "positions":
+            depths[parameter] = _of_positions(encoder)
+    if encoder is not module and isinstance(mask := getattr(module, "mask", None), nn.Parameter):
+        depths[mask] = [0]
+    return {parameter: tuple(decay ** (last - depth) for depth in depths[parameter]) for parameter in depths}
+
+
+def _of_positions(encoder: ViT) -> list[int]:
+    """Return the depth of a table of positions, or of each of its rows."""
+    positions, layers = encoder.positions, len(encoder.blocks)
+    if positions.config.place == "shared":
+        return [layers + 1]
+    if positions.at_input and not isinstance(positions, Relative | RelativeBias):
+        return [0]
+    return list(range(1, layers + 1))
+
+
+def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
+    """Let every step of `optimizer` move each row of a parameter by the row's own factor.
+
+    Parameters with several factors are tables of positions, which have no weight decay and no trust ratio, and which
+    Muon leaves to AdamW. There the steps of AdamW, SGD and LAMB are proportional to the learning rate, value by value.
+    So each row moves by its share of the step at the fastest row's rate.
+    """
+    several = [parameter for parameter, values in factors.items() if len(values) > 1 and parameter.requires_grad]
+    rows = {parameter: _shares(parameter, factors[parameter]) for parameter in several}
+    if not rows:
+        return
+    before: dict[nn.Parameter, Tensor] = {}
+
+    def note(*_: Any) -> None:
+        before.update({parameter: world.local(parameter).detach().clone() for parameter in rows})
+
+    @torch.no_grad()
+    def shorten(*_: Any) -> None:
+        for parameter, start in before.items():
+            moved = world.local(parameter).detach()
+            moved.copy_(start.lerp(moved, rows[parameter]))
+
+    optimizer.register_step_pre_hook(note)
+    optimizer.register_step_post_hook(shorten)
+
+
+def _shares(parameter: nn.Parameter, factors: tuple[float, ...]) -> Tensor:
+    """Return the factor of each row in this process divided by the largest factor, in a shape that broadcasts."""
+    here = world.local(parameter)
+    shares = torch.tensor(factors, dtype=here.dtype, device=here.device) / max(factors)
+    if world.is_sharded(parameter):  # FSDP2 splits as `chunk` does; the last processes may have no rows
+        pieces = shares.chunk(world.size())
+        shares = pieces[world.rank()] if world.rank() < len(pieces) else shares[:0]
+    return shares.view(-1, *[1] * (parameter.dim() - 1))

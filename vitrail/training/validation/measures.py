@@ -7,7 +7,8 @@ same in every evaluation and for any number of processes, and losses can be comp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +18,20 @@ import torch
 from vitrail import world
 from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
+from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.split import subset
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
+from vitrail.model.build import eval_mode
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.tasks.task import Task
-from vitrail.training.batches import evaluation_loader
+from vitrail.training.batches import SHOWN_ROWS, columns_picture, evaluation_loader
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
-from vitrail.training.validation.pictures import SHOWN_ROWS, columns_picture
-from vitrail.training.validation.rounds import Rounds
 from vitrail.weights.card import Card
 
 SEEN = "seen.png"
@@ -78,12 +79,8 @@ class ObjectiveLoss(Measure):
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`. Also draws the first images."""
-        training = self._objective.training
-        self._objective.eval()
-        try:
+        with eval_mode(self._objective), torch.no_grad():
             sums = self._sums(images)
-        finally:
-            self._objective.train(training)
         totals: dict[str, float] = {}
         for part in world.gather(sums):  # a process without images has no metrics
             for name, value in part.items():
@@ -176,3 +173,27 @@ class KNNProbe:
         train = collect(embed, Rounds(self.loader, check), self.class_names)
         found = knn(train, collect(embed, validation, self.class_names), k=(self.neighbours,))
         return {"knn": found.top1[self.neighbours]}
+
+
+class Rounds:
+    """A loader whose passes take equally many rounds in every process; `check` is called once in each round.
+
+    Processes may have different numbers of evaluation batches, and batches without a readable image are left out. So
+    `check` may talk to the other processes, while no loop over batches may: a process without a batch takes part in the
+    round all the same. `check` may raise to end the pass, in all processes at the same round. All processes must create
+    it together.
+    """
+
+    def __init__(self, loader: Loader, check: Callable[[], None]) -> None:
+        self.loader = loader
+        self._check = check
+        self.bad = loader.bad
+        self._rounds = max(world.gather(len(loader)))
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Iterate over the batches of this process."""
+        with closing(self.loader.epoch(epoch)) as batches:  # type: ignore[type-var]
+            for _ in range(self._rounds):
+                self._check()
+                if (batch := next(batches, None)) is not None:
+                    yield batch

@@ -34,8 +34,7 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
 from vitrail.training.validation.floor import Floors, floors
-from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss
-from vitrail.training.validation.rounds import Rounds
+from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss, Rounds
 from vitrail.training.validation.saved_network import saved_network
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card

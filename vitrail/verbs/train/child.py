@@ -9,16 +9,16 @@ import sys
 
 
 def main(config: str, note: str, resume: str, asked: str) -> int:
-    """See `vitrail.training.processes.child.main`."""
-    from vitrail.training.processes import child  # which imports torch
+    """See `vitrail.training.processes.main`."""
+    from vitrail.training import processes  # which imports torch
     from vitrail.verbs.train.train import reported
 
-    return child.main(config, note, resume, asked, report=reported)
+    return processes.main(config, note, resume, asked, report=reported)
 
 
 if __name__ == "__main__":
-    from vitrail.training.processes.group import leave
-    from vitrail.training.processes.parent import end_with_parent
+    from vitrail.training.processes import end_with_parent
+    from vitrail.world import leave
 
     end_with_parent()
     leave(main(*sys.argv[1:]))

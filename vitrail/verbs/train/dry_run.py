@@ -104,7 +104,7 @@ def _flops(run: Run, decision: Decision, plan: Timetable, each: Callable[[tuple[
     """Return the FLOPs of the whole run; `each` returns those of an image of a size. Images may grow during the run."""
     from collections import Counter
 
-    from vitrail.training.optim.progressive import Sizes
+    from vitrail.training.batches import Sizes
 
     assert run.batch_size is not None
     sizes, count = Sizes(run.progressive, decision.config), min(plan.total, SAMPLED)

@@ -22,7 +22,7 @@ from vitrail.words import one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
-    from vitrail.training.checkpoints.state import Result
+    from vitrail.training.result import Result
 
 log = logging.getLogger("vitrail")
 
@@ -213,7 +213,7 @@ def _run(
     if print_config:
         return Preview(run)
     from vitrail.training.loop import training
-    from vitrail.training.processes.group import joined, launch
+    from vitrail.training.processes import joined, launch
     from vitrail.training.python_objects import PythonObjects
 
     if nproc is not None:

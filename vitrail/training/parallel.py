@@ -1,0 +1,236 @@
+"""What is applied to the single-device model from outside (`distribute`), in this order:
+
+1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
+2. torch.compile, on each block: blocks that differ only in their weights share one compiled graph;
+3. several processes, whose gradients are summed while they are computed (DDP); or, with `Run.shard`, FSDP2 on each
+   block and on the objective. Communication stays outside of what is recomputed.
+
+The names in the model's state_dict stay the same: a checkpoint does not depend on how it was trained. Gradients are
+sums over the examples of all processes.
+
+`--shard` splits every parameter along its first dimension. The parameters of a block are gathered before the block, and
+again in the backward pass, where their gradients are reduced and split. The other parameters (stem, tokens, positions,
+classifier, the objective's own) are gathered once per step. Evaluation does not use the sharded network: processes may
+have different numbers of images to evaluate, and the main process draws pictures and writes models alone. A second
+network (`empty_copy`) holds all weights meanwhile.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vitrail import torch_private, world
+from vitrail.errors import UsageError
+from vitrail.model.vit import ViT
+from vitrail.objective.base import Moment, Objective, Prepared
+from vitrail.training.optim.average import Averager, Swapped
+from vitrail.training.run import Run
+
+Computed = tuple[Tensor, int, dict[str, Tensor]]
+"""Loss, number of examples and metrics of a micro-batch, as an objective returns them."""
+GRAPHS = 8
+"""Graphs that each block may have."""
+SHARDING = ("cpu", "cuda")
+"""Types of device on which torch can shard."""
+
+
+def distribute(objective: Objective, run: Run) -> Parallel:
+    """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
+    whole = empty_copy(objective) if sharded(run) else None
+    prepare(objective.model, run)
+    if whole is not None:
+        return Sharded(objective, whole)
+    return Replicated(objective) if world.size() > 1 else Parallel(objective)
+
+
+def sharded(run: Run) -> bool:
+    """Return whether this run shards its weights; a single process never does."""
+    return run.shard and world.size() > 1
+
+
+def prepare(model: nn.Module, run: Run) -> None:
+    """Apply activation checkpointing and compilation to `model`, in place, as `run` asks for.
+
+    A network without encoder blocks (a ResNet) is treated as one block.
+    """
+    blocks = checkpointed_parts(model)
+    if run.compile:
+        # stochastic depth and relative positions make each block a graph of its own, several with other shapes and in
+        # evaluation; torch leaves all after the first 8 uncompiled
+        config: Any = torch.compiler.config
+        config.recompile_limit = max(config.recompile_limit, GRAPHS * len(blocks))
+    for block in blocks:
+        if run.activation_checkpointing:
+            block.recompute = True
+        if run.compile:
+            block.compile()
+
+
+def checkpointed_parts(model: Any) -> list[Any]:
+    """Return the modules that are prepared one by one: the encoder blocks of a ViT, or else the whole network."""
+    return list(model.blocks) if isinstance(model, ViT) else [model]
+
+
+class Parallel:
+    """An objective as the processes of a run compute it; this class is for a single process."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
+    @property
+    def loss(self) -> Callable[[Prepared], Computed]:
+        """Return the function that a step calls for each micro-batch: of a single process, the objective's loss."""
+        return self.objective.loss
+
+    def last(self, last: bool) -> AbstractContextManager[None]:
+        """Context of a micro-batch's forward and backward pass; with the `last` of a step gradients are summed."""
+        return nullcontext()
+
+    def mean(self, count: float | Tensor) -> None:
+        """Divide the gradients, which are sums, by the number of examples `count`, in place."""
+        gradients = [world.local(each.grad) for each in self.objective.parameters() if each.grad is not None]
+        if gradients:
+            torch_private.foreach_div_(gradients, count)
+
+    def at(self, moment: Moment) -> None:
+        """Pass on how far the run is."""
+        self.objective.at(moment)
+
+    def for_evaluation(self, average: Averager) -> tuple[Objective, Swapped]:
+        """Return the objective to evaluate, and the object whose `swapped` puts the average into it."""
+        return self.objective, average
+
+
+class Replicated(Parallel):
+    """All weights in every process: torch's DistributedDataParallel (DDP).
+
+    It sums gradients bucket by bucket, those of the last layers first, while the backward pass computes earlier ones.
+    A parameter that no process uses, such as a pool that the objective does not need, has no gradient, as with one
+    process. Every process has its own buffers.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__(objective)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)  # older torch lacks its successor
+            self._network = nn.parallel.DistributedDataParallel(
+                objective, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+            )
+        self._network.register_comm_hook(None, _summed)
+
+    @property
+    def loss(self) -> Callable[[Prepared], Computed]:
+        """See `Parallel`. A prepared batch needs no step number."""
+        return partial(self._network, step=0)
+
+    def last(self, last: bool) -> AbstractContextManager[None]:
+        """See `Parallel`."""
+        return nullcontext() if last else self._network.no_sync()
+
+
+def _summed(_, bucket):  # type: ignore[no-untyped-def]  # torch rejects annotations that are strings
+    """Sum a bucket over the processes; DDP would take the mean, and the step divides by the count of all examples."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+class Sharded(Parallel):
+    """A part of every weight in each process: torch's FSDP2. `whole` is the `empty_copy` of the objective.
+
+    The gradients of several micro-batches are accumulated unsharded and reduced with the last one: a single reduction
+    per step, for the memory of all gradients.
+    """
+
+    def __init__(self, objective: Objective, whole: Objective) -> None:
+        super().__init__(objective)
+        shard(objective)
+        self._cut: Any = objective
+        self._whole = whole
+
+    @property
+    def loss(self) -> Callable[[Prepared], Computed]:
+        """See `Parallel`. A prepared batch needs no step number."""
+        return partial(self._cut, step=0)
+
+    def last(self, last: bool) -> AbstractContextManager[None]:
+        """See `Parallel`."""
+        self._cut.set_requires_gradient_sync(last)
+        self._cut.set_is_last_backward(last)
+        return nullcontext()
+
+    def at(self, moment: Moment) -> None:
+        """See `Parallel`."""
+        super().at(moment)
+        self._whole.at(moment)
+
+    def for_evaluation(self, average: Averager) -> tuple[Objective, Swapped]:
+        """See `Parallel`."""
+        return self._whole, GatheredAverage(average, self.objective, self._whole)
+
+
+def shard(objective: Objective) -> None:
+    """Shard the parameters of `objective`, which is on its device, over the processes, in place.
+
+    From now on all processes must call `objective(batch, step=step)` or `before_step` together, and no parts of it.
+    Gradients are sums over the processes. Raises UsageError on a device that cannot shard.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    device = next(objective.parameters()).device
+    if device.type not in SHARDING:
+        raise UsageError(f"--shard works on {' and '.join(SHARDING)}, not on {device.type}. Remove --shard.")
+    mesh = init_device_mesh(device.type, (world.size(),))
+    # the blocks of the encoder, and those of a decoder
+    lists = [part for name, part in objective.named_modules() if name.rpartition(".")[2] == "blocks"]
+    blocks = [block for part in lists if isinstance(part, nn.ModuleList) for block in part]
+    for part in [*blocks, objective]:
+        module = fully_shard(part, mesh=mesh)
+        module.set_gradient_divide_factor(1.0)  # sums; the step divides by the count of all examples
+        module.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(objective, "before_step")
+
+
+def empty_copy(objective: Objective) -> Objective:
+    """Return a copy of `objective` that shares its buffers (BatchNorm's statistics), and whose weights are empty.
+
+    Create it before `objective` is sharded or prepared. `GatheredAverage` fills it.
+    """
+    known: dict[int, object] = {id(buffer): buffer for buffer in objective.buffers()}
+    for parameter in objective.parameters():
+        known[id(parameter)] = nn.Parameter(parameter.detach().new_empty(0), parameter.requires_grad)
+    return copy.deepcopy(objective, known)
+
+
+@dataclass
+class GatheredAverage:
+    """Replaces `Averager` in the evaluation of a sharded network."""
+
+    average: Averager
+    sharded: Objective
+    whole: Objective
+    """An `empty_copy` of it."""
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Context in which `whole` holds the average, or the weights if there is none; all processes must enter it."""
+        weights = list(self.whole.parameters())
+        with self.average.swapped():
+            with torch.no_grad():
+                for mine, part in zip(weights, self.sharded.parameters(), strict=True):
+                    mine.data = part.full_tensor()  # type: ignore[attr-defined]
+            try:
+                yield
+            finally:
+                for mine in weights:
+                    mine.data = mine.data.new_empty(0)
