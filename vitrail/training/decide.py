@@ -94,11 +94,6 @@ class Decision:
         config = cast(Config, self.config)  # a card reads only what every kind of config has
         return Card(config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
 
-    @property
-    def autocast(self) -> bool:
-        """Are matrix products in bfloat16 (the weights stay float32)?"""
-        return self.run.precision == "bf16"
-
 
 def decide(run: Run, facts: Facts) -> Decision:
     """Return `run` with every decision made. Raises UsageError or DataError where the settings cannot work."""

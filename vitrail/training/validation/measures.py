@@ -99,7 +99,6 @@ class ObjectiveLoss(Measure):
         if self._picture is not None:
             folder.write_bytes(SEEN, self._picture)
 
-    @torch.no_grad()
     def _sums(self, images: Rounds) -> dict[str, float]:
         device = next(self._objective.parameters()).device
         sums: dict[str, float] = {"count": 0.0, "loss": 0.0}
