@@ -37,7 +37,7 @@ def budget(
     import torch
 
     from vitrail.evaluation.softmax import solve
-    from vitrail.transfer.next_images import choose, uncertainty
+    from vitrail.transfer.next_images import choose_images, uncertainty
 
     random, classes = np.random.default_rng(seed), int(labels.max()) + 1
     chosen = random.permutation(len(labels))[:STEP]
@@ -54,7 +54,7 @@ def budget(
         else:
             logits = solution.classifier.logits(torch.from_numpy(features[pool]))
             unsure = uncertainty(logits.softmax(dim=1).numpy())
-            new, _ = choose(
+            new, _ = choose_images(
                 unsure,
                 STEP,
                 rule,  # type: ignore[arg-type]

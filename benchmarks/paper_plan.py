@@ -20,7 +20,7 @@ from benchmarks.paper_measured import decoding, index, photographs, written
 from vitrail.costs.count import activation_bytes, parameters, state_bytes, training_flops
 from vitrail.costs.devices import DAY, DEVICES, dollars, implied_utilisation
 from vitrail.costs.estimate import ROWS
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.recipes.registry import recipe
@@ -28,7 +28,7 @@ from vitrail.recipes.registry import recipe
 RECIPE, DATA = "paper/vit-h14-jft", "jft300m"
 IMAGES, CLASSES = CATALOG[DATA].splits["train"], CATALOG[DATA].classes
 PUBLISHED_DAYS = round(
-    1000 * float(published("table2_state_of_the_art")["rows"]["TPUv3-core-days"][0].removesuffix("k"))
+    1000 * float(published_table("table2_state_of_the_art")["rows"]["TPUv3-core-days"][0].removesuffix("k"))
 )
 """TPUv3-core-days of H/14 in the paper's Table 2."""
 FLOAT32 = 4

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.device import in_words, keep_freed_memory, out_of_memory
+from vitrail.device import first_line, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
 from vitrail.server.logs import is_json
 from vitrail.verbs.streams import Terminated, prepare_streams, settle_output, terminating
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         if tell_all or not out_of_memory(error):
             raise
-        _tell(f"out of memory ({in_words(error)}). {SMALLER}")
+        _tell(f"out of memory ({first_line(error)}). {SMALLER}")
         return 1
 
 

@@ -160,7 +160,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and words)
 
 
-def in_words(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error, or else its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 

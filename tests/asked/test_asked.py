@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import decide as choose_run
 from vitrail.recipes.known import Known
-from vitrail.recipes.registry import RECIPES, find, recipe
+from vitrail.recipes.registry import RECIPES, find_recipe, recipe
 from vitrail.training.assemble import set_up
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Run
@@ -40,7 +40,7 @@ def run_folder(arrays: Path, tmp_path_factory: pytest.TempPathFactory, no_page: 
 
 def family(name: str) -> str:
     """The family of a recipe: "paper" of "paper/vit-b16-jft", and its own name where there is no family."""
-    return f"{name.partition('/')[0]}, {find(name).verb}" if "/" in name else name
+    return f"{name.partition('/')[0]}, {find_recipe(name).verb}" if "/" in name else name
 
 
 FAMILIES = {family(name): name for name in RECIPES}.values()
@@ -63,7 +63,7 @@ def decide(arrays: Path, run_folder: Path, opened: Known) -> Callable[..., Run]:
 
     def decided(situation: str, settings: dict[str, Any], files: tuple[Path, ...] = ()) -> Run:
         named = None if situation in PLAIN else situation
-        tuned = situation == "finetune DIR" or (named is not None and find(named).verb == "finetune")
+        tuned = situation == "finetune DIR" or (named is not None and find_recipe(named).verb == "finetune")
         given = Asked(arrays, named, files, weights=run_folder if tuned else None, settings=settings)
         if situation == "train --resume":
             found = resumed(given, run_folder)
@@ -149,7 +149,7 @@ def test_what_was_decided_is_decided_again(
 ) -> None:
     """The settings of a decided run, asked for in a file, are that run again."""
     named = None if situation in PLAIN else situation
-    tunes = situation == "finetune DIR" or (named is not None and find(named).verb == "finetune")
+    tunes = situation == "finetune DIR" or (named is not None and find_recipe(named).verb == "finetune")
     asked = Asked(arrays, named, weights=run_folder if tunes else None, settings=TINY if not tunes else {})
     found = choose_run(asked, opened, tunes=tunes).run
     (tmp_path / "config.yaml").write_text(to_yaml(found))

@@ -12,13 +12,13 @@ import pytest
 import vitrail
 from vitrail import cli
 from vitrail.costs.count import macs, parameters, training_flops
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Progressive
-from vitrail.verbs.train.dry_run import check
+from vitrail.verbs.train.dry_run import rehearse
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -82,7 +82,7 @@ def test_the_convention_is_printed(capsys: Captured) -> None:
 @pytest.mark.full_size
 def test_table_6(capsys: Captured) -> None:
     found = as_json(["cost", "table6"], capsys)
-    rows = published("table6_scaling")["rows"]
+    rows = published_table("table6_scaling")["rows"]
     assert [(row["name"], row["published"]) for row in found["rows"]] == [(row[0], row[-1]) for row in rows]
     assert all(abs(row["exaflops"] / row["published"] - 1) < 0.05 for row in found["rows"])
     assert cli.main(["cost", "table6"]) == 0
@@ -93,7 +93,7 @@ def test_table_6(capsys: Captured) -> None:
 
 def test_the_sums_of_the_blog_post(capsys: Captured) -> None:
     """ "680 days (16,320 hours)" are "$41K", "2,500 days (60,000 hours)" are "$150K"."""
-    post = published("cloud_cost_2020")
+    post = published_table("cloud_cost_2020")
     price = post["host_usd_per_hour"] + post["preemptible_tpu_v3_usd_per_hour"]
     for network in ("vit_l16", "vit_h14"):
         days = post[f"{network}_core_days"]
@@ -105,7 +105,7 @@ def test_the_sums_of_the_blog_post(capsys: Captured) -> None:
 
 def test_thirty_days_on_eight_cores(capsys: Captured) -> None:
     """Section 4.2: L/16 on ImageNet-21k takes 0.23k core-days, "approximately 30 days" with 8 cores."""
-    days = published("table2_state_of_the_art")["rows"]["TPUv3-core-days"][2]
+    days = published_table("table2_state_of_the_art")["rows"]["TPUv3-core-days"][2]
     found = as_json(["cost", "--core-days", str(1000 * float(days.removesuffix("k"))), "--devices", "8"], capsys)
     assert found["days"] == pytest.approx(30, abs=2)
     assert (found["kwh"], found["kg_co2"], found["assumed"]) == (None, None, None)
@@ -228,8 +228,8 @@ def test_a_dry_run_on_the_command_line(tmp_path: Path, capsys: Captured) -> None
 @pytest.mark.full_size
 def test_small_first_images_cost_less(tmp_path: Path) -> None:
     run = replace(recipe("digits"), out=str(tmp_path), image_size=16)
-    _, full = check(run)
-    _, growing = check(replace(run, progressive=Progressive(start=0.25)))
+    _, full = rehearse(run)
+    _, growing = rehearse(replace(run, progressive=Progressive(start=0.25)))
     assert full.flops and growing.flops
     assert full.images == growing.images
     smallest = training_flops(variant("Ti/4", width=96, depth=4, heads=3, mlp_dim=192, classes=10, image_size=(4, 4)))
@@ -237,7 +237,7 @@ def test_small_first_images_cost_less(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_bounds_the_cost(tmp_path: Path) -> None:
-    _, cost = check(replace(recipe("digits"), out=str(tmp_path), time_limit=1e-6))
+    _, cost = rehearse(replace(recipe("digits"), out=str(tmp_path), time_limit=1e-6))
     assert cost.device_days == pytest.approx(1e-6 / 1440)
     assert cost.images and cost.images < 64
 

@@ -9,7 +9,7 @@ import pytest
 from vitrail.costs.count import training_flops
 from vitrail.costs.devices import DEVICES, Device, check_utilisation, device, device_days, dollars, implied_utilisation
 from vitrail.costs.estimate import amount, estimate
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
 from vitrail.words import digits, duration
@@ -25,7 +25,7 @@ RUNS = {
 
 def core_days(column: str) -> float:
     """What Table 2 says, such as "0.68k"."""
-    table = published("table2_state_of_the_art")
+    table = published_table("table2_state_of_the_art")
     text = table["rows"]["TPUv3-core-days"][table["columns"].index(column)]
     return 1000 * float(text.removesuffix("k"))
 
@@ -56,14 +56,14 @@ def test_the_utilisation_of_a_tpu_v3_is_what_table_2_implies() -> None:
 
 def test_the_blog_posts_dollars() -> None:
     assert dollars(2, 3) == 2 * 24 * 3
-    post = published("cloud_cost_2020")
+    post = published_table("cloud_cost_2020")
     price = post["host_usd_per_hour"] + post["preemptible_tpu_v3_usd_per_hour"]
     for model in ("vit_l16", "vit_h14"):
         assert round(dollars(post[f"{model}_core_days"], price), -3) == post[f"{model}_usd"]
 
 
 def test_the_posts_dollars_are_ours_at_its_price() -> None:
-    post = published("cloud_cost_2020")
+    post = published_table("cloud_cost_2020")
     price = post["host_usd_per_hour"] + post["preemptible_tpu_v3_usd_per_hour"]
     flops = training_flops(variant("L/16")) * 14 * 303e6
     share = implied_utilisation(flops, 680, TPU)

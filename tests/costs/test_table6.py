@@ -6,7 +6,7 @@ import closed_form
 import pytest
 
 from vitrail.costs.estimate import JFT_IMAGES, ROWS, Table6Row
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.model.variants import variant
 
 
@@ -18,7 +18,7 @@ def tolerance(name: str) -> float:
 
 
 def test_the_rows_are_the_papers() -> None:
-    theirs = [(row[0], row[1], row[-1]) for row in published("table6_scaling")["rows"]]
+    theirs = [(row[0], row[1], row[-1]) for row in published_table("table6_scaling")["rows"]]
     assert [(row.name, row.epochs, row.published) for row in ROWS] == theirs
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitrail import cli
 from vitrail.config import from_yaml
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.model.variants import variant
 from vitrail.training.run import Run
 from vitrail.weights.assemble import skeleton
@@ -109,18 +109,20 @@ def test_a_missing_symbol_is_noticed() -> None:
 
 def test_expected_numbers_are_the_published_ones() -> None:
     expected = {row["where"]: row["expected"] for row in VIT}
-    top = [cell.partition("±")[0] for cell in published("table2_state_of_the_art")["rows"]["ImageNet"][:3]]
-    vtab = [cell.partition("±")[0] for cell in published("table2_state_of_the_art")["rows"]["VTAB (19 tasks)"][:3]]
+    top = [cell.partition("±")[0] for cell in published_table("table2_state_of_the_art")["rows"]["ImageNet"][:3]]
+    vtab = [
+        cell.partition("±")[0] for cell in published_table("table2_state_of_the_art")["rows"]["VTAB (19 tasks)"][:3]
+    ]
     assert expected["Table 2"] == f"ImageNet {', '.join(top)}; VTAB {', '.join(vtab)}"
-    means = [row[-1] for row in published("table9_vtab")["rows"].values()]
+    means = [row[-1] for row in published_table("table9_vtab")["rows"].values()]
     assert expected["Table 9"] == f"means {', '.join(map(str, means))}"
     assert expected["Table 7"].startswith(
-        "averages " + ", ".join(map(str, published("table7_adam_vs_sgd")["rows"][-1][1:]))
+        "averages " + ", ".join(map(str, published_table("table7_adam_vs_sgd")["rows"][-1][1:]))
     )
-    millions = [f"{row['params_millions']} M" for row in published("table1_variants")["rows"]]
+    millions = [f"{row['params_millions']} M" for row in published_table("table1_variants")["rows"]]
     assert expected["Table 1"].startswith(f"{', '.join(millions)} parameters")
     counts = {name: sum(p.numel() for p in skeleton(variant(name)).parameters()) / 1e6 for name in ("L/16", "L/32")}
     assert f"L/16 has {counts['L/16']:.1f} M and L/32 {counts['L/32']:.1f} M" in expected["Table 1"]
-    objectnet = published("objectnet")
+    objectnet = published_table("objectnet")
     assert f"{objectnet['top5']}" in expected["§D.9"] and f"{objectnet['top1']}" in expected["§D.9"]
-    assert f"{published('self_supervision')['imagenet_top1']} %" in expected["§4.6"]
+    assert f"{published_table('self_supervision')['imagenet_top1']} %" in expected["§4.6"]

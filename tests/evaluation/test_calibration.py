@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail.errors import UsageError
-from vitrail.evaluation.calibration import Calibration, calibration, draw, plot, write_bins
+from vitrail.evaluation.calibration import Calibration, calibration, draw_reliability, plot, write_bins
 from vitrail.evaluation.classify import Classification, classify
 
 
@@ -147,6 +147,6 @@ def test_the_diagram_shows_the_bins(some: Calibration, tmp_path: Path) -> None:
     np.testing.assert_allclose(strokes[:, :, 1].T, [some.bin_confidence[filled]] * 2)
     assert sum(bar.get_height() for bar in lower.containers[0]) == pytest.approx(1)
     assert f"{some.ece:.2%}" in upper.get_title()
-    draw(some, tmp_path / "reliability.png")
+    draw_reliability(some, tmp_path / "reliability.png")
     with Image.open(tmp_path / "reliability.png") as image:
         assert image.size == (691, 691)

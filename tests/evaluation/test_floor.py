@@ -20,7 +20,7 @@ from vitrail.data.sources.arrays import read_digits
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.result import Result
 from vitrail.training.validation import floor
-from vitrail.training.validation.floor import FREQUENT, LINEAR, floors, in_words, shortfall, unbeaten
+from vitrail.training.validation.floor import FREQUENT, LINEAR, floors, floors_in_words, shortfall, unbeaten
 from vitrail.verbs.train.train import show
 
 pytestmark = pytest.mark.page
@@ -131,6 +131,6 @@ def test_skewed_classes_are_compared_by_both_accuracies() -> None:
     assert unbeaten({"top1": 0.75, "balanced_accuracy": 0.3}, tiles) is None
     assert unbeaten({"top1": 0.709, "balanced_accuracy": 0.3}, tiles) == FREQUENT
     few = {LINEAR: {"top1": 0.5, "train": 900.0, "of": 3068.0}}
-    assert in_words(few) == "a linear classifier of 900 training images reaches 50.00%"
-    assert in_words(tiles) == "the most frequent class reaches 70.90% (balanced accuracy 16.67%)"
+    assert floors_in_words(few) == "a linear classifier of 900 training images reaches 50.00%"
+    assert floors_in_words(tiles) == "the most frequent class reaches 70.90% (balanced accuracy 16.67%)"
     assert "top-1 75.00%, balanced accuracy 30.00% on 372" in result(0.75, 0.3, tiles).verdict

@@ -18,7 +18,7 @@ from vitrail.inspection.distance import Distances
 from vitrail.inspection.embedding_map import EmbeddingMap
 from vitrail.inspection.figures.attention import draw_distances, draw_heads, draw_overlays
 from vitrail.inspection.figures.embedding import draw_components, draw_map, draw_neighbours
-from vitrail.inspection.figures.page import Folder, mosaic, short
+from vitrail.inspection.figures.page import Folder, mosaic, short_name
 from vitrail.inspection.figures.weights import draw_filters, draw_positions
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import Box
@@ -140,5 +140,5 @@ def test_the_same_numbers_give_the_same_file(format: Any, tmp_path: Path) -> Non
 
 
 def test_names_are_shortened_in_the_middle() -> None:
-    assert short("photos/cats/a.jpg") == "a.jpg"
-    assert short("x" * 20 + "the-end.jpg", 20) == "x" * 9 + "…" + "xxthe-end.jpg"[-10:]
+    assert short_name("photos/cats/a.jpg") == "a.jpg"
+    assert short_name("x" * 20 + "the-end.jpg", 20) == "x" * 9 + "…" + "xxthe-end.jpg"[-10:]

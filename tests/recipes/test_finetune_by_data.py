@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import vitrail
 from vitrail.config import from_yaml, to_yaml
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
@@ -190,7 +190,7 @@ def test_a_length_that_is_given_counts_as_time(images: Path, network: Path) -> N
 
 def test_the_papers_protocol_is_one_flag_away(images: Path, network: Path) -> None:
     run = previewed(images, network, recipe="finetune")
-    rows = published("table4_finetuning")["rows"]
+    rows = published_table("table4_finetuning")["rows"]
     steps = next(row["steps"] for row in rows if row["dataset"] == "Oxford Flowers-102")  # as small as these
     assert run.duration == Steps(steps)
     assert (run.optim.name, run.optim.momentum, run.optim.weight_decay, run.optim.clip) == ("sgd", 0.9, 0.0, 1.0)

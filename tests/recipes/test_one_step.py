@@ -22,7 +22,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
-from vitrail.recipes.by_data import TrainingSet, fitted
+from vitrail.recipes.by_data import TrainingSet, fit_warmup
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training.assemble import build_model, build_objective
 from vitrail.training.decide import Decision
@@ -96,7 +96,7 @@ def first_loss(config: Any) -> float | None:
 
 
 def fitted_run(name: str) -> Run:
-    return fitted(replace(recipe(name), batch_size=BATCH), TrainingSet(images=10 * BATCH, side=40))[0]
+    return fit_warmup(replace(recipe(name), batch_size=BATCH), TrainingSet(images=10 * BATCH, side=40))[0]
 
 
 def parts(name: str) -> set[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.images.geometry import InceptionCrop, RandomCrop, ResizeSmall, Squash
 from vitrail.data.images.ops import eval_transform, train_transform
@@ -18,7 +18,7 @@ from vitrail.model.variants import SIZES, variant
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
 from vitrail.recipes.preprocessing import big_vision, vit_jax
-from vitrail.recipes.registry import find, recipe
+from vitrail.recipes.registry import find_recipe, recipe
 from vitrail.training.run import learning_rate
 
 DATA = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
@@ -41,10 +41,10 @@ class Published:
 def rows_of_table_3() -> list[Published]:
     """Table 3 spelled out: one entry for each length; "ViT-*" on ImageNet are the networks of Table 5."""
     found = []
-    for row in published("table3_pretraining")["rows"]:
+    for row in published_table("table3_pretraining")["rows"]:
         networks = [row["model"]]
         if row["model"] == "ViT-*":
-            table_5 = published("table5_pretraining_size")
+            table_5 = published_table("table5_pretraining_size")
             reached = table_5["rows"]["ImageNet"]["ImageNet"]
             networks = [name for name, top1 in zip(table_5["models"], reached, strict=True) if top1 is not None]
         for network in networks:
@@ -75,7 +75,7 @@ BEYOND = {
 @pytest.mark.parametrize("name", BEYOND)
 def test_networks_of_tables_5_and_6_that_table_3_lacks(name: str) -> None:
     model, epochs, number, other = BEYOND[name]
-    run, theirs, text = recipe(name), recipe(other), " ".join(find(name).description.split())
+    run, theirs, text = recipe(name), recipe(other), " ".join(find_recipe(name).description.split())
     assert replace(run, name="a", model="B/16", duration=Epochs(1)) == replace(
         theirs, name="a", model="B/16", duration=Epochs(1)
     )
@@ -86,10 +86,10 @@ def test_networks_of_tables_5_and_6_that_table_3_lacks(name: str) -> None:
 
 def test_every_row_of_tables_5_and_6_has_a_recipe() -> None:
     trained = {(recipe(name).model, recipe(name).duration) for name in PAPER}
-    for network, epochs, *_ in published("table6_scaling")["rows"]:
+    for network, epochs, *_ in published_table("table6_scaling")["rows"]:
         model = network.replace("ViT-", "").replace("R50x1+", "R50+").replace("ResNet", "R")
         assert (model, Epochs(epochs)) in trained
-    table_5 = published("table5_pretraining_size")
+    table_5 = published_table("table5_pretraining_size")
     for data, row in table_5["rows"].items():
         for network, top1 in zip(table_5["models"], row["ImageNet"], strict=True):
             names = [name for name in PAPER if recipe(name).model == network.replace("ViT-", "") and DATA[data] in name]
@@ -99,7 +99,7 @@ def test_every_row_of_tables_5_and_6_has_a_recipe() -> None:
 @pytest.mark.parametrize("theirs", TABLE_3, ids=lambda theirs: theirs.recipe)
 def test_every_number_of_table_3(theirs: Published) -> None:
     run, row = recipe(theirs.recipe), theirs.row
-    common = published("table3_pretraining")["common"]
+    common = published_table("table3_pretraining")["common"]
     assert run.model == theirs.model.replace("ViT-", "")
     assert run.duration == Epochs(theirs.epochs)
     assert run.optim.lr == row["base_lr"]
@@ -118,13 +118,13 @@ def test_every_number_of_table_3(theirs: Published) -> None:
 
 @pytest.mark.parametrize("theirs", TABLE_3, ids=lambda theirs: theirs.recipe)
 def test_a_recipe_quotes_the_number_it_reached(theirs: Published) -> None:
-    text, row = find(theirs.recipe).description, theirs.row
+    text, row = find_recipe(theirs.recipe).description, theirs.row
     if row["dataset"] == "JFT-300M":
-        table = {(name, epochs): rest for name, epochs, *rest in published("table6_scaling")["rows"]}
+        table = {(name, epochs): rest for name, epochs, *rest in published_table("table6_scaling")["rows"]}
         imagenet, *_, exaflops = table[theirs.name_in_table_6, theirs.epochs]
         assert f"{exaflops:,} exaFLOPs" in text
     else:
-        table_5 = published("table5_pretraining_size")
+        table_5 = published_table("table5_pretraining_size")
         imagenet = table_5["rows"][row["dataset"]]["ImageNet"][table_5["models"].index(theirs.model)]
     if theirs.epochs == max(row["epochs"]) or row["dataset"] == "JFT-300M":
         assert f"{imagenet:.2f} % top-1 on ImageNet" in text
@@ -156,10 +156,10 @@ def test_the_released_networks_were_trained_like_this() -> None:
 def test_the_cost_of_a_run_that_is_not_in_table_6() -> None:
     # protocols: 17.563 GMACs for B/16, 2 x 3 x MACs a training image
     exaflops = 2 * 3 * 17.563e9 * 90 * CATALOG["imagenet21k"].splits["train"] / 1e18
-    assert f"about {exaflops:.0f} exaFLOPs" in find("paper/vit-b16-imagenet21k").description
+    assert f"about {exaflops:.0f} exaFLOPs" in find_recipe("paper/vit-b16-imagenet21k").description
 
 
-PUBLISHED_4 = {row["dataset"]: row for row in published("table4_finetuning")["rows"]}
+PUBLISHED_4 = {row["dataset"]: row for row in published_table("table4_finetuning")["rows"]}
 
 
 def test_the_recipes_of_fine_tuning_are_the_rows_of_table_4() -> None:
@@ -174,12 +174,12 @@ def test_the_recipes_of_fine_tuning_are_the_rows_of_table_4() -> None:
 
 @pytest.mark.parametrize("name", PAPER_FINETUNE)
 def test_every_number_of_table_4(name: str) -> None:
-    run, common = recipe(name), published("table4_finetuning")["common"]
+    run, common = recipe(name), published_table("table4_finetuning")["common"]
     row = next(row for row in TABLE_4 if name.startswith(row.recipe) and not name[len(row.recipe) :].isdigit())
     theirs = PUBLISHED_4[row.title]
     assert run.duration == Steps(theirs["steps"])
     assert list(row.grid) == theirs["base_lr"] and run.optim.lr in row.grid
-    assert all(f"{lr:g}" in find(name).description for lr in theirs["base_lr"])
+    assert all(f"{lr:g}" in find_recipe(name).description for lr in theirs["base_lr"])
     dev = theirs["dev_split"]
     assert run.data.holdout == (dev if isinstance(dev, float) else 200 / 1000)
     assert (run.optim.name, run.optim.momentum) == ("sgd", 0.9)
@@ -195,23 +195,23 @@ def test_every_number_of_table_4(name: str) -> None:
 @pytest.mark.parametrize("row", TABLE_4, ids=lambda row: row.recipe)
 def test_a_recipe_of_fine_tuning_quotes_table_2_or_5(row: Any) -> None:
     if row.title == "ImageNet":  # Table 2's are those of the higher resolution
-        table = published("table5_pretraining_size")["rows"]
+        table = published_table("table5_pretraining_size")["rows"]
         numbers = [table["JFT-300M"]["ImageNet"][4], table["JFT-300M"]["ImageNet"][2]]
         numbers += [table["ImageNet-21k"]["ImageNet"][2]]
     else:
-        cells = published("table2_state_of_the_art")["rows"][row.title][:3]
+        cells = published_table("table2_state_of_the_art")["rows"][row.title][:3]
         numbers = [float(cell.partition("±")[0]) for cell in cells]
-    assert [f"{number:.2f} %" in find(row.recipe).description for number in numbers] == [True] * 3
+    assert [f"{number:.2f} %" in find_recipe(row.recipe).description for number in numbers] == [True] * 3
 
 
 @pytest.mark.parametrize(("side", "column"), [(512, [1, 2]), (518, [0])])
 def test_the_higher_resolutions_average(side: int, column: list[int]) -> None:
     name = f"paper/finetune-imagenet-{side}"
-    run, table_2 = recipe(name), published("table2_state_of_the_art")
+    run, table_2 = recipe(name), published_table("table2_state_of_the_art")
     assert (run.average.kind, run.average.decay) == ("ema", 0.9999) and "0.9999" in table_2["note"]
     assert f"{side} px" in table_2["note"] and run.image_size == side
     for cell in (table_2["rows"]["ImageNet"][i] for i in column):
-        assert f"{cell.partition('±')[0]} %" in find(name).description
+        assert f"{cell.partition('±')[0]} %" in find_recipe(name).description
 
 
 def test_the_warmups_are_those_of_the_authors_code() -> None:

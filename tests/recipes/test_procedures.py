@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.images.geometry import CentralCrop, RandomCrop, ResizeSmall, Squash
 from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.settings import Augment
@@ -16,11 +16,11 @@ from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.recipes.augreg import AUGREG, STRENGTHS, TABLE
 from vitrail.recipes.bit import BIT, hyperrule
 from vitrail.recipes.deit3 import DEIT3
-from vitrail.recipes.registry import find, recipe
+from vitrail.recipes.registry import find_recipe, recipe
 from vitrail.recipes.three_things import THREE_THINGS
 from vitrail.training.run import Model, Run, learning_rate
 
-FOLLOW_UP = published("three_things")
+FOLLOW_UP = published_table("three_things")
 
 
 # the follow-up
@@ -54,7 +54,7 @@ def test_the_follow_ups_networks_side_by_side_train_as_those_of_their_width(laye
 
 
 def test_the_follow_ups_fine_tuning_says_what_is_not_printed() -> None:
-    run, text = recipe("three-things/finetune"), find("three-things/finetune").description
+    run, text = recipe("three-things/finetune"), find_recipe("three-things/finetune").description
     assert (run.tune, run.image_size) == ("attention", 384)
     assert "does not print learning rate, weight decay, length, batch and augmentation" in " ".join(text.split())
     assert replace(run, name="a", tune="all", keep_head=True) == replace(
@@ -83,7 +83,7 @@ def test_what_the_follow_up_takes_over_from_a2() -> None:
     ("name", "top1"), [("ti16-300", 72.7), ("s16-400-ls", 80.7), ("b16-300", 82.2), ("l16-400-ls", 84.0)]
 )
 def test_the_follow_ups_baselines_are_quoted(name: str, top1: float) -> None:
-    assert f"Expected: {top1} % on ImageNet" in find(f"three-things/vit-{name}").description
+    assert f"Expected: {top1} % on ImageNet" in find_recipe(f"three-things/vit-{name}").description
 
 
 def test_the_follow_ups_networks_are_those_of_the_authors_code() -> None:
@@ -106,7 +106,7 @@ def test_deit_is_its_programs_defaults() -> None:
     assert run.augment == Augment(
         scale=(0.08, 1.0), randaugment=(2, 9.0), erasing=0.25, mixup=0.8, cutmix=1.0, repeats=3
     )
-    assert "79.9 %" in find("deit/vit-s16").description
+    assert "79.9 %" in find_recipe("deit/vit-s16").description
 
 
 def test_deit_at_384() -> None:
@@ -186,11 +186,11 @@ def test_bit_is_section_3_3_of_its_paper(name: str) -> None:
 
 
 def test_sgd_for_resnets_quotes_table_7() -> None:
-    table_7 = published("table7_adam_vs_sgd")
+    table_7 = published_table("table7_adam_vs_sgd")
     imagenet = dict(zip(table_7["columns"], table_7["rows"][0], strict=True))
     assert imagenet["dataset"] == "ImageNet"
     for name, column in (("r50x1", "ResNet50 SGD"), ("r152x2", "ResNet152x2 SGD")):
-        assert f"{imagenet[column]:.2f} %" in find(f"bit/{name}-jft-7ep").description
+        assert f"{imagenet[column]:.2f} %" in find_recipe(f"bit/{name}-jft-7ep").description
 
 
 def bit_hyperrule(step: int, images: int) -> float:

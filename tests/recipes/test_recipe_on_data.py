@@ -16,7 +16,7 @@ from vitrail.durations import Epochs, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.recipes.asked import Asked
-from vitrail.recipes.by_data import LABEL_FREE, TrainingSet, fitted
+from vitrail.recipes.by_data import LABEL_FREE, TrainingSet, fit_warmup
 from vitrail.recipes.decide import decide as choose_run
 from vitrail.recipes.known import Known
 from vitrail.recipes.registry import RECIPES, recipe
@@ -45,7 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("images", SIZES)
 def test_every_recipe_makes_a_plan_for_any_number_of_images(images: int) -> None:
     def planned(name: str) -> None:
-        run, _ = fitted(recipe(name), TrainingSet(images, side=224))
+        run, _ = fit_warmup(recipe(name), TrainingSet(images, side=224))
         batch = min(run.batch_size or 512, images)
         made = Timetable(replace(run, batch_size=batch), per_epoch=max(images // batch, 1))
         assert made.warmup <= 0.21 * made.total + 1
@@ -67,18 +67,18 @@ def test_every_recipe_makes_a_plan_for_any_number_of_images(images: int) -> None
     ],
 )
 def test_on_their_own_data_recipes_are_as_published(name: str, images: int) -> None:
-    assert fitted(recipe(name), TrainingSet(images, side=500)) == (recipe(name), "")
+    assert fit_warmup(recipe(name), TrainingSet(images, side=500)) == (recipe(name), "")
 
 
 def test_a_warmup_longer_than_the_run_becomes_a_tenth_of_it() -> None:
-    run, change = fitted(recipe("paper/vit-b16-imagenet"), TrainingSet(images=3_000, side=500))
+    run, change = fit_warmup(recipe("paper/vit-b16-imagenet"), TrainingSet(images=3_000, side=500))
     assert run.schedule.warmup == Percent(10)
     assert change == "warmup: 10 % of the run, not 10000 steps, because it has 300 steps here"
 
 
 def test_a_share_is_left_alone() -> None:
     run = replace(recipe("digits"), schedule=Schedule(warmup=Percent(90)))
-    assert fitted(run, TrainingSet(30, 8)) == (run, "")
+    assert fit_warmup(run, TrainingSet(30, 8)) == (run, "")
 
 
 def test_the_command_line_fits_a_recipe_to_the_data_and_says_so(small: Path) -> None:

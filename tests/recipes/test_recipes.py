@@ -18,8 +18,8 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
-from vitrail.recipes.by_data import TrainingSet, choose
-from vitrail.recipes.registry import RECIPES, find, recipe
+from vitrail.recipes.by_data import TrainingSet, choose_recipe
+from vitrail.recipes.registry import RECIPES, find_recipe, recipe
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import parse
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_recipe_says_its_command_and_its_cost() -> None:
     def said(name: str) -> None:
-        text = find(name).description
+        text = find_recipe(name).description
         assert re.search(rf"^Command: `vitrail {RECIPES[name].verb} ", text, re.MULTILINE)
         assert re.search(r"^Cost: \w", text, re.MULTILINE)
         assert not inspect.signature(RECIPES[name]).parameters
@@ -45,7 +45,7 @@ def accepted(verb: str, *flags: str) -> None:
 
 def test_the_commands_of_a_recipe_are_accepted() -> None:
     def parsed(name: str) -> None:
-        commands = re.findall(r"`(vitrail [^`]+)`", find(name).description)
+        commands = re.findall(r"`(vitrail [^`]+)`", find_recipe(name).description)
         assert commands
         for command in commands:
             verb, *flags = shlex.split(command)[1:]
@@ -67,7 +67,9 @@ def written_and_built(name: str) -> None:
     overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
     config = variant(run.network, **overrides)
     assert config.classes == 1000
-    if run.image_size is not None and "finetune" not in name and find(name).by_data is None:  # those take any network
+    if (
+        run.image_size is not None and "finetune" not in name and find_recipe(name).by_data is None
+    ):  # those take any network
         assert replace(config, image_size=run.image_size).image_size == (run.image_size, run.image_size)
     if run.preprocess is not None:
         assert run.preprocess.image_size == (run.image_size, run.image_size)
@@ -96,11 +98,11 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     ("side", "name"), [(8, "digits"), (28, "scratch-small"), (32, "scratch-small"), (64, "scratch-small")]
 )
 def test_the_choice_for_small_images(side: int, name: str) -> None:
-    assert choose(TrainingSet(images=10_000, side=side))[0] == name
+    assert choose_recipe(TrainingSet(images=10_000, side=side))[0] == name
 
 
 def test_the_choice_for_photographs_says_what_would_be_better() -> None:
-    name, why = choose(TrainingSet(images=1_234, side=500))
+    name, why = choose_recipe(TrainingSet(images=1_234, side=500))
     assert name == "scratch-photos"
     assert "1,234 training images of about 500 pixels" in why and "finetune" in why
 

@@ -24,7 +24,7 @@ from torch import nn
 import vitrail
 from vitrail import cli
 from vitrail.costs.count import macs
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.data.sources.open import open_data
@@ -169,13 +169,13 @@ def test_the_list_says_what_the_papers_grids_cost_and_table_6_agrees() -> None:
 
 
 def table_8_trains_eight_of_table_6s(plan: Planned) -> None:
-    table = {row[0]: row[-1] for row in published("table6_scaling")["rows"] if row[1] == 7}
+    table = {row[0]: row[-1] for row in published_table("table6_scaling")["rows"] if row[1] == 7}
     assert plan.flops / 1e18 == pytest.approx(8 * table["ViT-B/16"], rel=0.01)
 
 
 def compute_is_table_6s(plans: dict[str, Planned]) -> None:
     """exaFLOPs of 7 epochs in Table 6; Figure 4 takes 9, 30, 90 and 303 million images of each network."""
-    table = {row[0]: row[-1] for row in published("table6_scaling")["rows"] if row[1] == 7}
+    table = {row[0]: row[-1] for row in published_table("table6_scaling")["rows"] if row[1] == 7}
     figure4 = plans["figure4"]
     found = {one.cell.row: one.flops / 1e18 for one in figure4.stages if one.cell.at == 303_000_000}
     names = {"ViT-B/32": "ViT-B/32", "ViT-L/32": "ViT-L/32", "ViT-L/16": "ViT-L/16"}
@@ -184,7 +184,7 @@ def compute_is_table_6s(plans: dict[str, Planned]) -> None:
         assert found[ours] == pytest.approx(table[theirs], rel=0.05)
     assert figure4.flops / 1e18 == pytest.approx(sum(found.values()) * (9 + 30 + 90 + 303) / 303, rel=1e-6)
     table_8_trains_eight_of_table_6s(plans["table8"])
-    rows = [row[-1] for row in published("table6_scaling")["rows"]]
+    rows = [row[-1] for row in published_table("table6_scaling")["rows"]]
     pre_trained = [one.flops / 1e18 for one in plans["table6"].stages if one.stage.start is None]
     assert len(pre_trained) == len(rows) == 18 and sum(pre_trained) == pytest.approx(sum(rows), rel=0.02)
 
@@ -212,7 +212,10 @@ def test_the_laptops_networks_are_as_dear_as_they_say() -> None:
 def test_the_numbers_of_table_8_are_the_published_ones() -> None:
     study = study_named("table8")
     assert {f"{value:.3f}" for value in study.published.values()} == {
-        f"{100 * value:.3f}" for row in published("table8_position_embeddings")["rows"] for value in row[1:] if value
+        f"{100 * value:.3f}"
+        for row in published_table("table8_position_embeddings")["rows"]
+        for value in row[1:]
+        if value
     }
     assert {(row, at) for _, row, at in study.published} == {(cell.row, cell.at) for cell in study.cells("paper")}
 

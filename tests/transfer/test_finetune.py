@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.durations import Percent
 from vitrail.recipes.paper_finetune import finetune
 from vitrail.transfer.protocol import budget, finetune_run
@@ -26,7 +26,7 @@ def test_warmup_is_as_published(images: int, warmup: int) -> None:
 
 
 def test_table_4_here_is_the_papers() -> None:
-    steps_of = {row["dataset"]: row["steps"] for row in published("table4_finetuning")["rows"]}
+    steps_of = {row["dataset"]: row["steps"] for row in published_table("table4_finetuning")["rows"]}
     for name, (_, steps) in TABLE_4.items():
         assert steps_of[name] == steps
 

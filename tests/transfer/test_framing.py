@@ -17,7 +17,7 @@ from vitrail.recipes.finetune_by_data import WEIGHTS
 from vitrail.recipes.registry import recipe
 from vitrail.training.assemble import Setup
 from vitrail.transfer import framing
-from vitrail.transfer.framing import ALIKE, STRENGTHS, WAYS, alike, left_out
+from vitrail.transfer.framing import ALIKE, STRENGTHS, WAYS, hardly_stretched, leave_one_out_accuracy
 
 
 def test_left_out_is_as_if_each_image_had_been_left_out() -> None:
@@ -36,20 +36,20 @@ def test_left_out_is_as_if_each_image_had_been_left_out() -> None:
             weight = np.linalg.solve(design.T @ design + penalty, design.T @ wanted[rest])
             right += int((np.append(x[out], 1) @ weight).argmax() == labels[out])
         accuracies.append(right / 60)
-    assert left_out(features, labels) == pytest.approx(max(accuracies))
+    assert leave_one_out_accuracy(features, labels) == pytest.approx(max(accuracies))
     assert 1 / 3 < max(accuracies) < 1
 
 
 def test_skewed_classes_count_alike() -> None:
     labels = np.array([0] * 100 + [1] * 5)
-    assert left_out(np.random.default_rng(0).normal(size=(105, 2)).astype(np.float32), labels) == pytest.approx(
-        0.5, abs=0.1
-    )
+    assert leave_one_out_accuracy(
+        np.random.default_rng(0).normal(size=(105, 2)).astype(np.float32), labels
+    ) == pytest.approx(0.5, abs=0.1)
 
 
 def test_photographs_of_the_inputs_proportions_need_no_trial() -> None:
     wide = (64, 128)
-    assert alike([(100, 200), (50, 101)], wide) and not alike([(100, 200), (100, 100)], wide)
+    assert hardly_stretched([(100, 200), (50, 101)], wide) and not hardly_stretched([(100, 200), (100, 100)], wide)
     assert ALIKE > 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitrail.transfer.next_images import Coverage, candidates, choose, uncertainty
+from vitrail.transfer.next_images import Coverage, choose_images, least_sure, uncertainty
 
 
 def test_uncertainty_is_one_minus_the_margin() -> None:
@@ -21,10 +21,10 @@ def test_uncertainty_of_several_labels_is_that_of_the_label_nearest_to_its_thres
 
 def test_candidates_are_the_least_sure_and_ties_keep_their_order() -> None:
     unsure = np.array([0.1, 0.9, 0.5, 0.9, 0.2])
-    assert candidates(unsure, 2, "uncertainty").tolist() == [1, 3]
-    assert candidates(unsure, 1, "both", width=3).tolist() == [1, 3, 2]
-    assert candidates(unsure, 9, "both").tolist() == [1, 3, 2, 4, 0]
-    assert sorted(candidates(unsure, 1, "coverage").tolist()) == [0, 1, 2, 3, 4]
+    assert least_sure(unsure, 2, "uncertainty").tolist() == [1, 3]
+    assert least_sure(unsure, 1, "both", width=3).tolist() == [1, 3, 2]
+    assert least_sure(unsure, 9, "both").tolist() == [1, 3, 2, 4, 0]
+    assert sorted(least_sure(unsure, 1, "coverage").tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_farthest_first_agrees_with_brute_force() -> None:
@@ -49,7 +49,7 @@ def test_farthest_first_agrees_with_brute_force() -> None:
 
 def test_copies_of_labelled_images_come_last() -> None:
     features = np.eye(4, dtype=np.float32)
-    rows, similarity = choose(
+    rows, similarity = choose_images(
         np.array([0.4, 0.9, 0.8, 0.7]), 3, "both", lambda rows: features[rows], lambda one: one.cover(features[1:2])
     )
     assert rows.tolist() == [2, 3, 0]
@@ -57,7 +57,7 @@ def test_copies_of_labelled_images_come_last() -> None:
 
 
 def test_without_labelled_images_the_least_sure_is_first() -> None:
-    rows, similarity = choose(
+    rows, similarity = choose_images(
         np.array([0.1, 0.9, 0.5]), 2, "both", lambda rows: np.eye(3, dtype=np.float32)[rows], lambda one: None
     )
     assert (rows.tolist(), similarity.tolist()) == ([1, 2], [-np.inf, 0])
@@ -67,6 +67,6 @@ def test_uncertainty_alone_computes_no_features() -> None:
     def refuse(*_: object) -> np.ndarray:
         raise AssertionError
 
-    rows, similarity = choose(np.array([0.1, 0.9, 0.5]), 2, "uncertainty", refuse, refuse)
+    rows, similarity = choose_images(np.array([0.1, 0.9, 0.5]), 2, "uncertainty", refuse, refuse)
     assert rows.tolist() == [1, 2]
     assert np.isnan(similarity).all()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
 from vitrail.data.masks import IGNORED
-from vitrail.transfer.segmentation.linear import TokenClassifier, fit, predict
+from vitrail.transfer.segmentation.linear import TokenClassifier, fit_tokens, predict_pixels
 from vitrail.transfer.segmentation.scores import PixelScores, confusions
 
 STEPS = 100
@@ -49,7 +49,7 @@ def test_predictions_are_those_of_logits_that_torch_upsamples(
         logits = F.interpolate(model(tokens[None]), size, mode="bilinear", align_corners=False)
     for at_a_time in (1, 1 << 24):
         monkeypatch.setattr("vitrail.transfer.segmentation.linear._LOGITS", at_a_time)
-        assert (predict(model, tokens, *size) == logits[0].argmax(dim=0).numpy()).all()
+        assert (predict_pixels(model, tokens, *size) == logits[0].argmax(dim=0).numpy()).all()
 
 
 def linear_masks(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,16 +67,16 @@ def test_a_mask_that_is_a_linear_function_of_tokens_is_recovered() -> None:
     hidden = truth.copy()
     hidden[:, :4] = IGNORED
     hidden[0] = IGNORED
-    model = fit(tokens, hidden, 3, steps=STEPS, seed=1)
+    model = fit_tokens(tokens, hidden, 3, steps=STEPS, seed=1)
     asked, expected = linear_masks(8, 1)
     with torch.inference_mode():
         found = model(torch.from_numpy(asked)).argmax(dim=1).numpy()
     assert (found == expected[:, ::2, ::2]).all()
-    again = fit(tokens, hidden, 3, steps=STEPS, seed=1)
+    again = fit_tokens(tokens, hidden, 3, steps=STEPS, seed=1)
     assert all(
         torch.equal(*pair) for pair in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
     )
-    shuffled = fit(
+    shuffled = fit_tokens(
         np.random.default_rng(0).permutation(tokens.reshape(-1, 8)).reshape(tokens.shape), hidden, 3, steps=STEPS
     )
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.config import from_yaml
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Steps
@@ -28,7 +28,7 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.run import Model, Optim, Run, Schedule
 from vitrail.transfer.grid import Sweep, Trials
 from vitrail.transfer.protocol import arrange, dev_share
-from vitrail.transfer.sweep import TrialResult, choose, spread, sweep
+from vitrail.transfer.sweep import TrialResult, best_trial, spread, sweep
 from vitrail.transfer.trial import OUTCOME, Outcome, Trial, here
 from vitrail.weights.load import weights_fingerprint
 
@@ -66,7 +66,7 @@ def test_the_share_to_choose_by_is_the_papers(images: int, share: float) -> None
 
 
 def test_table_4_has_the_same_shares() -> None:
-    rows = published("table4_finetuning")["rows"]
+    rows = published_table("table4_finetuning")["rows"]
     images = {"ImageNet": 1_281_167, "CIFAR": 50_000, "Pets": 3_680, "Flowers": 2_040}
     found = 0
     for row in rows:
@@ -167,12 +167,12 @@ def row(lr: float, top1: float, nll: float, status: str = "done", reason: str = 
     ],
 )
 def test_the_choice(rows: list[TrialResult], chosen: float) -> None:
-    assert choose(rows).trial.values == {"optim.lr": chosen}
+    assert best_trial(rows).trial.values == {"optim.lr": chosen}
 
 
 def test_no_choice_without_a_trained_setting() -> None:
     with pytest.raises(TrainingError, match=r"(?s)lr 0\.1: diverged: to infinity.*lr 0\.2: failed: a full disk"):
-        choose([row(0.1, 0, 0, "diverged", "to infinity"), row(0.2, 0, 0, "failed", "a full disk")])
+        best_trial([row(0.1, 0, 0, "diverged", "to infinity"), row(0.2, 0, 0, "failed", "a full disk")])
 
 
 def test_mean_and_standard_deviation_are_numpys() -> None:

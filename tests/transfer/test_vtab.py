@@ -19,7 +19,7 @@ from PIL import Image
 from prepared import prepare
 
 import vitrail
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.benchmarks.vtab_tasks import GROUPS, TASKS
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Percent, Steps
@@ -30,11 +30,11 @@ from vitrail.training.run import Run
 from vitrail.transfer import trial
 from vitrail.transfer import vtab_runs as module
 from vitrail.transfer.trial import Outcome
-from vitrail.transfer.vtab_means import MEAN, PUBLISHED, QUOTED, QUOTED_MEANS, draw, means
+from vitrail.transfer.vtab_means import MEAN, PUBLISHED, QUOTED, QUOTED_MEANS, draw_means, means
 from vitrail.transfer.vtab_runs import departures, run_of, vtab
 
 PAPER = recipe("paper/finetune-vtab")
-TABLE_9 = published("table9_vtab")
+TABLE_9 = published_table("table9_vtab")
 
 
 # the published table
@@ -226,7 +226,7 @@ def test_nothing_finished_is_trained_again(
         return Outcome("done", "", str(folder), None, {"top1": 0.5, "nll": 1.0}, 2, 1.0)
 
     monkeypatch.setattr(trial, "run_trial", counting)
-    monkeypatch.setattr(module, "draw", lambda rows, path: None)
+    monkeypatch.setattr(module, "draw_means", lambda rows, path: None)
     again = vtab(small, PAPER, TASKS_TRIED, str(data), [0, 1], folder)
     assert trained == [] and again.percent == ran.percent
     # the same weights and data elsewhere are the same run; another seed, setting or data set is another
@@ -279,12 +279,12 @@ def test_what_cannot_be_run_is_refused(small: Run, data: Path, tmp_path: Path) -
 def test_the_figure_compares_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("vitrail.transfer.vtab_means.means", lambda scores: seen.append(scores) or means(scores))
-    draw({**PUBLISHED, "ours": {"dtd": 50.0, "kitti-distance": 20.0}}, tmp_path / "a.png")
+    draw_means({**PUBLISHED, "ours": {"dtd": 50.0, "kitti-distance": 20.0}}, tmp_path / "a.png")
     assert [set(scores) for scores in seen] == [{"dtd", "kitti-distance"}] * 4
     figures: list[Any] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     for rows in (PUBLISHED, {**PUBLISHED, "ours": {"dtd": 50.0}}):
-        draw(rows, tmp_path / "b.png")
+        draw_means(rows, tmp_path / "b.png")
     assert [len(figure.axes[0].patches) for figure in figures] == [3 + len(QUOTED_MEANS), 4]
     with Image.open(tmp_path / "a.png") as picture:
         assert np.asarray(picture.convert("RGB")).std() > 10

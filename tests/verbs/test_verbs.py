@@ -363,7 +363,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     whole = "VITRAIL_TEST_EXAMPLES" in os.environ
     if not whole:
         brief = replace(recipe("digits"), duration=Epochs(3))
-        monkeypatch.setitem(registry.RECIPES, "digits", replace(registry.find("digits"), run=brief))
+        monkeypatch.setitem(registry.RECIPES, "digits", replace(registry.find_recipe("digits"), run=brief))
     assert cli.main(["demo", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     (report,) = tmp_path.glob("demo-1/report.html")

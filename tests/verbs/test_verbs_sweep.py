@@ -14,7 +14,7 @@ from references import draw, once
 
 import vitrail
 from vitrail import cli
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import build
@@ -54,7 +54,7 @@ SMALL = ["--batch-size", "8", "--workers", "0", "--device", "cpu", "--precision"
 
 
 def test_the_grids_are_those_of_table_4() -> None:
-    rows = {row["dataset"]: row for row in published("table4_finetuning")["rows"]}
+    rows = {row["dataset"]: row for row in published_table("table4_finetuning")["rows"]}
     assert set(ROW_OF) == set(PAPER_FINETUNE)
     for name, row in ROW_OF.items():
         theirs = next(row_ for dataset, row_ in rows.items() if dataset.split(" (")[0] == row.title.split(" (")[0])

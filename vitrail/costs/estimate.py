@@ -21,7 +21,7 @@ from vitrail.costs.count import (
     training_flops,
 )
 from vitrail.costs.devices import DEVICES, GIB, Bill, Device, Power, check_utilisation, device_days
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.device import ComputePrecision
 from vitrail.model.variants import Config, variant
 from vitrail.words import digits, duration, one_line
@@ -235,5 +235,5 @@ class Table6Row:
 
 ROWS: tuple[Table6Row, ...] = tuple(  # our name of "R50x1+ViT-B/32" is "R50+B/32"
     Table6Row(name, name.replace("R50x1+", "R50+").replace("ViT-", "").replace("ResNet", "R"), epochs, exaflops)
-    for name, epochs, *_, exaflops in published("table6_scaling")["rows"]
+    for name, epochs, *_, exaflops in published_table("table6_scaling")["rows"]
 )

@@ -31,6 +31,6 @@ PublishedTable = Literal[
 """The tables are those of the Vision Transformer paper; `three_things` is the follow-up paper."""
 
 
-def published(entry: PublishedTable) -> dict[str, Any]:
+def published_table(entry: PublishedTable) -> dict[str, Any]:
     """Return one entry of `published.json`. Its `source` says where the numbers are from."""
     return json.loads(files("vitrail.costs").joinpath("published.json").read_text(encoding="utf-8"))[entry]

@@ -171,7 +171,7 @@ def plot(figure: Figure, result: Calibration, *, labels: bool = False) -> None:
         axes.set_axisbelow(True)
 
 
-def draw(result: Calibration, path: Path, *, labels: bool = False) -> None:
+def draw_reliability(result: Calibration, path: Path, *, labels: bool = False) -> None:
     """Write the reliability diagram to `path`, in the format of its suffix; `labels` as in `plot`."""
     from matplotlib.figure import Figure
 

@@ -19,7 +19,7 @@ from vitrail.data.loading.order import stream
 from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features, labelled_pair
-from vitrail.evaluation.softmax import ITERATIONS, Classifier, Solution, parts, solve
+from vitrail.evaluation.softmax import ITERATIONS, Classifier, Solution, row_blocks, solve
 
 STRENGTHS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5)
 """For standardised features. Each one is ten times the next."""
@@ -82,7 +82,7 @@ def linear_probe(
             "least 1 iteration."
         )
     features, labels, asked, truth = labelled_pair(train, test)
-    settings, chosen, final, held = fitted(
+    settings, chosen, final, held = fit_probe(
         features, labels, len(train.class_names), l2=l2, seed=seed, iterations=iterations, device=device
     )
     top1, top5, nll = score_classifier(final.classifier, asked, truth, np.arange(len(truth)))
@@ -90,7 +90,7 @@ def linear_probe(
     return LinearProbe(settings, chosen, _grid_end(settings, chosen), final.converged, top1, top5, nll, *sizes)
 
 
-def fitted(
+def fit_probe(
     features: np.ndarray,
     labels: np.ndarray,
     classes: int,
@@ -149,7 +149,7 @@ def score_classifier(
     x, y = torch.from_numpy(features), torch.from_numpy(labels)
     classes, width = classifier.weight.shape
     sums = np.zeros(3)
-    for part in parts(torch.from_numpy(rows), max(classes, width)):
+    for part in row_blocks(torch.from_numpy(rows), max(classes, width)):
         logits = classifier.logits(x[part])
         label = y[part].to(logits.device)[:, None]
         right = logits.topk(min(5, classes), dim=1).indices == label

@@ -41,7 +41,7 @@ def headline(numbers: Mapping[str, float]) -> str | None:
     return next((name for name in HEADLINES if name in numbers), None)
 
 
-def in_words(name: str, value: float) -> str:
+def metric_in_words(name: str, value: float) -> str:
     """Return a metric as text: "top-1 93.40%", "MAE 2.51"."""
     return f"{TITLES[name]} {value:.4g}" if name in NUMBERS else f"{TITLES[name]} {value:.2%}"
 

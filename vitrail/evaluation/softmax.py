@@ -122,7 +122,7 @@ class Images:
         mean, basis = principal.mean.to(device), (principal.axes / principal.deviation[:, None]).to(device)
         if len(rows) >= x.shape[1]:
             return cls(principal, x, mean, basis, y, chosen, classes)
-        turned = torch.cat([(x[part].to(device) - mean) @ basis for part in parts(chosen, x.shape[1])])
+        turned = torch.cat([(x[part].to(device) - mean) @ basis for part in row_blocks(chosen, x.shape[1])])
         none = turned.new_zeros(turned.shape[1])
         return cls(principal, turned, none, None, y[chosen], torch.arange(len(chosen)), classes)
 
@@ -158,7 +158,7 @@ class Images:
         weight = weight.contiguous() if basis is None else weight @ basis.T
         slope, bias_slope = torch.zeros_like(weight, dtype=sums), torch.zeros_like(bias, dtype=sums)
         total = torch.zeros(2, dtype=sums, device=device)
-        for part in parts(self.rows, max(self.classes, weight.shape[1])):
+        for part in row_blocks(self.rows, max(self.classes, weight.shape[1])):
             x = self.features[part].to(device, dtype).sub_(self.mean)
             label = self.labels[part].to(device)[:, None]
             p = torch.addmm(bias, x, weight.T).log_softmax(dim=1)
@@ -268,7 +268,7 @@ class Principal:
         mean, deviation = (part.float() for part in _statistics(features, rows, device))
         if len(rows) >= features.shape[1]:
             covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=device)
-            for part in parts(rows, features.shape[1]):
+            for part in row_blocks(rows, features.shape[1]):
                 x = (features[part].to(device) - mean) / deviation
                 covariance += x.T @ x
             variance, axes = torch.linalg.eigh(covariance / len(rows))
@@ -277,7 +277,7 @@ class Principal:
         return cls(mean, deviation, variance.clamp_min(0.0), axes.float())
 
 
-def parts(rows: Tensor, width: int) -> Iterator[Tensor]:
+def row_blocks(rows: Tensor, width: int) -> Iterator[Tensor]:
     """Yield `rows` in parts for which matrices of `width` columns stay small."""
     yield from rows.split(max(1, min(_ROWS, VALUES // width)))
 
@@ -286,10 +286,10 @@ def _statistics(features: Tensor, rows: Tensor, device: torch.device) -> tuple[T
     """Return mean and population deviation of each feature, float64 [D]; the deviation of a constant feature is 1."""
     mean = torch.zeros(features.shape[1], dtype=torch.float64, device=device)
     squares = torch.zeros_like(mean)
-    for part in parts(rows, len(mean)):
+    for part in row_blocks(rows, len(mean)):
         mean += features[part].to(device).sum(dim=0, dtype=torch.float64)
     mean /= len(rows)
-    for part in parts(rows, len(mean)):
+    for part in row_blocks(rows, len(mean)):
         squares += (features[part].to(device).double() - mean).square().sum(dim=0)
     deviation = (squares / len(rows)).sqrt()
     deviation[deviation < 1e-12 * mean.abs().clamp_min(1.0)] = 1.0

@@ -34,7 +34,7 @@ PICTURE = {
 """How a file becomes the picture that is then resized (`vitrail.data.images.decode`)."""
 
 
-def describe(
+def describe_export(
     card: Card, to: str, output: str, precision: str, width: int, checksum: str, *, opset: int, step: int = 0
 ) -> dict[str, Any]:
     """Return the description of a program as JSON values.
@@ -121,7 +121,7 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
 
 
 def card_in(about: Mapping[str, Any]) -> Card:
-    """Return the model card that is part of a description. Raises ExportError if `describe` did not write it."""
+    """Return the model card that is part of a description. Raises ExportError if `describe_export` did not write it."""
     if about.get("format") != FORMAT or about.get("version") != VERSION:
         raise ExportError(
             f"this program was not exported by this version of vitrail: its description has format "

@@ -308,7 +308,7 @@ def _rate(predict: Predict, images: torch.Tensor, seconds: float) -> float:
     return calls * len(images) / (time.perf_counter() - began)
 
 
-def draw(rows: Sequence[TimedEngine], path: Path, title: str) -> None:
+def draw_engines(rows: Sequence[TimedEngine], path: Path, title: str) -> None:
     """Draw speed, latency and memory of the engines as bars."""
     from matplotlib.figure import Figure  # of the extra train; measuring does without
 

@@ -14,7 +14,7 @@ import torch
 from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
-from vitrail.exports.describe import describe
+from vitrail.exports.describe import describe_export
 from vitrail.exports.int8 import Quantisable, Quantised, draw_samples, quantise
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
@@ -133,7 +133,7 @@ def export_model(
         traced = trace(model, size, output, dtype, any_size=any_size, attention=kind.attention)
         step = step_of_size(model) if any_size else 0
         width, digest = outputs_per_image(traced), checksum(model.state_dict())
-        about = describe(card, to, output, stored, width, digest, opset=opset or OPSET, step=step)
+        about = describe_export(card, to, output, stored, width, digest, opset=opset or OPSET, step=step)
         module.write(traced, temporary / kind.file, about)
         opened = module.read(temporary / kind.file)
         parity = compare_outputs(opened.run, model, compared, output, stored, runtime=runtime_version(to), real=real)

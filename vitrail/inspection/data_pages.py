@@ -11,7 +11,7 @@ from vitrail.data.labels.sets import known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, thumbnail_points
-from vitrail.inspection.figures.page import Folder, Page, short
+from vitrail.inspection.figures.page import Folder, Page, short_name
 from vitrail.inspection.pictures import Picture, Pictures
 
 NEIGHBOURS = 6
@@ -83,7 +83,7 @@ def neighbours_page(
         near = []
         for row, cosine in zip(nearest[query].tolist(), alike[query], strict=True):
             if (neighbour := reader.read(int(among.index[row]))) is not None:
-                near.append((neighbour, f"{short(among.class_of(row), 20)}\ncosine {cosine:.2f}"))
+                near.append((neighbour, f"{short_name(among.class_of(row), 20)}\ncosine {cosine:.2f}"))
         drawn.append((picture, near))
     title = f"{label}: the nearest of {len(among.index):,} images, by the cosine of their features"
     files = [*folder.figure("neighbours", draw_neighbours(title, drawn)), table]

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from vitrail.data.images.geometry import CentralCrop, Compose, Letterbox, Op, ResizeSmall, Squash, fitted, margins
+from vitrail.data.images.geometry import (
+    CentralCrop,
+    Compose,
+    Letterbox,
+    Op,
+    ResizeSmall,
+    Squash,
+    largest_inside,
+    margins,
+)
 from vitrail.errors import UsageError
 
 TINT = "cividis"
@@ -57,7 +66,7 @@ def visible_box(transform: Op, height: int, width: int) -> Box:
         elif isinstance(op, Squash):
             resized = op.size
         elif isinstance(op, Letterbox):  # the result shows more than the picture: its margins
-            inner, resized = fitted(height, width, op.size), op.size
+            inner, resized = largest_inside(height, width, op.size), op.size
             (above, before), high, wide = margins(inner, op.size), height / inner[0], width / inner[1]
             top, left = top - above * high * vertical, left - before * wide * horizontal
             vertical, horizontal = vertical * high, horizontal * wide

@@ -16,7 +16,7 @@ from vitrail.model.variants import ResNetConfig, variant
 from vitrail.ranges import height_width, size_text
 from vitrail.recipes.by_data import whole_patches
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, WEIGHTS
-from vitrail.recipes.registry import find, recipe
+from vitrail.recipes.registry import find_recipe, recipe
 from vitrail.training.run import Run
 
 RECIPE_OF = {"finetune": FINETUNE_BY_DATA.name, "sweep": "finetune"}
@@ -212,7 +212,7 @@ def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Ru
 
 def require_images(asked: Asked) -> None:
     """Raise UsageError if the command does not name the images to train on."""
-    brings_data = asked.recipe is not None and find(asked.recipe).brings_data
+    brings_data = asked.recipe is not None and find_recipe(asked.recipe).brings_data
     data = {name: value for name, value in asked.settings.items() if name == "data"}
     own = bool(data) and is_own(type(merge(Run(), data, imports=True).data))
     if asked.path is None and not brings_data and not asked.files and not own:

@@ -69,7 +69,7 @@ class TrainingSet:
         return cls(len(train), round(statistics.median(sides)) if sides else 0)
 
 
-def choose(data: TrainingSet, objective: str = "supervised") -> tuple[str, str]:
+def choose_recipe(data: TrainingSet, objective: str = "supervised") -> tuple[str, str]:
     """Return the name of the recipe for training from scratch on such data, and the reason in words."""
     seen = f"{data.images:,} training images of about {data.side} pixels"
     if objective in LABEL_FREE:
@@ -84,7 +84,7 @@ def choose(data: TrainingSet, objective: str = "supervised") -> tuple[str, str]:
     return "scratch-photos", f"{seen}; {better}"
 
 
-def sized(run: Run, data: TrainingSet) -> Run:
+def fit_image_size(run: Run, data: TrainingSet) -> Run:
     """Return `run` with a smaller size and larger patches for photographs, if it has no size of its own."""
     if run.image_size is not None or data.side <= SMALL:
         return run
@@ -146,7 +146,7 @@ def has_absolute_warmup(run: Run) -> bool:
     return not isinstance(run.schedule.warmup, Percent)
 
 
-def fitted(run: Run, data: TrainingSet) -> tuple[Run, str]:
+def fit_warmup(run: Run, data: TrainingSet) -> tuple[Run, str]:
     """Return `run` with a warmup that fits the number of images, and the change in words ("" if nothing changed).
 
     A warmup longer than a fifth of the run becomes a tenth of it. Published warmups suit large data: 10,000 steps are a

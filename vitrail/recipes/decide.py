@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 from vitrail.durations import LONGEST, Epochs, Steps
 from vitrail.ranges import height_width
 from vitrail.recipes.asked import Asked, require_images, with_weights
-from vitrail.recipes.by_data import choose, evaluated_in_time, fitted, has_absolute_warmup, in_time, sized
+from vitrail.recipes.by_data import (
+    choose_recipe,
+    evaluated_in_time,
+    fit_image_size,
+    fit_warmup,
+    has_absolute_warmup,
+    in_time,
+)
 from vitrail.recipes.finetune_by_data import ENLARGED_COST, FINETUNE_BY_DATA, FineTuning, advise
-from vitrail.recipes.registry import RECIPES, find, recipe
+from vitrail.recipes.registry import RECIPES, find_recipe, recipe
 from vitrail.training.run import Run
 
 if TYPE_CHECKING:
@@ -70,7 +77,7 @@ def from_recipe(asked: Asked, known: Known) -> Choice:
     (BiT-HyperRule). Raises UsageError and DataError.
     """
     assert asked.recipe is not None
-    base, rule = recipe(asked.recipe), find(asked.recipe).by_data
+    base, rule = recipe(asked.recipe), find_recipe(asked.recipe).by_data
     run, why = asked.applied_to(base)
     origin, warning = f"recipe {asked.recipe}", rate_of_another_network(asked.recipe, run)
     if rule is not None or has_absolute_warmup(run):
@@ -78,7 +85,7 @@ def from_recipe(asked: Asked, known: Known) -> Choice:
         if rule is not None:
             run, why = asked.applied_to(replace(rule(data.images, data.side), name=base.name))
             origin += f" for {data.images:,} images of about {data.side} pixels"
-        run, change = (run, "") if "schedule.warmup" in asked.places else fitted(run, data)
+        run, change = (run, "") if "schedule.warmup" in asked.places else fit_warmup(run, data)
         origin += f"; {change}" if change else ""
     return Choice(run, origin, why, (warning,) if warning else ())
 
@@ -90,8 +97,8 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
     """
     run, _ = asked.applied_to(Run())
     data = known.training_set(run)
-    name, because = choose(data, run.objective.kind)
-    run, why = asked.applied_to(sized(recipe(name), data))
+    name, because = choose_recipe(data, run.objective.kind)
+    run, why = asked.applied_to(fit_image_size(recipe(name), data))
     warnings: tuple[str, ...] = ()
     if (seen := known.seen_in_time(run)) is not None:
         sized_here = {"image_size"} if "preprocess.image_size" in asked.places else set()
@@ -156,8 +163,13 @@ def _given_length(run: Run, images: int) -> int | None:
 
 def rate_of_another_network(name: str, run: Run) -> str:
     """Return a warning if `run` trains another network than the recipe `name` of a paper, at its rate; else ""."""
-    theirs = find(name).run
-    if "/" not in name or find(name).verb != "train" or run.model == theirs.model or run.optim.lr != theirs.optim.lr:
+    theirs = find_recipe(name).run
+    if (
+        "/" not in name
+        or find_recipe(name).verb != "train"
+        or run.model == theirs.model
+        or run.optim.lr != theirs.optim.lr
+    ):
         return ""
     family = name.partition("/")[0]
     other = [

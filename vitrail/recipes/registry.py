@@ -33,7 +33,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def find(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """Return the recipe `name`. Raises UsageError with the nearest valid name."""
     if name not in RECIPES:
         families = sorted({known.partition("/")[0] + "/..." if "/" in known else known for known in RECIPES})
@@ -46,4 +46,4 @@ def find(name: str) -> Recipe:
 
 def recipe(name: str) -> Run:
     """Return the run that the recipe `name` describes. Raises UsageError with the nearest valid name."""
-    return find(name)()
+    return find_recipe(name)()

@@ -139,7 +139,9 @@ def _most_connections() -> int:
     return min(Connection.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
-def run(app: App, service: Service, listening: socket.socket, clients: Clients, hang_ups: HangUps) -> None:
+def serve_until_signal(
+    app: App, service: Service, listening: socket.socket, clients: Clients, hang_ups: HangUps
+) -> None:
     """Serve until a signal comes, then finish open requests within `limits.drain` seconds.
 
     `hang_ups` holds SIGHUP since before the models were read.

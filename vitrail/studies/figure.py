@@ -34,7 +34,7 @@ ROW = 0.42
 """Inches for a row of points with one row for each network."""
 
 
-def draw(found: Tables, path: Path) -> None:
+def draw_study(found: Tables, path: Path) -> None:
     """Draw the figure of a study in the format that the suffix names: a panel for each table."""
     study, tables = found.study, {table.name: table for table in found.tables}
     accuracies = [table for name, table in tables.items() if name not in {UNITS[metric] for metric in COUNTED}]

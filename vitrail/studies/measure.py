@@ -139,7 +139,7 @@ def _loader(source: IndexedSource, transform: Op, preprocess: Preprocess) -> Loa
     )  # fmt: skip
 
 
-def counted(metric: Counted, stage: Stage) -> float:
+def count_cost(metric: Counted, stage: Stage) -> float:
     """Return what the network of a stage costs, in the unit of `vitrail.studies.study.UNITS`.
 
     Times and memory are measured on this machine, in the precision of the training.

@@ -12,7 +12,7 @@ from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import UsageError
 from vitrail.files import replacing_text
 from vitrail.studies.catalog import NAMES, study_named
-from vitrail.studies.figure import draw, draw_tiles
+from vitrail.studies.figure import draw_study, draw_tiles
 from vitrail.studies.study import LaptopData
 from vitrail.studies.table import CellResult, Tables, column, published_tables
 from vitrail.transfer.trial import write_json
@@ -31,7 +31,7 @@ def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
     with replacing_text(files[2], UsageError) as stream:
         stream.write(markdown(found))
     for path in files[3:]:
-        (draw_tiles if found.study.tiles else draw)(found, path)
+        (draw_tiles if found.study.tiles else draw_study)(found, path)
     return files
 
 
@@ -62,9 +62,9 @@ def redraw(folder: Path) -> None:
         except (OSError, ValueError, TypeError, KeyError):
             continue  # the page leaves it out, or shows the figure as it is
         if not found.study.tiles:
-            draw(found, folder / f"{name}.png")
+            draw_study(found, folder / f"{name}.png")
             if (document := folder / f"{name}.pdf").exists():
-                draw(found, document)
+                draw_study(found, document)
 
 
 def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:

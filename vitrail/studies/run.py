@@ -12,7 +12,7 @@ from typing import Any
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, plan
-from vitrail.studies.measure import DRAWS, SHOTS, Probes, counted
+from vitrail.studies.measure import DRAWS, SHOTS, Probes, count_cost
 from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, with_data
 from vitrail.studies.table import CellResult, Tables
@@ -52,7 +52,7 @@ def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor
     cells = grid(study, asked, sets.given)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     training = Training(sets, folder, execute, until)
-    results = measured(cells, asked.seeds, training)
+    results = measure_cells(cells, asked.seeds, training)
     about = {
         "data": Path(str(asked.data)).name,
         "scale": asked.scale,
@@ -113,7 +113,7 @@ def limited(stage: Stage, asked: StudyRequest) -> Stage:
     return Stage(run, start, tokenizer)
 
 
-def measured(cells: Sequence[Cell], seeds: Sequence[int], training: Training) -> list[CellResult]:
+def measure_cells(cells: Sequence[Cell], seeds: Sequence[int], training: Training) -> list[CellResult]:
     """Train what is not finished, and return the results, all cells of the first seed before the next."""
     learned = [cell for cell in cells if cell.metric not in COUNTED]
     training.train((cell, stage, seeds[0]) for cell in learned for stage in cell.tried)
@@ -125,7 +125,7 @@ def measured(cells: Sequence[Cell], seeds: Sequence[int], training: Training) ->
 
 def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> CellResult:
     if cell.metric in COUNTED:
-        return CellResult(cell, seed, counted(cell.metric, stage))
+        return CellResult(cell, seed, count_cost(cell.metric, stage))
     rate = stage.run.optim.lr if cell.others else None
     if (reason := training.problem((stage, seed))) is not None:
         return CellResult(cell, seed, None, reason, rate=rate)

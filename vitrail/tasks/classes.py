@@ -14,7 +14,7 @@ from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import Labels, one_label
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import UsageError
-from vitrail.evaluation.calibration import before_scaling, calibration, draw, write_bins
+from vitrail.evaluation.calibration import before_scaling, calibration, draw_reliability, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, NUMBERS, STORED, Classification, check_rows, classify, has_top5
 from vitrail.evaluation.confidence import SHOWN, counts_at
 from vitrail.evaluation.metric import NUMBERS as TARGETS
@@ -186,7 +186,7 @@ class ClassTask(Task[Classification]):
         """See `Task`: reliability.png, calibration.csv and classes.csv."""
         calibrated = calibration(found)
         write_bins(out / "calibration.csv", calibrated)
-        draw(calibrated, out / "reliability.png")
+        draw_reliability(calibrated, out / "reliability.png")
         with replacing_text(out / "classes.csv") as file:
             writer = SafeWriter(file, raw=raw)
             writer.writerow(("class", "images", "right", "f1"))

@@ -16,7 +16,7 @@ from vitrail.data.labels.sets import Labels, LabelSets, summary
 from vitrail.data.settings import Data
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import UsageError
-from vitrail.evaluation.calibration import draw, write_bins
+from vitrail.evaluation.calibration import draw_reliability, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.label_calibration import before_scaling, label_calibration
 from vitrail.evaluation.label_scores import STORED, LabelScores, score_labels
@@ -217,7 +217,7 @@ class LabelTask(Task[LabelScores]):
         """See `Task`: reliability.png, calibration.csv, classes.csv and cooccurrence.csv."""
         together = label_calibration(found).together
         write_bins(out / "calibration.csv", together)
-        draw(together, out / "reliability.png", labels=True)
+        draw_reliability(together, out / "reliability.png", labels=True)
         with replacing_text(out / "classes.csv") as file:
             writer = SafeWriter(file, raw=raw)
             writer.writerow(COLUMNS)

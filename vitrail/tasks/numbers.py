@@ -17,7 +17,7 @@ from vitrail.data.sources.indexed import GivenImages
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
-from vitrail.evaluation.metric import NUMBERS, Metric, in_words
+from vitrail.evaluation.metric import NUMBERS, Metric, metric_in_words
 from vitrail.evaluation.number_scores import STORED, NumberScores, predicted_numbers, score_numbers
 from vitrail.files import replacing_text
 from vitrail.tasks.prediction import Prediction
@@ -174,7 +174,7 @@ class NumberTask(Task[NumberScores]):
 
     def sentence(self, numbers: Mapping[str, float], classes: int) -> str:
         """See `Task`."""
-        return f"{', '.join(in_words(name, numbers[name]) for name in NUMBERS)}, loss {numbers['loss']:.4f}"
+        return f"{', '.join(metric_in_words(name, numbers[name]) for name in NUMBERS)}, loss {numbers['loss']:.4f}"
 
 
 def _scale(card: Card) -> TargetScale:

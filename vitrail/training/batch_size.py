@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail import torch_private, world
 from vitrail.costs.count import LiveTensors, kept_bytes, state_bytes
 from vitrail.data.loading.loader import Batch
-from vitrail.device import free_memory, in_words, out_of_memory
+from vitrail.device import first_line, free_memory, out_of_memory
 from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import NetworkConfig
 from vitrail.objective.base import Objective
@@ -183,6 +183,6 @@ def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Itera
         more = min(2 * now, run.batch_size or 2 * now)
         smaller = f"with --accumulate {more} (the same batch of {run.batch_size} in smaller pieces), or " * (more > now)
         raise TrainingError(
-            f"out of memory ({in_words(error)}). Resume {smaller}with --activation-checkpointing. Checkpoints in the "
+            f"out of memory ({first_line(error)}). Resume {smaller}with --activation-checkpointing. Checkpoints in the "
             "run folder did not change."
         ) from error

@@ -18,7 +18,7 @@ from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
 from vitrail.data.images.bands import choose_bands
 from vitrail.data.images.geometry import Size
-from vitrail.data.images.ops import left_out
+from vitrail.data.images.ops import colour_changes_left_out
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
@@ -94,6 +94,11 @@ class Decision:
         config = cast(Config, self.config)  # a card reads only what every kind of config has
         return Card(config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
 
+    @property
+    def autocast(self) -> bool:
+        """Are matrix products in bfloat16 (the weights stay float32)?"""
+        return self.run.precision == "bf16"
+
 
 def decide(run: Run, facts: Facts) -> Decision:
     """Return `run` with every decision made. Raises UsageError or DataError where the settings cannot work."""
@@ -126,7 +131,7 @@ def decide(run: Run, facts: Facts) -> Decision:
     each_way, cut = whole.parts_shown(sizes, preprocess)
     if each_way and (run.preprocess is None or preprocess.resize == "small"):
         why["shown"] = each_way
-    if lost := left_out(run.augment, preprocess):
+    if lost := colour_changes_left_out(run.augment, preprocess):
         why["augment"] = f"without {lost}, which are made for the three bands of visible light"
     if preprocess.image_size != config.image_size:
         raise UsageError(

@@ -23,7 +23,7 @@ from vitrail.data.item import IndexedSource, Subset
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
-from vitrail.evaluation.linear_probe import fitted
+from vitrail.evaluation.linear_probe import fit_probe
 from vitrail.model.own_part import is_own_part
 from vitrail.tasks.catalog import task_for
 from vitrail.training.assemble import Setup
@@ -72,7 +72,7 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
         if world.any_(time.monotonic() - began > seconds):
             break
     features, labels = map(np.concatenate, zip(*parts, strict=True))
-    _, setting, solution, _ = fitted(features, labels, len(setup.splits.class_names), seed=run.seed)
+    _, setting, solution, _ = fit_probe(features, labels, len(setup.splits.class_names), seed=run.seed)
     classifier = solution.classifier
     scale = _scale(classifier.logits(torch.from_numpy(features)), torch.from_numpy(labels))
     weights = scale * classifier.weight

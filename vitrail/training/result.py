@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from vitrail.evaluation.metric import headline, in_words, interval, on_images
+from vitrail.evaluation.metric import headline, interval, metric_in_words, on_images
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
 from vitrail.training.validation import floor
@@ -64,9 +64,9 @@ class Result:
         skewed = any("balanced_accuracy" in one for one in self.floors.values())
         balanced = f", balanced accuracy {numbers['balanced_accuracy']:.2%}" if skewed else ""
         failed = f": this network {self.shortfall}" if self.shortfall else ""
-        text = f"{in_words(name, numbers[name])}{balanced}{on_images(name, numbers, where)}"
+        text = f"{metric_in_words(name, numbers[name])}{balanced}{on_images(name, numbers, where)}"
         skipped = f" (without a linear classifier: {self.no_floor})" if self.no_floor else ""
-        return f"{text}; {floor.in_words(self.floors)}{skipped}{failed}"
+        return f"{text}; {floor.floors_in_words(self.floors)}{skipped}{failed}"
 
     @property
     def shortfall(self) -> str:
@@ -106,7 +106,7 @@ class Result:
         best, reached = status.best, ""
         shown = {} if test and headline(test) else best  # the number of the test images has a line of its own
         if name := headline(shown):
-            reached = f", validation {in_words(name, best[name])}{on_images(name, best)}"
+            reached = f", validation {metric_in_words(name, best[name])}{on_images(name, best)}"
         elif "loss" in shown:
             reached = f", validation loss {best['loss']:.4f}{on_images('loss', best)}"
         if status.skipped:

@@ -42,7 +42,7 @@ STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the regularisation, in units of the variance of the features."""
 
 
-def left_out(features: np.ndarray, labels: np.ndarray) -> float:
+def leave_one_out_accuracy(features: np.ndarray, labels: np.ndarray) -> float:
     """Return the accuracy of regularised least squares on images [N, D] that are left out of it, one at a time.
 
     The best of `STRENGTHS` counts. With skewed classes it is the mean of the classes' accuracies. Leaving out row i
@@ -66,7 +66,7 @@ def left_out(features: np.ndarray, labels: np.ndarray) -> float:
     return best
 
 
-def alike(sizes: Sequence[Size], image_size: Size) -> bool:
+def hardly_stretched(sizes: Sequence[Size], image_size: Size) -> bool:
     """Return whether no image of these (height, width) looks much different if it is squashed to `image_size`."""
     return all(stretched(size, Preprocess(image_size)) <= ALIKE for size in sizes)
 
@@ -82,7 +82,9 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
         return None
     assert run.weights is not None
     sizes = [(one.height, one.width) for one in layouts(train, run.data.channels)]
-    if alike(sizes, height_width(run.image_size) if run.image_size else read_card(run.weights).config.image_size):
+    if hardly_stretched(
+        sizes, height_width(run.image_size) if run.image_size else read_card(run.weights).config.image_size
+    ):
         return None
     with set_up(replace(run, duration=Epochs(1)), splits) as setup:
         if setup.decision.preprocess.bands is not None:
@@ -94,7 +96,10 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
             if run.time_limit is not None and time.monotonic() - began > SHARE * 60 * run.time_limit:
                 break
             found.append(_round(setup, train, rows[start : start + ROUND]))
-    reached = {name: left_out(*map(np.concatenate, zip(*(one[name] for one in found), strict=True))) for name in WAYS}
+    reached = {
+        name: leave_one_out_accuracy(*map(np.concatenate, zip(*(one[name] for one in found), strict=True)))
+        for name in WAYS
+    }
     best = max(reached, key=reached.__getitem__)
     others = ", ".join(f"{value:.1%} with {name}" for name, value in reached.items() if name != best)
     count = sum(len(one[best][1]) for one in found)

@@ -37,7 +37,7 @@ def uncertainty(probabilities: np.ndarray, thresholds: Sequence[float] = ()) -> 
     return 1 - (best[:, 1] - best[:, 0])
 
 
-def candidates(unsure: np.ndarray, count: int, by: By, width: int = CANDIDATES) -> np.ndarray:
+def least_sure(unsure: np.ndarray, count: int, by: By, width: int = CANDIDATES) -> np.ndarray:
     """Return the rows to choose among, int64, the least sure first; equal rows in their order.
 
     by: "uncertainty" gives the `count` least sure, "both" `width` times as many. "coverage" gives all images, or
@@ -87,7 +87,7 @@ def _unit(features: np.ndarray) -> np.ndarray:
     return unit_rows(features)
 
 
-def choose(
+def choose_images(
     unsure: np.ndarray,
     count: int,
     by: By,
@@ -99,7 +99,7 @@ def choose(
     unsure: See `uncertainty`. features: Function of rows that returns their features, called once. cover: Function that
     adds the images with a label. With "uncertainty" both are not called, and similarities are NaN.
     """
-    rows = candidates(unsure, count, by)
+    rows = least_sure(unsure, count, by)
     if by == "uncertainty":
         return rows, np.full(len(rows), np.nan)
     coverage = Coverage(features(rows))

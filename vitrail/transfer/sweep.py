@@ -113,7 +113,7 @@ def sweep(trials: Trials, execute: Executor) -> SweepResult:
     if len({trial.key for trial in trials.search}) > 1:
         for rows in train_all(trials.search, execute):
             table = _written(replace(table, search=rows))
-        best = choose(table.search)
+        best = best_trial(table.search)
         chosen = dict(best.trial.values)
         log.info("chosen: %s, dev %s", best.trial, _metrics(best.outcome.dev))
     table = replace(table, chosen=chosen)
@@ -124,7 +124,7 @@ def sweep(trials: Trials, execute: Executor) -> SweepResult:
     return table
 
 
-def choose(rows: Iterable[TrialResult]) -> TrialResult:
+def best_trial(rows: Iterable[TrialResult]) -> TrialResult:
     """Return the best trial. Raises TrainingError with all reasons if none was trained."""
     rows = list(rows)
     trained = [row for row in rows if row.outcome.status == "done" and row.outcome.dev is not None]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.data.benchmarks.vtab_tasks import GROUPS, TASKS, Group
 from vitrail.plots import COLOURS, save_figure
 
@@ -15,17 +15,17 @@ MEAN = "mean"
 
 PUBLISHED: dict[str, dict[str, float]] = {
     network: dict(zip(TASKS, values, strict=True))
-    for network, (*values, _mean) in published("table9_vtab")["rows"].items()
+    for network, (*values, _mean) in published_table("table9_vtab")["rows"].items()
 }
 """Network (and its pre-training data) -> task -> top-1 on the test set, in percent."""
 
-_QUOTED = published("figure2_quoted")
+_QUOTED = published_table("figure2_quoted")
 QUOTED: dict[str, dict[str, float]] = {
     f"{name}, quoted": dict(zip(TASKS, values, strict=True)) for name, values in _QUOTED["rows"].items()
 }
 """Networks of other authors in Figure 2 whose results for every task are public, in the form of `PUBLISHED`."""
 QUOTED_MEANS: dict[str, float] = {
-    "BiT-L, quoted": float(published("table2_state_of_the_art")["rows"]["VTAB (19 tasks)"][3].split("±")[0]),
+    "BiT-L, quoted": float(published_table("table2_state_of_the_art")["rows"]["VTAB (19 tasks)"][3].split("±")[0]),
     **{f"{name}, quoted": mean for name, mean in _QUOTED["means"].items()},
 }
 """Networks of other authors for which only the mean over all tasks is public."""
@@ -42,7 +42,7 @@ def means(scores: Mapping[str, float]) -> dict[Group | str, tuple[float, int]]:
     return found
 
 
-def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
+def draw_means(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw the means of `rows` (network -> task -> top-1 in percent) as in Figure 2 and write them to `path`.
 
     The suffix of `path` names the format. Only tasks that all networks have are counted, so bars can be compared. If

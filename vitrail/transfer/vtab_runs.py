@@ -27,7 +27,7 @@ from vitrail.training.run import LORA, Run
 from vitrail.transfer.grid import absolute_path
 from vitrail.transfer.sweep import train_all
 from vitrail.transfer.trial import Trial, here, trial_key, write_json
-from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw, means
+from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw_means, means
 from vitrail.weights.load import weights_fingerprint
 from vitrail.words import one_line
 
@@ -170,7 +170,7 @@ def vtab(
         table.scores.append(score)
         write_json(folder / TABLE, table.as_json())
     _require_results(table, root)
-    draw({Path(weights).name: table.percent, **PUBLISHED, **QUOTED}, folder / FIGURE)
+    draw_means({Path(weights).name: table.percent, **PUBLISHED, **QUOTED}, folder / FIGURE)
     return table
 
 

@@ -149,7 +149,7 @@ def _measure_engines(
     import torch
 
     from vitrail.device import fast_float32, processor
-    from vitrail.exports.engines import Engines, draw, measure
+    from vitrail.exports.engines import Engines, draw_engines, measure
     from vitrail.verbs.network import load_classifier
 
     if compute.place().type != "cpu":
@@ -175,7 +175,7 @@ def _measure_engines(
         with writing(Path(out), UsageError):
             with replacing_text(Path(out) / "engines.json") as file:
                 file.write(json.dumps(as_json(result), indent=1) + "\n")
-            draw(rows, Path(out) / "engines.png", f"{model}: {result.machine}")
+            draw_engines(rows, Path(out) / "engines.png", f"{model}: {result.machine}")
     return result
 
 
@@ -231,7 +231,7 @@ def _largest(timed: TimedNetwork, line: Line) -> int:
 
 
 def _write(result: Bench, folder: Path) -> None:
-    from vitrail.costs.figure import Curve, draw
+    from vitrail.costs.figure import Curve, draw_curves
 
     with writing(folder, UsageError):
         with replacing_text(folder / "bench.json") as file:
@@ -242,7 +242,7 @@ def _write(result: Bench, folder: Path) -> None:
             curve.sizes.append(row.image_size)
             curve.images_per_second.append(row.best.images_per_second)
             curve.largest_batch.append(row.largest_batch)
-        draw(list(curves.values()), folder / "bench.png", result.machine)
+        draw_curves(list(curves.values()), folder / "bench.png", result.machine)
 
 
 def show(result: Bench | EngineBench) -> Any:

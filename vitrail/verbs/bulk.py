@@ -85,7 +85,7 @@ def open_job(
     return Job(folder, splits, about, data.path)
 
 
-def run(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False) -> BulkProgress:
+def run_job(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False) -> BulkProgress:
     """Compute this process's share of a job. The process that finds it complete writes `merge`. Raises DataError."""
     from vitrail import world
 

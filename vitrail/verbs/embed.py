@@ -15,7 +15,7 @@ from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Side, Threads, Whole, checked
 from vitrail.terminal import unreadable_json, unreadable_lines
 from vitrail.verbs import bulk
-from vitrail.verbs.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
+from vitrail.verbs.bulk import BulkProgress, feature_columns, is_bulk, open_job, run_job, token_columns
 from vitrail.verbs.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
@@ -188,7 +188,7 @@ def embed(
             settings["layers"] = embedder.layers(asked["layers"])
         job = open_job("embed", model, files, out, data, **settings)
         columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
-        return run(job, columns, merge)
+        return run_job(job, columns, merge)
     target = _target(Path(out), files, format, merge)
     sources = open_images(model, files, split, reading) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)

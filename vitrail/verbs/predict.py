@@ -16,7 +16,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs import bulk
-from vitrail.verbs.bulk import BulkProgress, is_bulk, open_job, predicted_columns, run
+from vitrail.verbs.bulk import BulkProgress, is_bulk, open_job, predicted_columns, run_job
 from vitrail.verbs.features import paths_or_images, warn_of_ignored
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords
@@ -209,7 +209,7 @@ def predict(
         if network.card.temperature != 1:
             about["temperature"] = network.card.temperature
         job = open_job("predict", model, paths, out, data, **about)
-        return run(job, predicted_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
+        return run_job(job, predicted_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     subject = GivenImages(held, bands=network.card.preprocess.bands is not None) if held else paths
     rows = partial(predict_files, network, subject, predict=predictions_of, precision=compute.precision, top=top)

@@ -12,7 +12,7 @@ from vitrail.files import replacing_text
 from vitrail.model.variants import variant
 from vitrail.ranges import checked
 from vitrail.recipes.published import Recipe
-from vitrail.recipes.registry import RECIPES, find
+from vitrail.recipes.registry import RECIPES, find_recipe
 from vitrail.terminal import page, table
 from vitrail.training.run import Run
 
@@ -34,7 +34,7 @@ def show_recipe(name: str, *, yaml: bool = False) -> str:
         name: Name of the recipe (`vitrail recipes` lists them).
         yaml: Print only the settings, as `vitrail train --config` reads them.
     """
-    recipe = find(name)
+    recipe = find_recipe(name)
     if yaml:
         return to_yaml(_settings(recipe, recipe())).rstrip()
     return f"{name}\n\n{recipe.description}\n\n{to_yaml(_settings(recipe, _named(recipe()))).rstrip()}"
@@ -49,7 +49,7 @@ def copy_recipe(name: str, file: str | Path) -> Path:
         file: The YAML file to write. An existing file is not replaced.
     """
     target = Path(file)
-    recipe = find(name)
+    recipe = find_recipe(name)
     text = "".join(f"# {line}".rstrip() + "\n" for line in recipe.description.splitlines())
     if target.is_file():
         raise UsageError(f"cannot write {target}: File exists. Choose another name")

@@ -81,7 +81,7 @@ def segment(
     compute = Compute(image_size, batch_size, workers, device, precision)
     folder = None if out is None else _folder(out, data)
     from vitrail.data.masks import open_masks
-    from vitrail.transfer.segmentation.probe import segment as measure
+    from vitrail.transfer.segmentation.probe import probe_segmentation as measure
 
     images = open_masks(data, tuple(ignore), seed)
     embedder = Embedder(model, compute, whole=True)

@@ -102,7 +102,7 @@ def serve(
     with HangUps() as hang_ups:
         try:
             from vitrail.server.app import create_app
-            from vitrail.server.process import run, take_port
+            from vitrail.server.process import serve_until_signal, take_port
             from vitrail.server.service import Service
         except ImportError as error:
             needed = f"the server needs {error.name}, which is not installed"
@@ -125,7 +125,7 @@ def serve(
             url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{clients.root_path}"
             logger.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
             with fast_float32():
-                run(app, serving, listening, clients, hang_ups)
+                serve_until_signal(app, serving, listening, clients, hang_ups)
             return ServedRequests(url, list(serving.models), serving.metrics.images_answered, log)
 
 

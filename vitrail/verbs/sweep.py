@@ -275,12 +275,12 @@ def values_to_try(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
 
 def _preview(trials: Trials) -> SweepPreview:
     from vitrail.transfer.trial import finished
-    from vitrail.verbs.train.dry_run import check
+    from vitrail.verbs.train.dry_run import rehearse
 
     search = {trial.key: trial for trial in trials.search}.values()
     done = sum(finished(trial.folder) is not None for trial in search) if len(trials.search) > 1 else 0
     first = trials.search[0]
-    return SweepPreview(trials, done, *check(replace(first.run, out=str(trials.folder)), asked=first.asked))
+    return SweepPreview(trials, done, *rehearse(replace(first.run, out=str(trials.folder)), asked=first.asked))
 
 
 def show(result: SweepResult | SweepPreview) -> Any:

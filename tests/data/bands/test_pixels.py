@@ -17,7 +17,7 @@ from PIL import Image
 from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
 from vitrail.data.images.bands import choose_bands, layouts, measure_bands
 from vitrail.data.images.geometry import Flip
-from vitrail.data.images.ops import eval_transform, left_out, train_transform, views
+from vitrail.data.images.ops import colour_changes_left_out, eval_transform, train_transform, views
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, pixels_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Augment, Bands, Data, Preprocess
@@ -173,8 +173,8 @@ def test_erased_rectangles_have_normal_noise() -> None:
 
 def test_colour_operations_are_left_out_and_named() -> None:
     augment = Augment(randaugment=(2, 9), three_augment=True, color_jitter=0.3, erasing=0.1)
-    assert left_out(augment, Preprocess()) == ""
-    named = left_out(augment, Preprocess(bands=BANDS))
+    assert colour_changes_left_out(augment, Preprocess()) == ""
+    named = colour_changes_left_out(augment, Preprocess(bands=BANDS))
     assert named == "the operations of RandAugment that change colours, 3-Augment, colour jitter"
     kinds = [type(op) for op in train_transform(augment, Preprocess(bands=BANDS)).ops]  # type: ignore[attr-defined]
     assert kinds[-3:] == [Flip, MovingAugment, ErasingBands]

@@ -105,7 +105,7 @@ def _class_of(distance: float, thresholds: tuple[float, ...]) -> int:
     return int(np.flatnonzero(np.array(thresholds) < distance)[-1])
 
 
-def binned(key: str, values: int, bins: int) -> TaskLabel:
+def in_bins(key: str, values: int, bins: int) -> TaskLabel:
     """Return a label that joins neighbours among `values` classes into `bins` classes: value // (values / bins)."""
     width = values / bins
     return TaskLabel((key,), lambda features: int(features[key][0] // width), tuple(map(str, range(bins))))
@@ -157,8 +157,8 @@ LABELS = {
         nearest_object,
         ("up to 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "above 10"),
     ),
-    "dsprites-location": binned("label_x_position", 32, 16),
-    "dsprites-orientation": binned("label_orientation", 40, 16),
+    "dsprites-location": in_bins("label_x_position", 32, 16),
+    "dsprites-orientation": in_bins("label_orientation", 40, 16),
     "kitti-distance": TaskLabel(
         ("objects/type", "objects/location"),
         nearest_vehicle,

@@ -166,7 +166,7 @@ class ResizeSmall(ToSize):
         return max(round(height * scale), self.size[0]), max(round(width * scale), self.size[1])
 
 
-def fitted(height: int, width: int, size: Size) -> Size:
+def largest_inside(height: int, width: int, size: Size) -> Size:
     """Return the (height, width) of the largest picture of this aspect ratio that fits into `size`."""
     scale = min(size[0] / height, size[1] / width)
     return max(round(height * scale), 1), max(round(width * scale), 1)
@@ -201,7 +201,7 @@ class Letterbox(ToSize):
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
-        inner = fitted(image.shape[0], image.shape[1], self.size)
+        inner = largest_inside(image.shape[0], image.shape[1], self.size)
         return filled_up(resize(image, *inner, self.interpolation), self.size, self.fill)
 
 
@@ -322,7 +322,7 @@ class LetterboxedCrop(InceptionCrop):
 
     def inner(self, image: np.ndarray) -> Size:
         """See InceptionCrop."""
-        return fitted(image.shape[0], image.shape[1], self.size)
+        return largest_inside(image.shape[0], image.shape[1], self.size)
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
     """Return the built-in operations on a training image (see `Augment.operations`).
 
     The order is crop, flip, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come later, on batches
-    (mix.py). Images of other bands than RGB get the operations that move pixels; `left_out` names the others. Raises
-    UsageError for an impossible setting.
+    (mix.py). Images of other bands than RGB get the operations that move pixels; `colour_changes_left_out` names the
+    others. Raises UsageError for an impossible setting.
     """
     ops = _crop(augment, preprocess)
     if augment.flip:
@@ -102,7 +102,7 @@ def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
     return ops
 
 
-def left_out(augment: Augment, preprocess: Preprocess) -> str:
+def colour_changes_left_out(augment: Augment, preprocess: Preprocess) -> str:
     """Return the augmentations that `operations` leaves out because they change colours; "" if there are none."""
     if preprocess.bands is None:
         return ""

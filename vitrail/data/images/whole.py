@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.data.images.geometry import ResizeSmall, Size, fitted
+from vitrail.data.images.geometry import ResizeSmall, Size, largest_inside
 from vitrail.data.images.ops import covering
 from vitrail.data.settings import ImageResize, Preprocess
 
@@ -64,7 +64,7 @@ def share_shown(size: Size, preprocess: Preprocess) -> float:
 
 def filled(size: Size, preprocess: Preprocess) -> float:
     """Return the share of the network's input that shows an image of `size` (height, width) with pad."""
-    height, width = fitted(*size, preprocess.image_size)
+    height, width = largest_inside(*size, preprocess.image_size)
     return height * width / (preprocess.image_size[0] * preprocess.image_size[1])
 
 

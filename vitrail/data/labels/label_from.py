@@ -43,7 +43,7 @@ _SMALL = 64 << 20
 """Largest number of bytes of a file that is read for a proposal."""
 
 
-class Images(NamedTuple):
+class ImageFiles(NamedTuple):
     """The image files of a folder."""
 
     folder: Path
@@ -56,9 +56,9 @@ class Kind(NamedTuple):
 
     form: str
     """How it is written, for messages: "name: PATTERN"."""
-    read: Callable[[str, Images, Columns, Findings], list[FoundLabel]]
+    read: Callable[[str, ImageFiles, Columns, Findings], list[FoundLabel]]
     """Function of the argument that returns the label of each image. Raises UsageError and DataError."""
-    propose: Callable[[Images], str | None]
+    propose: Callable[[ImageFiles], str | None]
     """Function that returns the argument that seems to fit these images; None if none does."""
 
 
@@ -99,7 +99,9 @@ def find_file(name: str, folder: Path, what: str) -> Path:
     raise DataError(f"there is no {what} {name!r} (data.label_from): looked for {looked}.{near}")
 
 
-def _first_near(images: Images, endings: tuple[str, ...], fitting: Callable[[Path, Lookup], str | None]) -> str | None:
+def _first_near(
+    images: ImageFiles, endings: tuple[str, ...], fitting: Callable[[Path, Lookup], str | None]
+) -> str | None:
     """Return the first fitting small file in the folder of the images, or in the folder above: the argument for it.
 
     fitting: Function of a file that returns what follows its path in the argument; None if the file does not fit.
@@ -129,7 +131,7 @@ class LabelRow(NamedTuple):
 class Lookup:
     """Images by the ends of their paths."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: ImageFiles) -> None:
         self._images = images
         self._above = Path(os.path.abspath(images.folder)).parts
         self._named: dict[str, list[int]] = defaultdict(list)
@@ -158,7 +160,7 @@ class Lookup:
 
 
 def assigned(
-    rows: Sequence[LabelRow], file: Path, images: Images, columns: Columns, findings: Findings
+    rows: Sequence[LabelRow], file: Path, images: ImageFiles, columns: Columns, findings: Findings
 ) -> list[FoundLabel]:
     """Return the label of each image by the rows of `file`; None for an image that no row names.
 
@@ -197,7 +199,7 @@ def assigned(
     return labels
 
 
-def _image_of(row: LabelRow, file: Path, lookup: Lookup, images: Images) -> int | None:
+def _image_of(row: LabelRow, file: Path, lookup: Lookup, images: ImageFiles) -> int | None:
     if not row.id:
         raise DataError(f"{file}, {row.where}: no id, for the label {shown(row.label)}. Add the id or remove the row")
     found = lookup.images_named(row.id)
@@ -224,7 +226,7 @@ _USUAL = (
 """Patterns that are tried on the names of images without labels, the most usual first."""
 
 
-def _read_names(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
+def _read_names(argument: str, images: ImageFiles, columns: Columns, findings: Findings) -> list[FoundLabel]:
     pattern = _compiled(argument)
     cells = [_label_in_name(pattern, path) for path in images.paths]
     wrong = [path for path, cell in zip(images.paths, cells, strict=True) if cell is None]
@@ -261,7 +263,7 @@ def _label_in_name(pattern: re.Pattern[str], path: str) -> str | None:
     return match[1] or None if match else None
 
 
-def _propose_names(images: Images) -> str | None:
+def _propose_names(images: ImageFiles) -> str | None:
     """Return the first usual pattern that divides all names into classes of two images or more on average."""
     for argument in _USUAL:
         pattern = re.compile(argument)
@@ -275,7 +277,7 @@ _DEEPEST = 3
 """Maximum number of names in a key that is proposed."""
 
 
-def _read_json(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
+def _read_json(argument: str, images: ImageFiles, columns: Columns, findings: Findings) -> list[FoundLabel]:
     if not argument:
         raise UsageError("data.label_from names no key. Valid is, for example, 'json: annotation.species'")
     files = [_beside(images, path) for path in images.paths]
@@ -288,7 +290,7 @@ def _read_json(argument: str, images: Images, columns: Columns, findings: Findin
     return read_texts(cells, columns, lambda number: str(files[number]), findings, missing=("",))
 
 
-def _beside(images: Images, path: str) -> Path | None:
+def _beside(images: ImageFiles, path: str) -> Path | None:
     image = images.folder / path
     return next((file for file in (Path(f"{image}.json"), image.with_suffix(".json")) if file.is_file()), None)
 
@@ -324,7 +326,7 @@ def _at(value: Any, key: str, where: str) -> Any:
     raise DataError(f"{where} has no key {first!r} (data.label_from): {there}")
 
 
-def _propose_json(images: Images) -> str | None:
+def _propose_json(images: ImageFiles) -> str | None:
     """Return the first key of the first JSON file whose last name is usual for a label."""
     file = next(filter(None, (_beside(images, path) for path in images.paths)), None)
     try:
@@ -353,7 +355,7 @@ _ROWS = 100
 _IMAGE_THEN_SPACE = re.compile(rf"(.*(?:{'|'.join(map(re.escape, sorted(SUFFIXES)))}))\s+(\S.*)", re.IGNORECASE)
 
 
-def is_list(file: Path) -> bool:
+def is_list_file(file: Path) -> bool:
     """Return whether a file begins with a line of a path and a label, whose path is that of an image."""
     try:
         with open_regular(file) as stream:
@@ -420,16 +422,16 @@ def _pair(cells: list[str]) -> tuple[str, str] | None:
     return (cells[0], cells[1]) if len(cells) == 2 else None
 
 
-def _read_list(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
+def _read_list(argument: str, images: ImageFiles, columns: Columns, findings: Findings) -> list[FoundLabel]:
     file = find_file(argument, images.folder, "list")
     return assigned(list_rows(file), file, images, columns, findings)
 
 
-def _propose_list(images: Images) -> str | None:
+def _propose_list(images: ImageFiles) -> str | None:
     """Return the list in the folder of the images, or in the folder above, that names some of them."""
 
     def fitting(file: Path, lookup: Lookup) -> str | None:
-        names = is_list(file) and any(lookup.images_named(row.id) for row in list_rows(file)[:_ROWS])
+        names = is_list_file(file) and any(lookup.images_named(row.id) for row in list_rows(file)[:_ROWS])
         return "" if names else None
 
     return _first_near(images, ENDINGS, fitting)
@@ -442,7 +444,7 @@ _TABLE_ROWS = 200
 """Number of rows that decide which column holds the ids."""
 
 
-def _read_table(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
+def _read_table(argument: str, images: ImageFiles, columns: Columns, findings: Findings) -> list[FoundLabel]:
     match = _FORM.fullmatch(argument)
     if match is None:
         raise UsageError(
@@ -462,7 +464,7 @@ def _read_table(argument: str, images: Images, columns: Columns, findings: Findi
     return assigned(rows, file, images, columns, findings)
 
 
-def _propose_table(images: Images) -> str | None:
+def _propose_table(images: ImageFiles) -> str | None:
     """Return the table in the folder of the images, or in the folder above, one of whose columns names them."""
     return _first_near(images, TABLE_SUFFIXES, _columns)
 
@@ -496,7 +498,7 @@ KINDS: dict[str, Kind] = {
 FORMS = ", ".join(repr(kind.form) for kind in KINDS.values())
 
 
-def labels_of(images: Images, label_from: str, columns: Columns, findings: Findings) -> list[FoundLabel]:
+def labels_of(images: ImageFiles, label_from: str, columns: Columns, findings: Findings) -> list[FoundLabel]:
     """Return the label of each image by the setting `label_from`. Raises UsageError and DataError."""
     name, colon, argument = label_from.partition(":")
     kind = KINDS.get(name.strip().lower())
@@ -506,7 +508,7 @@ def labels_of(images: Images, label_from: str, columns: Columns, findings: Findi
     return kind.read(argument.strip(), images, columns, findings)
 
 
-def advice(images: Images) -> str:
+def advice(images: ImageFiles) -> str:
     """Return the sentence on how to say where the labels of these images are, with the setting that seems to fit.
 
     A list, a table or JSON files are there on purpose, so they come before names, which may only look like labels.

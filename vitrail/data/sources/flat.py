@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitrail.data.image_names import images_among, is_junk
 from vitrail.data.item import DataSet, Findings, IndexedSource, role_of, split_title, split_word
-from vitrail.data.labels.label_from import Images, advice, labels_of
+from vitrail.data.labels.label_from import ImageFiles, advice, labels_of
 from vitrail.data.labels.sets import named
 from vitrail.data.settings import ALL, Columns, Selection
 from vitrail.data.sources.folder import (
@@ -63,7 +63,7 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
     if "" not in parts:
         note_others(root, list(parts.values()), findings)
     listed = {name: _listed(part, findings, columns.selection) for name, part in parts.items()}
-    images = Images(path, [])
+    images = ImageFiles(path, [])
     for name, part in parts.items():
         prefix = "" if part == path else f"{part.relative_to(path).as_posix()}/"
         images.paths.extend(prefix + below for below in listed[name].names())
@@ -133,7 +133,7 @@ def _trains(word: str) -> bool:
 def label_advice(path: Path) -> str:
     """Return the sentence on where the labels of the images in a folder and in its folders may be."""
     below = (f"{place.name}/{name}" for place in folders_in(path) for name in _image_names(place))
-    return advice(Images(path, list(islice(chain(_image_names(path), below), _SAMPLE))))
+    return advice(ImageFiles(path, list(islice(chain(_image_names(path), below), _SAMPLE))))
 
 
 def _image_names(folder: Path) -> list[str]:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.item import Concatenated, DataSet, Findings, IndexedSource, Subset, role_of, split_title
-from vitrail.data.labels.label_from import LabelRow, is_list, list_rows, read_texts
+from vitrail.data.labels.label_from import LabelRow, is_list_file, list_rows, read_texts
 from vitrail.data.labels.sets import class_counts, distinct_names, label_text, order_classes
 from vitrail.data.settings import Columns, Selection
 from vitrail.data.sources.folder import file_of, file_source
@@ -214,7 +214,7 @@ def without(found: DataSet, file: Path) -> DataSet:
     return DataSet(splits, found.findings)
 
 
-def selected(found: DataSet, selection: Selection) -> DataSet:
+def select_images(found: DataSet, selection: Selection) -> DataSet:
     """Return the images that `Data.include` and `Data.exclude` leave, without classes that have lost all images.
 
     Readers of folders use the patterns while they list files, so that only other kinds of data are filtered here. A
@@ -265,7 +265,7 @@ WHOLE, PARTS = "train800val200", ("train800", "val200")
 
 def index_lists(path: Path) -> dict[str, Path]:
     """Return split -> its list, for the text files in `path` that are lists of images; {} without a training list."""
-    found = {file.stem: file for file in sorted(path.glob("*.txt")) if role_of(file.stem) and is_list(file)}
+    found = {file.stem: file for file in sorted(path.glob("*.txt")) if role_of(file.stem) and is_list_file(file)}
     if all(part in found for part in PARTS):
         found.pop(WHOLE, None)
     return found if any(role_of(name) == "train" for name in found) else {}

@@ -18,7 +18,7 @@ from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import HEIC, heic_advice, heic_installed
 from vitrail.data.item import DataSet, IndexedSource, Subset, split_title
 from vitrail.data.labels.kind import alike_classes, of_one_kind
-from vitrail.data.labels.label_from import ENDINGS, is_list
+from vitrail.data.labels.label_from import ENDINGS, is_list_file
 from vitrail.data.labels.sets import known
 from vitrail.data.masks import masks_beside
 from vitrail.data.roles import Splits, named_split, of_role, split_data_set
@@ -29,7 +29,7 @@ from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
 from vitrail.data.sources.folder import FileSource, has_image, is_class_tree
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import read_index_lists, read_list, refers_to, selected
+from vitrail.data.sources.lists import read_index_lists, read_list, refers_to, select_images
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shard_files import is_address
 from vitrail.data.sources.shards import read_shards
@@ -163,7 +163,7 @@ def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> Dat
 
     Raises DataError if no split is left, and for images that cannot be read without a package."""
     there = found.count
-    found = selected(found, columns.selection)
+    found = select_images(found, columns.selection)
     kept = {name: source for name, source in found.splits.items() if len(source)}
     if not kept and there:
         raise DataError(f"none of the images of {path} is left by {columns.selection}. Change or remove a pattern")
@@ -261,7 +261,7 @@ def _missing(path: str, place: Path) -> DataError:
 
 def _read_file(path: Path, columns: Columns) -> DataSet:
     suffix = path.suffix.lower()
-    if suffix in ENDINGS and is_list(path):
+    if suffix in ENDINGS and is_list_file(path):
         return read_index_lists(path.parent, {"": path}, columns)
     if suffix in table.TABLE_SUFFIXES and (listed := refers_to(path)) is not None:
         try:

@@ -18,7 +18,7 @@ from vitrail import world
 from vitrail.data.cache import cached_file, pa, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
-from vitrail.data.sources.shard_files import RemoteFiles, address_of, expand, explained, locate, look
+from vitrail.data.sources.shard_files import RemoteFiles, address_of, expand, explained, file_system_of, look
 from vitrail.data.sources.shards import INDEX, index_schema, packed_source, tar_index, tar_source
 from vitrail.data.sources.table import group_by_split
 from vitrail.disk import writing
@@ -36,7 +36,7 @@ def find_remote(address: str) -> DataSet:
 
     "{0000..0099}" and "{train,val}" stand for several addresses, and "*" for the names in a listing. Raises DataError.
     """
-    places = [locate(one) for one in expand(address)]
+    places = [file_system_of(one) for one in expand(address)]
     system = places[0][0]
     tars: list[str] = []
     folders: dict[str, str] = {}

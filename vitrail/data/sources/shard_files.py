@@ -35,7 +35,7 @@ def is_address(path: str) -> bool:
     return _SCHEME.match(path) is not None
 
 
-def locate(address: str) -> tuple[Any, str]:
+def file_system_of(address: str) -> tuple[Any, str]:
     """Return (file system, path in it). Raises DataError where the system is unknown or its package is missing."""
     import fsspec
 

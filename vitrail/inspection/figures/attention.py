@@ -15,7 +15,7 @@ from vitrail.inspection.figures.page import (
     MARKERS,
     colour_scale,
     picture_panels,
-    short,
+    short_name,
     show,
     styled,
     with_title,
@@ -90,8 +90,8 @@ def draw_overlays(
     panels = picture_panels(figure, rows, 2 * columns)
     for number, (picture, shares, note) in enumerate(zip(pictures, maps, notes, strict=True)):
         left, right = panels[number // columns, 2 * (number % columns) :][:2]
-        show(left, picture.shown, short(picture.name))
-        show(right, under_attention(picture.shown, shares, picture.box), short(note))
+        show(left, picture.shown, short_name(picture.name))
+        show(right, under_attention(picture.shown, shares, picture.box), short_name(note))
     _scale(figure, panels, quantity, pictures)
     return with_title(figure, title)
 
@@ -105,7 +105,7 @@ def draw_heads(title: str, pictures: Sequence[Picture], attentions: Sequence[Hea
     figure = Figure(figsize=(1.15 * (1 + across) + 0.3, 1.3 * rows + 0.9), layout="constrained")
     panels = picture_panels(figure, rows, 1 + across)
     for number, picture in enumerate(pictures):
-        show(panels[number * lines, 0], picture.shown, short(picture.name, 18))
+        show(panels[number * lines, 0], picture.shown, short_name(picture.name, 18))
         for at, (one, place, head) in enumerate(maps):
             axes = panels[number * lines + at // across, 1 + at % across]
             tinted = under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box)

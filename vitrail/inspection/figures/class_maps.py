@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitrail.data.images.tiles import TileBox, Tiling, starts
 from vitrail.data.masks import IGNORED
-from vitrail.inspection.figures.page import picture_panels, short, show, styled, with_title
+from vitrail.inspection.figures.page import picture_panels, short_name, show, styled, with_title
 from vitrail.plots import COLOURS
 
 NAMED = 6
@@ -55,7 +55,7 @@ def draw_classes(
     figure, axes = _panels(picture, size)
     _show(axes[1], shown.astype(np.uint8), size, "class of each tile")
     further = sum(count for name, count in counts.items() if name not in colour)
-    rows: list[tuple[Any, str, int]] = [(colour[name], short(name, 40), counts[name]) for name in named]
+    rows: list[tuple[Any, str, int]] = [(colour[name], short_name(name, 40), counts[name]) for name in named]
     rows += [(OTHER, f"{len(counts) - len(named)} further classes", further)]
     rows += [
         ("white", "no class", len(tiles) - counts.total()),
@@ -78,8 +78,8 @@ def draw_numbers(
     for box, cell in _cells(tiling, size, picture.shape[:2]).items():
         values[cell] = tiles.get(box, np.nan)
     figure, axes = _panels(picture, size)
-    drawn = _show(axes[1], values, size, f"{short(name, 40)} of each tile")
-    figure.colorbar(drawn, ax=list(axes), orientation="horizontal", shrink=0.4, aspect=40, label=short(name, 40))
+    drawn = _show(axes[1], values, size, f"{short_name(name, 40)} of each tile")
+    figure.colorbar(drawn, ax=list(axes), orientation="horizontal", shrink=0.4, aspect=40, label=short_name(name, 40))
     return with_title(figure, title)
 
 
@@ -160,9 +160,9 @@ def draw_segmentation(
     for number, (name, image, truth, predicted) in enumerate(examples):
         cells = panels[number // _ABREAST, number % _ABREAST * 3 :][:3]
         for axes, picture, note in zip(cells, (image, colours[truth], colours[predicted]), _TITLES, strict=True):
-            show(axes, picture, short(name) if note == "image" else note)
+            show(axes, picture, short_name(name) if note == "image" else note)
     present = {int(value) for _, _, *maps in examples for one in maps for value in np.unique(one)} - {IGNORED}
     if len(present) <= IN_LEGEND:
-        marks = [Patch(color=colours[label] / 255, label=short(class_names[label])) for label in sorted(present)]
+        marks = [Patch(color=colours[label] / 255, label=short_name(class_names[label])) for label in sorted(present)]
         figure.legend(handles=marks, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
     return with_title(figure, title)

@@ -14,7 +14,7 @@ from vitrail.inspection.figures.page import (
     MARKERS,
     colour_scale,
     picture_panels,
-    short,
+    short_name,
     show,
     styled,
     with_title,
@@ -50,7 +50,7 @@ def draw_components(
     for row, (picture, one) in enumerate(zip(pictures, maps, strict=True)):
         size = picture.shown.shape[:2]
         fine = [interpolate_grid(component, picture.box, *size) for component in one]
-        show(panels[row, 0], picture.shown, short(picture.name))
+        show(panels[row, 0], picture.shown, short_name(picture.name))
         for number in range(count):
             panels[row, 1 + number].imshow(fine[number], vmin=low[number], vmax=high[number])
             if row == 0:
@@ -73,7 +73,7 @@ def draw_neighbours(title: str, rows: Sequence[tuple[Picture, Sequence[tuple[Pic
     figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(rows) + 0.5), layout="constrained")
     panels = picture_panels(figure, len(rows), columns)
     for row, (query, near) in enumerate(rows):
-        show(panels[row, 0], query.shown, f"{short(query.name, 20)}\n", fontweight="bold")
+        show(panels[row, 0], query.shown, f"{short_name(query.name, 20)}\n", fontweight="bold")
         for column, (picture, note) in enumerate(near, start=1):
             show(panels[row, column], picture.shown, note)
     return with_title(figure, title)
@@ -88,9 +88,9 @@ def draw_matches(
     figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * (above + below) + 0.5), layout="constrained")
     panels = picture_panels(figure, above + below, columns)
     for axes, picture in zip(panels[:above].flat, given, strict=False):
-        show(axes, picture.shown, f"given: {short(picture.name, 20)}", fontweight="bold")
+        show(axes, picture.shown, f"given: {short_name(picture.name, 20)}", fontweight="bold")
     for axes, (picture, note) in zip(panels[above:].flat, matches, strict=False):
-        show(axes, picture.shown, f"{note}  {short(picture.name, 20)}")
+        show(axes, picture.shown, f"{note}  {short_name(picture.name, 20)}")
     return with_title(figure, title)
 
 
@@ -109,7 +109,7 @@ def draw_map(
     colours = {label: COLOURS[number % len(COLOURS)] if label >= 0 else GREY for number, label in enumerate(present)}
     for number, label in enumerate(present):
         points = plane.points[labels == label]
-        name = short(class_names[label]) if label >= 0 else "unknown class"
+        name = short_name(class_names[label]) if label >= 0 else "unknown class"
         look = dict(s=9, color=colours[label], marker=MARKERS[number // len(COLOURS) % len(MARKERS)])
         left.scatter(*points.T, **look, linewidths=0, alpha=0.8, label=name if named else None)
     classes = f"{len(present)} classes" if named else f"{len(present)} classes, too many to name"

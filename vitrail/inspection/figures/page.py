@@ -130,7 +130,7 @@ class Folder:
             yield temporary
 
 
-def short(name: str, most: int = 26) -> str:
+def short_name(name: str, most: int = 26) -> str:
     """Return the end of a path, short enough for the title of a picture."""
     name = name.rstrip("/").rpartition("/")[2]
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most - most // 2) :]}"

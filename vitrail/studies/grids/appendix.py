@@ -9,7 +9,7 @@ from math import log2
 from typing import Any, Literal
 
 from vitrail.costs.count import macs
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.durations import Epochs
 from vitrail.model.limits import Pool, PositionKind, PositionPlace
 from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, lead, mean_of, minus
@@ -55,7 +55,7 @@ def table7() -> Study:
         ),
         published={
             (MEAN if on == "Average" else f"fine-tuned on {PRINTED.get(on, on)}", network, title): value
-            for on, *values in published("table7_adam_vs_sgd")["rows"]
+            for on, *values in published_table("table7_adam_vs_sgd")["rows"]
             for (network, title), value in zip(product(recipes, optimisers), values, strict=True)
         },
     )  # fmt: skip
@@ -97,7 +97,7 @@ def table8() -> Study:
         ),
         published={
             (UNITS["5-shot"], none if kind == "none" else kind, place): 100 * value
-            for kind, *values in published("table8_position_embeddings")["rows"]
+            for kind, *values in published_table("table8_position_embeddings")["rows"]
             for place, value in zip(places, values, strict=True)
             if value is not None
         },

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.costs.count import training_flops
-from vitrail.costs.published import published
+from vitrail.costs.published import published_table
 from vitrail.durations import Examples, Percent, Steps
 from vitrail.recipes.registry import recipe
 from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, extremes, gain, lead
@@ -86,7 +86,7 @@ def table2() -> Study:
         first = text.split("±")[0].split("/")[0]
         return 1000 * float(first[:-1]) if first.endswith("k") else float(first)
 
-    printed = published("table2_state_of_the_art")
+    printed = published_table("table2_state_of_the_art")
     days = {"TPUv3-core-days": "TPUv3-core-days of pre-training"}
     return Study(
         name="table2", where="Table 2", title="pre-trained networks on several data sets", axis="data set",
@@ -146,7 +146,7 @@ def table5() -> Study:
                 if name is not None:
                     yield from by_set(network, title, pre_trained(name, data))
 
-    printed = published("table5_pretraining_size")
+    printed = published_table("table5_pretraining_size")
     other = tuned_on("down")
     # the columns of the paper are its pre-training sets in this order
     names: dict[Column, Column] = {
@@ -235,7 +235,7 @@ def table6() -> Study:
         resnet: "r50x1-jft r50x2-jft r101x1-jft r152x1-jft r152x2-jft r152x2-jft-14ep r200x3-jft-14ep",
         hybrid: "r50-b32-jft r50-b16-jft r50-l32-jft r50-l16-jft-7ep r50-l16-jft",
     }
-    printed = published("table6_scaling")
+    printed = published_table("table6_scaling")
     columns = [PRINTED.get(name, name) for name in printed["columns"]]
     values = [dict(zip(columns, row, strict=True)) for row in printed["rows"]]
     named = [(family, name) for family, names in recipes.items() for name in names.split()]
@@ -340,7 +340,7 @@ def self_supervision() -> Study:
             yield best_of(method, "ImageNet", fine_tuned(stage, IMAGENET))
             yield Cell(method, "ImageNet", stage)
 
-    printed = published("self_supervision")  # section 4.6 prints one number and two differences
+    printed = published_table("self_supervision")  # section 4.6 prints one number and two differences
     numbers = {
         "nothing": printed["imagenet_top1"] - printed["gain_over_scratch"],
         colour: printed["imagenet_top1"],

@@ -174,7 +174,7 @@ def shortfall(numbers: Mapping[str, float], found: Mapping[str, Mapping[str, flo
     return f"is not better than {name}"
 
 
-def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
+def floors_in_words(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return the floors as a clause: "a linear classifier reaches 67.20%, the most frequent class 19.62%"."""
     texts: list[str] = []
     for name in (LINEAR, FREQUENT):

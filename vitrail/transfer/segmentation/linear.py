@@ -52,7 +52,7 @@ class TokenClassifier(nn.Module):
 
 
 @fast_float32()
-def fit(
+def fit_tokens(
     tokens: np.ndarray,
     truth: np.ndarray,
     classes: int,
@@ -101,7 +101,7 @@ def _batches(count: int, seed: int) -> Iterator[np.ndarray]:
 
 @torch.inference_mode()
 @fast_float32()
-def predict(model: TokenClassifier, tokens: Tensor, height: int, width: int) -> np.ndarray:
+def predict_pixels(model: TokenClassifier, tokens: Tensor, height: int, width: int) -> np.ndarray:
     """Return the class of each pixel, uint8 [height, width], from tokens [rows, columns, width] of one image.
 
     The logits are upsampled bilinearly, some rows of pixels at a time, so that memory does not grow with the image.

@@ -15,7 +15,7 @@ import torch
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.masks import MaskedData, MaskedImages
 from vitrail.evaluation.feature_files import growing_npy
-from vitrail.transfer.segmentation.linear import fit, predict
+from vitrail.transfer.segmentation.linear import fit_tokens, predict_pixels
 from vitrail.transfer.segmentation.scores import PixelScores, confusions
 
 DRAWN = 8
@@ -52,7 +52,7 @@ class Segmentation:
     """(image, reason) of each unreadable image; they do not count."""
 
 
-def segment(
+def probe_segmentation(
     data: MaskedData,
     embed: EmbedTokens,
     size: tuple[int, int],
@@ -70,13 +70,13 @@ def segment(
     """
     classes = len(data.values)
     with _stored(data, data.train, embed, size) as train:
-        model = fit(train.tokens, train.truth, classes, steps=steps, seed=seed, device=device, progress=progress)
+        model = fit_tokens(train.tokens, train.truth, classes, steps=steps, seed=seed, device=device, progress=progress)
     confusion, examples = np.zeros((classes, classes), dtype=np.int64), []
     with _stored(data, data.validation, embed) as asked:
         drawn = set(evenly_spaced(len(asked.images), DRAWN))
         for row, number in enumerate(asked.images.tolist()):
             truth = data.read_mask(data.validation.masks[number])
-            predicted = predict(model, torch.tensor(asked.tokens[row]).to(device), *truth.shape)
+            predicted = predict_pixels(model, torch.tensor(asked.tokens[row]).to(device), *truth.shape)
             confusion += confusions(truth, predicted, classes)
             if row in drawn:
                 examples.append(Example(data.validation.images.path(number), truth, predicted))

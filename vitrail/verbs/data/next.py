@@ -17,7 +17,7 @@ from vitrail.exports.kinds import find_program
 from vitrail.ranges import Count, Threads, checked
 from vitrail.terminal import first_lines, page, table, unreadable_lines
 from vitrail.training.recorded import recorded_run
-from vitrail.transfer.next_images import By, Coverage, choose
+from vitrail.transfer.next_images import By, Coverage, choose_images
 from vitrail.verbs.data.outputs import as_json as as_json
 from vitrail.verbs.data.outputs import output_files, write_rows
 from vitrail.verbs.features import Embedder
@@ -38,7 +38,7 @@ COLUMNS = ("split", "id", "uncertainty", "class", "probability", "second", "simi
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenImage:
     """One image to label."""
 
     split: str
@@ -66,7 +66,7 @@ class NextImages:
     """Number of images without a label that could be read."""
     labelled: int
     """Number of images with a label that the choice keeps away from."""
-    choices: list[Choice]
+    choices: list[ChosenImage]
     """In the order in which to label them."""
     unreadable: list[tuple[str, str]]
     """(image, reason) of each image that could not be read."""
@@ -136,9 +136,9 @@ def next_images(
         for images in near:
             embedder.each_batch(images, embedder.array, coverage.cover)
 
-    rows, similarity = choose(found.unsure, count, by, features, cover)
+    rows, similarity = choose_images(found.unsure, count, by, features, cover)
     choices = [
-        Choice(
+        ChosenImage(
             name,
             source.id(int(pool[row])),
             round(float(found.unsure[row]), 4),
@@ -264,7 +264,7 @@ def _predicted(embedder: Embedder, compute: Compute, source: IndexedSource) -> _
     return _Predicted(index, classes, shares, unsure, bad)
 
 
-def _draw(file: Path, source: IndexedSource, rows: np.ndarray, choices: list[Choice]) -> None:
+def _draw(file: Path, source: IndexedSource, rows: np.ndarray, choices: list[ChosenImage]) -> None:
     from vitrail.data.contact_sheet import Frame, write_contact_sheet
 
     frames = [

@@ -28,7 +28,7 @@ SAMPLED = 1000
 
 
 @fast_float32()
-def check(
+def rehearse(
     run: Run, splits: Splits | None = None, asked: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], Cost]:
     """Open the data, build the network, train on a few images; return the findings and the cost of the run.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from vitrail.config import from_yaml, to_yaml
 from vitrail.device import command_seconds
 from vitrail.errors import VitrailError
-from vitrail.evaluation.metric import headline, in_words, on_images
+from vitrail.evaluation.metric import headline, metric_in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import decide
@@ -207,9 +207,9 @@ def _run(
         log.info("%s", choice)
         run = choice.run
     if dry_run:
-        from vitrail.verbs.train.dry_run import check
+        from vitrail.verbs.train.dry_run import rehearse
 
-        return Preview(run, *check(run, known.splits_of(run), asked.origins))
+        return Preview(run, *rehearse(run, known.splits_of(run), asked.origins))
     if print_config:
         return Preview(run)
     from vitrail.training.loop import training
@@ -248,7 +248,7 @@ def show(result: Result | Preview) -> str:
         return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
     lines = [*([result.verdict] if result.verdict else []), result.summary]
     if result.test and not result.verdict and (name := headline(result.test)):
-        measured = f"{in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
+        measured = f"{metric_in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
         lines.append(f"{measured}, which had no part in training or in choosing the model")
     if result.steps and result.best.get("step") == 0:  # only a linear probe is measured before the first step
         lines.append("No step of the training was better than the linear probe that it began with, which is kept.")
