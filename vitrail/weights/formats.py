@@ -200,7 +200,7 @@ def foreign_tensors(state: Mapping[str, Tensor], conversions: Iterable[Conversio
         raise WeightsError(f"format {name!r} cannot hold the tensor {extra[0]!r}; save as 'vitrail'")
     parts: dict[str, list[Tensor]] = {}
     for entry in conversions:
-        for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True):
+        for theirs, tensor in zip(entry.theirs, entry.written(state[entry.ours]), strict=True):
             parts.setdefault(theirs, []).append(tensor)
     return {theirs: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for theirs, tensors in parts.items()}
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -38,18 +38,27 @@ LARGEST_NUMBER = 1e30
 """Numbers of foreign files are below it, so that float32 can hold them."""
 
 
+def _keep(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 @dataclass(frozen=True)
 class Rule:
     """How one tensor of a model is made of the tensors of a file, and back: the right column of a table."""
 
     theirs: tuple[str, ...]
     """Names in the file, in the order in which `read` takes the tensors."""
-    read: Callable[..., Tensor]
+    read: Callable[..., Tensor] = _keep
     """Foreign tensors -> the model's tensor, as a view if possible; the loader copies it if necessary."""
-    write: Callable[[Tensor], tuple[Tensor, ...]]
-    """The model's tensor -> foreign tensors, the inverse of `read`; they do not share memory with each other."""
+    write: Callable[[Tensor], Tensor | Sequence[Tensor]] = _keep
+    """The model's tensor -> the foreign tensor, or several in order: the inverse of `read`, as views if possible."""
     reshape: bool = False
     """Whether `read` may return the values in another shape; the loader then reshapes them to the model's."""
+
+    def written(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the foreign tensors of one of the model's; they do not share memory with each other."""
+        foreign = self.write(tensor)
+        return (foreign,) if isinstance(foreign, Tensor) else tuple(part.clone() for part in foreign)
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ def apply_table(names: Iterable[str], table: NameTable, first: int = 0, **fields
         match, right = next(((match, right) for match, right in matches if match), (None, ""))
         if match is None:
             continue
-        rule = right if isinstance(right, Rule) else Rule((right,), _keep, _alone)
+        rule = right if isinstance(right, Rule) else Rule((right,))
         own: dict[str, Any] = match.groupdict()
         own |= {field: int(text) for field, text in own.items() if field != "part"}
         own |= {field: own[field] + first for field in ("stage", "unit") if field in own}
@@ -109,26 +118,12 @@ def within(ours: str, theirs: str, table: NameTable) -> dict[str, str | Rule]:
 
 def joined(*theirs: str, dim: int = 0) -> Rule:
     """Return the rule of tensors that are separate in the file and concatenated along `dim` in the model."""
-
-    def read(*parts: Tensor) -> Tensor:
-        return torch.cat(parts, dim)
-
-    def write(tensor: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.clone() for part in tensor.chunk(len(theirs), dim))
-
-    return Rule(theirs, read, write)
+    return Rule(theirs, lambda *parts: torch.cat(parts, dim), lambda tensor: tensor.chunk(len(theirs), dim))
 
 
 def stacked(theirs: str) -> Rule:
     """Return the rule of tensors that are separate in the file and stacked along a new first axis here."""
-
-    def read(*tables: Tensor) -> Tensor:
-        return torch.stack(tables)
-
-    def write(stack: Tensor) -> tuple[Tensor, ...]:
-        return tuple(table.clone() for table in stack)
-
-    return Rule((theirs,), read, write)
+    return Rule((theirs,), lambda *tables: torch.stack(tables), lambda stack: stack.unbind())
 
 
 def without_key_bias(query: str, value: str) -> Rule:
@@ -136,35 +131,27 @@ def without_key_bias(query: str, value: str) -> Rule:
 
     A bias of the keys adds the same number to all logits of a query, which the softmax removes.
     """
-
-    def read(query: Tensor, value: Tensor) -> Tensor:
-        return torch.cat([query, torch.zeros_like(query), value])
-
-    def write(bias: Tensor) -> tuple[Tensor, ...]:
-        query, _, value = bias.chunk(3)
-        return query.clone(), value.clone()
-
-    return Rule((query, value), read, write)
+    return Rule((query, value), lambda q, v: torch.cat([q, torch.zeros_like(q), v]), lambda bias: bias.chunk(3)[::2])
 
 
 def turned(theirs: str) -> Rule:
     """Return the rule of a transposed matrix: [in, out] in the file, [out, in] in the model."""
-    return Rule((theirs,), _turn, lambda tensor: (_turn(tensor),))
+    return Rule((theirs,), lambda matrix: matrix.mT, lambda weight: weight.mT)
 
 
 def conv_kernel(theirs: str) -> Rule:
     """Return the rule of a kernel [height, width, in, out] in the file, [out, in, height, width] in the model."""
-    return Rule((theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
+    return Rule((theirs,), lambda kernel: kernel.permute(3, 2, 0, 1), lambda weight: weight.permute(2, 3, 1, 0))
 
 
 def reshaped(theirs: str, shape_theirs: tuple[int, ...]) -> Rule:
     """Return the rule of a tensor that has the shape `shape_theirs` in the file and equal values, in order."""
-    return Rule((theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
+    return Rule((theirs,), write=lambda tensor: tensor.reshape(shape_theirs), reshape=True)
 
 
 def unbatched(theirs: str) -> Rule:
     """Return the rule of a tensor without the first axis of one entry that the model's has."""
-    return Rule((theirs,), _keep, lambda tensor: (tensor[0],), reshape=True)
+    return Rule((theirs,), write=lambda tensor: tensor[0], reshape=True)
 
 
 def dense(ours: str, theirs: str) -> NameTable:
@@ -175,22 +162,6 @@ def dense(ours: str, theirs: str) -> NameTable:
 def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> NameTable:
     """Return the rows of a norm's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
     return {f"{ours}.weight": f"{theirs}/{names[0]}", f"{ours}.bias": f"{theirs}/{names[1]}"}
-
-
-def _keep(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _alone(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor,)
-
-
-def _turn(tensor: Tensor) -> Tensor:
-    return tensor.mT
-
-
-def _to_oihw(kernel: Tensor) -> Tensor:
-    return kernel.permute(3, 2, 0, 1)
 
 
 def number_in(values: Mapping[str, Any], name: str, where: str) -> float:

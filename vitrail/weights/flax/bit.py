@@ -64,7 +64,7 @@ TABLE: NameTable = {
     "root.weight": conv_kernel(ROOT),
     **within("stages.{stage}.{unit}.", "resnet/block{stage}/unit{unit:02}/", _UNIT),
     **scale_bias("norm", "resnet/group_norm", _GAMMA_BETA),
-    "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: (weight.mT[None, None],)),
+    "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: weight.mT[None, None]),
     "head.bias": f"{HEAD}/bias",
 }
 """Name in the model -> name in the file without numbers of layers; stages and units count from 1."""

@@ -243,36 +243,29 @@ def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> N
 
     `read` raises ValueError for another number of heads, which would split the features differently.
     """
-
-    def read_kernels(*kernels: Tensor) -> Tensor:
-        return torch.cat([_of_heads(kernel, 1, heads).flatten(1).mT for kernel in kernels])
-
-    def write_kernels(weight: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.mT.unflatten(1, (heads, -1)).clone() for part in weight.chunk(len(parts)))
-
-    def read_biases(*biases: Tensor) -> Tensor:
-        return torch.cat([_of_heads(bias, 0, heads).flatten() for bias in biases])
-
-    def write_biases(bias: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.unflatten(0, (heads, -1)).clone() for part in bias.chunk(len(parts)))
-
     kernels, biases = (tuple(f"{theirs}/{part}/{end}" for part in parts) for end in ("kernel", "bias"))
     return {
-        f"{ours}.weight": Rule(kernels, read_kernels, write_kernels),
-        f"{ours}.bias": Rule(biases, read_biases, write_biases),
+        f"{ours}.weight": Rule(
+            kernels,
+            lambda *kernels: torch.cat([_of_heads(kernel, 1, heads).flatten(1).mT for kernel in kernels]),
+            lambda weight: [part.mT.unflatten(1, (heads, -1)) for part in weight.chunk(len(parts))],
+        ),
+        f"{ours}.bias": Rule(
+            biases,
+            lambda *biases: torch.cat([_of_heads(bias, 0, heads).flatten() for bias in biases]),
+            lambda bias: [part.unflatten(0, (heads, -1)) for part in bias.chunk(len(parts))],
+        ),
     }
 
 
 def out_projection(ours: str, theirs: str, heads: int) -> NameTable:
     """Return the rows of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
-
-    def read(kernel: Tensor) -> Tensor:
-        return _of_heads(kernel, 0, heads).flatten(0, 1).mT
-
-    def write(weight: Tensor) -> tuple[Tensor, ...]:
-        return (weight.mT.unflatten(0, (heads, -1)),)
-
-    return {f"{ours}.weight": Rule((f"{theirs}/kernel",), read, write), f"{ours}.bias": f"{theirs}/bias"}
+    kernel = Rule(
+        (f"{theirs}/kernel",),
+        lambda kernel: _of_heads(kernel, 0, heads).flatten(0, 1).mT,
+        lambda weight: weight.mT.unflatten(0, (heads, -1)),
+    )
+    return {f"{ours}.weight": kernel, f"{ours}.bias": f"{theirs}/bias"}
 
 
 def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
@@ -287,11 +280,8 @@ def _of_stack(entry: Conversion) -> Conversion:
     It writes stacks of one row; `vitrail.weights.formats.foreign_tensors` joins those of all layers.
     """
     layer = int(entry.ours.split(".")[1])
-
-    def read(*stacks: Tensor) -> Tensor:
-        return entry.read(*(stack[layer] for stack in stacks))
-
-    def write(tensor: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part[None] for part in entry.write(tensor))
-
-    return replace(entry, read=read, write=write)
+    return replace(
+        entry,
+        read=lambda *stacks: entry.read(*(stack[layer] for stack in stacks)),
+        write=lambda tensor: [part[None] for part in entry.written(tensor)],
+    )

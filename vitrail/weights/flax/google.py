@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
@@ -40,7 +40,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax.write import check_grid, expressible, found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Conversion, NameTable, conv_kernel, scale_bias, stage_units, within
+from vitrail.weights.mapping import Conversion, NameTable, conv_kernel, reshaped, scale_bias, stage_units, within
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -169,11 +169,10 @@ def _conversions(
     """Return the conversions of all tensors; `wide` are the arrays of shape (1, 1, 1, C), from `_wide_norms`."""
     entries = flax.encoder_conversions(names, _table(config, layout), layout)
     wide_names = {f"{layout.prefix}{name}" for name in wide}
-    return [replace(entry, reshape=True, write=_wide) if entry.theirs[0] in wide_names else entry for entry in entries]
-
-
-def _wide(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor.reshape(1, 1, 1, -1),)
+    shape = reshaped("", (1, 1, 1, -1))
+    return [
+        replace(entry, reshape=True, write=shape.write) if entry.theirs[0] in wide_names else entry for entry in entries
+    ]
 
 
 FORMAT = Google()

@@ -173,8 +173,8 @@ class Clip(Encoder):
 _IN_PROJ = "attention.in_proj_{part}"
 _POOL: NameTable = {
     "probe": "probe",
-    "query.{part}": Rule((_IN_PROJ,), lambda joint: joint[: len(joint) // 3], lambda query: (query,)),
-    "key_value.{part}": Rule((_IN_PROJ,), lambda joint: joint[len(joint) // 3 :], lambda both: (both,)),
+    "query.{part}": Rule((_IN_PROJ,), lambda joint: joint[: len(joint) // 3]),
+    "key_value.{part}": Rule((_IN_PROJ,), lambda joint: joint[len(joint) // 3 :]),
     "out.{part}": "attention.out_proj.{part}",
     "norm.{part}": "layernorm.{part}",
     "mlp.fc{number}.{part}": "mlp.fc{number}.{part}",
@@ -273,14 +273,11 @@ class Siglip2(Siglip):
         if config is None:
             return super().table()
         channels, patch = config.channels, config.patch
-
-        def read(flat: Tensor) -> Tensor:
-            return flat.reshape(-1, patch, patch, channels).permute(0, 3, 1, 2)
-
-        def write(kernel: Tensor) -> tuple[Tensor, ...]:
-            return (kernel.permute(0, 2, 3, 1).flatten(1),)
-
-        stem = Rule((f"{{prefix}}{self.stem}.weight",), read, write)
+        stem = Rule(
+            (f"{{prefix}}{self.stem}.weight",),
+            lambda flat: flat.reshape(-1, patch, patch, channels).permute(0, 3, 1, 2),
+            lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1),
+        )
         return {"stem.weight": stem, **super().table(config)}
 
 

@@ -17,7 +17,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
 from vitrail.weights.timm.eva import eva_architecture, eva_arguments
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, EvaNaming, Naming, is_aimv2, ratio_of
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, is_aimv2, ratio_of
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),
@@ -59,20 +59,13 @@ def vit_json(config: ViTConfig, card: Card, naming: Naming) -> dict[str, Any]:
     values["pretrained_cfg"] |= dict(
         fixed_input_size=True, first_conv=conv, classifier=["head", "head_dist"] if config.origin.distilled else "head"
     )
+    if config.origin.rotary:
+        values["architecture"] = eva_architecture(config, card)
+        values["model_args"] = _eva_arguments(config, naming)
+        return values
     values["architecture"] = _architecture(config, card, naming)
     of_class = _beit_arguments if naming.beit else _relpos_arguments if naming.relpos else _vit_arguments
     values["model_args"] = of_class(config, naming)
-    return values
-
-
-def eva_json(config: ViTConfig, card: Card, naming: EvaNaming) -> dict[str, Any]:
-    """Return config.json for a ViT with rotary positions. Raises WeightsError if timm has no architecture for it."""
-    values = _json(config, card, config.width, POOLS[config.pool])
-    values["pretrained_cfg"] |= dict(fixed_input_size=True, first_conv="patch_embed.proj", classifier="head")
-    values["architecture"] = eva_architecture(config, card)
-    values["model_args"] = _arguments(config, naming.bias, config.patch, config.mlp_dim) | eva_arguments(config, naming)
-    if config.layer_scale is None:  # in this class any number makes LayerScale
-        del values["model_args"]["init_values"]
     return values
 
 
@@ -140,7 +133,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0) if config.stem == "resnet" else 1
     gated = config.origin.mlp == "swiglu"
     hidden = config.mlp_dim * (2 if gated and not is_aimv2(config) else 1)
-    values = _arguments(config, naming.qkv_bias, patch=config.patch // ratio, hidden=hidden)
+    values = _arguments(config, naming.bias, patch=config.patch // ratio, hidden=hidden)
     values |= dict(
         class_token=config.has_class_token,
         pos_embed="none" if config.positions == "none" else "learn",
@@ -156,7 +149,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 
 def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    values = _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim)
+    values = _arguments(config, naming.bias, patch=config.patch, hidden=config.mlp_dim)
     values |= dict(use_abs_pos_emb=config.positions == "1d")
     if config.origin.norm_after:  # EVA-02-CLIP E, without relative positions
         values |= dict(use_post_norm=True)
@@ -167,13 +160,20 @@ def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 
 def _relpos_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
+    return _arguments(config, naming.bias, patch=config.patch, hidden=config.mlp_dim) | dict(
         class_token=config.has_class_token,
         fc_norm=config.origin.final_norm == "pooled",
         qk_norm=config.origin.qk_norm == "head",
         rel_pos_type="bias",
         shared_rel_pos=config.place == "shared",
     )
+
+
+def _eva_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
+    values = _arguments(config, naming.bias, config.patch, config.mlp_dim) | eva_arguments(config, naming)
+    if config.layer_scale is None:  # in this class any number makes LayerScale
+        del values["init_values"]
+    return values
 
 
 def _arguments(config: ViTConfig, qkv_bias: bool, patch: int, hidden: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.mapping import dense_biases, first_reason, own_pool, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
-from vitrail.weights.timm.config_json import bit_json, descriptive, eva_json, vit_json
-from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
+from vitrail.weights.timm.config_json import bit_json, descriptive, vit_json
+from vitrail.weights.timm.eva import eva_naming, eva_refusal
 from vitrail.weights.timm.file import (
     BARE,
     CLIP_EPS,
@@ -46,7 +46,7 @@ from vitrail.weights.timm.file import (
     preprocessing,
     read_timm_file,
 )
-from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, Naming, absent, conversions, is_aimv2, qkv_biases
+from vitrail.weights.timm.names import OVER_WIDTH, Naming, absent, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.relpos import TABLE
 from vitrail.weights.timm.vit import infer, unused
 
@@ -80,19 +80,15 @@ class Timm:
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         file = read_timm_file(archive)
-        naming: Naming | EvaNaming | None = None
+        naming: Naming | None = None
         config: ViTConfig | ResNetConfig
         origin: dict[str, Any] = {"format": self.name, "file": archive.path.name, "architecture": file.architecture}
         origin |= {"pretrained": descriptive(file.pretrained)}
         if is_bit(archive):
             config = infer_bit(file)
-        elif is_rotary(archive, file.architecture):
-            config, naming = infer_eva(file)
-            origin["layout"] = asdict(naming)
         else:
             config, naming = infer(file)
-            origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias, "dense_bias": naming.dense_bias}
-            origin |= {"relpos": True} if naming.relpos else {}
+            origin |= said_of_naming(naming, bool(config.origin.rotary))
         card = Card(
             config,
             class_names=class_names(file, config.classes),
@@ -105,8 +101,7 @@ class Timm:
         if naming is None or isinstance(config, ResNetConfig):
             assert isinstance(config, ResNetConfig)
             return ForeignModel(card, bit_conversions(config), unused(archive), {}, file.notes)
-        computed = isinstance(naming, Naming) and naming.relpos in ("cr", "swin")
-        for_config = partial(conversions, naming=naming) if computed else None
+        for_config = partial(conversions, naming=naming) if naming.relpos in ("cr", "swin") else None
         entries, zeros = conversions(config, naming), absent(config, naming)
         return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config=for_config)
 
@@ -165,17 +160,11 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
         raise WeightsError(f"timm cannot express this ViT: {reason}")
     config, state = _folded(model)
     state = without_stem_bias(state, config) if config.origin.pre_norm else state
-    naming = (
-        naming_of(config, card, _any(state, qkv_biases(config)))
-        if config.origin.rotary
-        else _naming(config, card, state)
-    )
+    naming = naming_of(config, card, state)
     missing = absent(config, naming)
     state = {name: tensor for name, tensor in state.items() if name not in missing}
     tensors = foreign_tensors(state, conversions(config, naming), "timm")
-    values = None
-    if not bare:
-        values = eva_json(config, card, naming) if isinstance(naming, EvaNaming) else vit_json(config, card, naming)
+    values = None if bare else vit_json(config, card, naming)
     _check_meaning(tensors, values, config)
     return tensors, values
 
@@ -208,17 +197,28 @@ def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
     return config.changed(cls_position=False, register_positions=False), state
 
 
-def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
+def said_of_naming(naming: Naming, rotary: bool) -> dict[str, Any]:
+    """Return a naming as entries of a card's origin, which `naming_of` reads."""
+    if rotary:
+        return {"layout": dict(apart=naming.apart, bias=naming.bias, gate_apart=naming.gate_apart)}
+    values = {"beit": naming.beit, "qkv_bias": naming.bias, "dense_bias": naming.dense_bias}
+    return values | ({"relpos": True} if naming.relpos else {})
+
+
+def naming_of(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     """Return the naming of the file that the model was loaded from, if it still fits."""
-    origin = origin_of(card, "timm")
+    origin, biases = origin_of(card, "timm"), _any(state, qkv_biases(config))
+    if config.origin.rotary:
+        return eva_naming(config, origin.get("layout", {}), biases)
     relative = config.positions == "relative_bias"
     relpos = relative and (bool(origin.get("relpos")) or config.origin.norm_after or not fits_beit(config))
     beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
     return Naming(
         beit,
-        _any(state, qkv_biases(config)) or bool(origin.get("qkv_bias", True)),
+        biases or bool(origin.get("qkv_bias", True)),
         _any(state, dense_biases(config)) or bool(origin.get("dense_bias", True)),
         "table" if relpos else "",
+        gate_apart=is_aimv2(config),
     )
 
 
@@ -229,8 +229,7 @@ def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTC
     archive = Archive(Path("this model"), "safetensors", shapes, tensors.__getitem__, config=config_json)
     folder = ". Save to a folder, which has a config.json" if values is None else ""
     try:
-        file = read_timm_file(archive)
-        read = _meaning((infer_eva if is_rotary(archive, file.architecture) else infer)(file)[0])
+        read = _meaning(infer(read_timm_file(archive))[0])
     except WeightsError as error:
         raise WeightsError(f"the file would not describe its model: {str(error).rstrip('.')}{folder}") from error
     meant = _meaning(config)
@@ -317,6 +316,8 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         and not is_aimv2(config),
         f"its LayerNorm has the epsilon {config.origin.norm_eps}, timm's {norm_eps}": config.origin.norm_eps
         != norm_eps,
+        "it has norms inside attention or MLP, but no rotary positions": config.origin.attention_norm
+        or config.origin.mlp_norm,
         "it has LayerScale and norms behind attention and MLP": config.origin.norm_after
         and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "

@@ -104,14 +104,11 @@ def bias_rule(config: ViTConfig, kind: RelposKind) -> Rule:
 
 def _without_class_rows(theirs: str) -> Rule:
     """Return the rule of tables that lack the rows for a class token, which the model does not have either."""
-
-    def read(*tables: Tensor) -> Tensor:
-        return F.pad(torch.stack(tables), (0, 0, 0, _CLASS_ROWS))
-
-    def write(stack: Tensor) -> tuple[Tensor, ...]:
-        return tuple(table[:-_CLASS_ROWS].clone() for table in stack)
-
-    return Rule((theirs,), read, write)
+    return Rule(
+        (theirs,),
+        lambda *tables: F.pad(torch.stack(tables), (0, 0, 0, _CLASS_ROWS)),
+        lambda stack: [table[:-_CLASS_ROWS] for table in stack],
+    )
 
 
 def _computed(config: ViTConfig, kind: RelposKind, place: str) -> Rule:
