@@ -25,15 +25,14 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
     apply_table,
-    first_reason,
     imagenet_statistics,
     rows,
     shape_of,
-    special_parts,
     stem_sizes,
     usual_heads,
     within,
 )
+from vitrail.weights.parts import first_reason, without_place
 from vitrail.weights.timm.file import has_timm_config
 
 STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
@@ -69,6 +68,8 @@ TABLE = {
     "head.{part}": "head.{part}",
     "head_dist.{part}": "head_dist.{part}",
 }
+HAS = "stem=hmlp block=parallel cls_position layer_scale distilled"
+"""The parts in `vitrail.weights.parts` that the DeiT repository's models have."""
 
 
 @dataclass(frozen=True)
@@ -185,27 +186,14 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
     """Return why DeiT's files cannot hold this model, "" if they can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
-    height, width = config.image_size
     later = config.layer_scale is not None or config.branches > 1 or config.stem == "hmlp"
     front = "a class token" + (" and a distillation token" if config.origin.distilled else "")
-    placed = config.positions, config.place
     reasons = {
-        f"stem {config.stem!r}": config.stem not in ("linear", "hmlp"),
         f"{config.stem_norm} norms in the hMLP stem": config.stem == "hmlp" and config.stem_norm != "batch",
         f"an hMLP stem for patches of {config.patch}, not 16": config.stem == "hmlp" and config.patch != 16,
-        f"{config.block} blocks of {config.branches} branches": config.block == "axial" or config.branches > 2,
-        f"positions {config.positions!r} at place {config.place!r}": placed != ("1d", "input"),
-        f"pool {config.pool!r}": config.pool != "cls",
-        f"{config.registers} registers": bool(config.registers),
-        "a pre-logits layer": config.pre_logits is not None,
-        f"final_norm {config.origin.final_norm!r}": config.origin.final_norm != "tokens",
-        f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
-        f"GELU of kind {config.origin.gelu!r}": config.origin.gelu != "erf",
-        f"norm_eps {config.origin.norm_eps}": config.origin.norm_eps != 1e-6,
-        f"images of {height} x {width} pixels, which are not square": height != width,
+        f"{config.block} blocks of {config.branches} branches": config.branches > 2,
         f"positions for {front} beside LayerScale, branches or an hMLP stem": later and config.cls_position,
         "a distillation token beside LayerScale, branches or an hMLP stem": later and config.origin.distilled,
         "a distillation token without a position": config.origin.distilled and not config.cls_position,
-        **special_parts(config),
     }
-    return first_reason(reasons)
+    return without_place(config, HAS) or first_reason(reasons)

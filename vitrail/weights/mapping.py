@@ -286,29 +286,6 @@ def dense_biases(config: ViTConfig) -> list[str]:
     return [f"blocks.{layer}.{part.format(branch)}.bias" for layer, branch in places for part in parts]
 
 
-def special_parts(config: ViTConfig) -> dict[str, bool]:
-    """Return part -> whether a model has it, for parts that only timm and transformers have."""
-    return {
-        "norms behind attention and MLP": config.origin.norm_after,
-        "normalised queries and keys": config.origin.qk_norm != "none",
-        "RMSNorm": config.origin.norm == "rms",
-        "a norm of the patches": config.origin.patch_norm,
-        "attention pooling with its own number of heads or hidden width": own_pool(config) != (None, None),
-        "attention pooling over the tokens in front of the grid": config.origin.pool_prefix and config.prefix > 0,
-    }
-
-
-def own_pool(config: ViTConfig) -> tuple[int | None, int | None]:
-    """Return heads and hidden width of the attention pooling where they differ from those of the blocks, else None."""
-    heads = None if config.origin.pool_heads == config.heads else config.origin.pool_heads
-    return heads, None if config.origin.pool_mlp_dim == config.mlp_dim else config.origin.pool_mlp_dim
-
-
-def first_reason(reasons: Mapping[str, bool]) -> str:
-    """Return the first reason that is true of a model, "" if there is none: why a format cannot express it."""
-    return next((reason for reason, is_true in reasons.items() if is_true), "")
-
-
 def eva_heads(archive: Archive, width: int) -> tuple[int, str]:
     """Return the number of heads of published networks with rotary positions, and a sentence for the load report.
 

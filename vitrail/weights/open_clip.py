@@ -32,7 +32,6 @@ from vitrail.weights.mapping import (
     CLIP,
     NameTable,
     apply_table,
-    first_reason,
     layers_in,
     number_in,
     numbers_in,
@@ -40,7 +39,6 @@ from vitrail.weights.mapping import (
     rows,
     shape_of,
     size_in,
-    special_parts,
     square_side,
     stem_sizes,
     turned,
@@ -49,6 +47,7 @@ from vitrail.weights.mapping import (
     within,
     without_stem_bias,
 )
+from vitrail.weights.parts import without_place
 from vitrail.weights.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
 from vitrail.words import shown
 
@@ -85,6 +84,8 @@ _KNOWN: dict[str, Any] = {
     **dict(pool_type="tok", pos_embed_type="learnable", attentional_pool=False, final_ln_after_pool=False),
 }
 """Entry of vision_cfg -> the only value that is supported; None for any."""
+HAS = "layer_scale pre_norm gelu norm_eps oblong pooled_norm"
+"""The parts in `vitrail.weights.parts` that OpenCLIP's image towers have."""
 
 
 @dataclass(frozen=True)
@@ -268,21 +269,8 @@ def _refusal(config: Any) -> str:
     """Return why OpenCLIP cannot express a model, "" if it can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
-    return first_reason(
-        {
-            f"stem {config.stem!r}": config.stem != "linear",
-            f"{config.block} blocks": config.block != "sequential",
-            f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
-            f"positions {config.positions!r} at place {config.place!r}": (config.positions, config.place)
-            != ("1d", "input"),
-            "a class token without a position, or other tokens beside it": (config.front, config.prefix) != (1, 1),
-            f"pooling by {config.pool!r}": config.pool != "cls",
-            "no LayerNorm after the last block": config.origin.final_norm == "none",
-            **special_parts(config),
-            "a pre-logits layer": config.pre_logits is not None,
-            "no projection of the class token, because it has 0 classes": not config.classes,
-        }
-    )
+    headless = "" if config.classes else "no projection of the class token, because it has 0 classes"
+    return without_place(config, HAS) or headless
 
 
 def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str, Any]:

@@ -312,7 +312,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, kind: str, change: Any
     ("changes", "reason"),
     [
         (dict(gelu="tanh"), "GELU of kind 'tanh'"),
-        (dict(norm_eps=1e-12), "norm_eps 1e-12"),
+        (dict(norm_eps=1e-12), "LayerNorm epsilon 1e-12"),
         (dict(pool="gap"), "pool 'gap'"),
         (dict(registers=4), "4 registers"),
         (dict(positions="2d"), "positions '2d'"),
@@ -322,7 +322,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, kind: str, change: Any
         (dict(block="parallel", branches=3, cls_position=False), "3 branches"),
         (dict(stem="levit"), "stem 'levit'"),
         (dict(image_size=(32, 48)), "not square"),
-        (dict(final_norm="pooled"), "final_norm 'pooled'"),
+        (dict(final_norm="pooled"), "a norm after the pooling"),
         (dict(stem="hmlp", stem_norm="layer", cls_position=False), "layer norms in the hMLP stem"),
     ],
     ids=str,

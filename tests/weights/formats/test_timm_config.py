@@ -290,12 +290,12 @@ HYBRID = dict(stem="resnet", patch=32, image_size=(64, 64))
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(positions="2d"), "positions are '2d'"),
-        (dict(positions="relative"), "positions are 'relative'"),
+        (dict(positions="2d"), "positions '2d'"),
+        (dict(positions="relative"), "positions 'relative'"),
         (dict(place="every"), "at place 'every'"),
-        (dict(stem="hmlp"), "stem is 'hmlp'"),
+        (dict(stem="hmlp"), "stem 'hmlp'"),
         (dict(block="axial", pool="gap"), "axial"),
-        (dict(pool="cls+gap"), r"pools 'cls\+gap'"),
+        (dict(pool="cls+gap"), r"pool 'cls\+gap'"),
         (dict(norm_eps=1e-12), "epsilon 1e-12, timm's 1e-06"),
         (dict(pre_logits=8), "pre-logits"),
         (dict(block="parallel", branches=3), "3 branches"),

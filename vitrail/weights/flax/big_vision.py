@@ -84,12 +84,7 @@ class BigVision:
         Raises WeightsError if the format cannot hold the model, or if its readers would compute something else: see
         `flax/write.py`.
         """
-        config = expressible(model, self.name, stems=("linear",), pools=("cls", "gap", "map"))
-        if config.positions not in ("1d", "sincos"):
-            raise WeightsError(
-                f"format {self.name!r} holds learned 1d or computed (sincos) positions only. Those of this "
-                f"model are {config.positions!r}."
-            )
+        config = expressible(model, self.name, has="positions=sincos cls_position pool=map")
         _check_positions(config)
         origin = origin_of(card, self.name)
         layout = flax.EncoderLayout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
@@ -148,8 +143,6 @@ def _read_positions(rows: int) -> tuple[tuple[int, int], bool]:
 def _check_positions(config: ViTConfig) -> None:
     """Raise WeightsError if a reader would infer another grid from the number of positions."""
     if config.positions == "sincos":
-        if config.origin.sines != "moco":
-            raise WeightsError("the sines of big_vision's positions are those of MoCo v3, and this model's are MAE's")
         return
     front = config.pool == "cls" and config.cls_position
     rows, columns = config.grid

@@ -82,11 +82,7 @@ class Google:
         Raises WeightsError if the format cannot hold the model, or if its readers would compute something else: see
         `flax/write.py`.
         """
-        config = expressible(model, self.name, stems=("linear", "resnet"), pools=("cls", "gap"))
-        if config.positions != "1d":
-            raise WeightsError(
-                f"format {self.name!r} holds learned 1d positions only. Those of this model are {config.positions!r}."
-            )
+        config = expressible(model, self.name, has="stem=resnet cls_position")
         if config.pool == "cls" and not config.cls_position:
             raise WeightsError(
                 f"format {self.name!r} has a position for the class token, and this model has none. Save as "

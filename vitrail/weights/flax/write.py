@@ -25,7 +25,7 @@ from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.flax.encoder import grid_of
 from vitrail.weights.formats import refuse_folder
-from vitrail.weights.mapping import first_reason, special_parts
+from vitrail.weights.parts import first_reason, without_place
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
 DTYPES["bfloat16"] = torch.bfloat16
@@ -70,35 +70,21 @@ def _array(tensor: Tensor, found: str | None) -> np.ndarray:
     return tensor.numpy()
 
 
-def expressible(model: nn.Module, name: str, *, stems: tuple[str, ...], pools: tuple[str, ...]) -> ViTConfig:
-    """Return the config of a model that the format `name` can hold. Raises WeightsError with the reason."""
+def expressible(model: nn.Module, name: str, has: str) -> ViTConfig:
+    """Return the config of a model that the format `name` can hold. Raises WeightsError with the reason.
+
+    `has` names the parts in `vitrail.weights.parts` for which the format has an array.
+    """
     if not isinstance(model, ViT):
         raise WeightsError(
             f"format {name!r} holds Vision Transformers, not a {type(model).__name__}; a ResNetV2 goes into 'bit'"
         )
     config = model.config
-    if part := first_reason(_parts_without_array(config, stems, pools)):
+    if part := without_place(config, f"{has} pool=gap tokenless pre_logits gelu norm_eps oblong"):
         raise WeightsError(f"format {name!r} has no place for {part}. Save as 'vitrail', which has.")
     if value := first_reason(_values_of_readers(config)):
         raise WeightsError(f"format {name!r} does not store {value}")
     return config
-
-
-def _parts_without_array(config: ViTConfig, stems: tuple[str, ...], pools: tuple[str, ...]) -> dict[str, bool]:
-    """Return part -> whether the model has it, for the parts for which the format has no array."""
-    return {
-        f"a {config.stem!r} stem (valid: {', '.join(stems)})": config.stem not in stems,
-        f"{config.block} blocks": config.block != "sequential",
-        f"a {config.origin.mlp} MLP": config.origin.mlp != "gelu",
-        "LayerScale": config.layer_scale is not None,
-        f"positions at {config.place!r} instead of the input": config.place != "input",
-        "registers": config.registers > 0,
-        "a distillation token": config.origin.distilled,
-        f"pool {config.pool!r} (valid: {', '.join(pools)})": config.pool not in pools,
-        f"a class token that pool {config.pool!r} does not read": config.has_class_token != (config.pool == "cls"),
-        "a norm after the pooling": config.origin.final_norm != "tokens",
-        **special_parts(config),
-    }
 
 
 def _values_of_readers(config: ViTConfig) -> dict[str, bool]:

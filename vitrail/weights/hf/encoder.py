@@ -36,9 +36,7 @@ from vitrail.weights.mapping import (
     NameTable,
     Rule,
     apply_table,
-    first_reason,
     joined,
-    own_pool,
     rows,
     shape_of,
     square_side,
@@ -47,12 +45,15 @@ from vitrail.weights.mapping import (
     within,
     without_key_bias,
 )
+from vitrail.weights.parts import first_reason, lacking, without_place
 from vitrail.words import shown
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
+EVERY_HAS = "gelu norm_eps pooled_norm oblong"
+"""The parts in `vitrail.weights.parts` that every encoder has."""
 STEM = "embeddings.patch_embeddings.projection"
 QKV = "attentions.0.attention.qkv"
 
@@ -129,6 +130,8 @@ class Encoder:
     """`model_type` in config.json."""
     title: ClassVar[str] = "ViT"
     """Start of the names of its classes in transformers."""
+    classifies: ClassVar[bool] = True
+    """Whether transformers has a class of it with a classifier."""
     headed: ClassVar[str] = "vit."
     """Prefix of every name in a model with a head."""
     stem: ClassVar[str] = STEM
@@ -151,8 +154,10 @@ class Encoder:
     """Number of rows of the position table before the grid's."""
     table_axes: ClassVar[int] = 3
     """Number of axes of the position table."""
-    expresses: ClassVar[frozenset[str]] = frozenset()
-    """The parts in `refusal` that it has and the plain ViT lacks."""
+    has: ClassVar[str] = "pre_logits"
+    """The parts in `vitrail.weights.parts` that it may have, besides `EVERY_HAS`."""
+    needs: ClassVar[str] = ""
+    """Those that it always has."""
     eps_name: ClassVar[str] = "layer_norm_eps"
     """Name of the epsilon of the norms in config.json."""
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
@@ -183,7 +188,7 @@ class Encoder:
     @classmethod
     def classifier(cls) -> str:
         """Return the name of its class with a classifier, in transformers; "" if there is none."""
-        return f"{cls.title}ForImageClassification"
+        return f"{cls.title}ForImageClassification" if cls.classifies else ""
 
     # reading
 
@@ -263,30 +268,18 @@ class Encoder:
 
     @classmethod
     def refusal(cls, config: ViTConfig) -> str:
-        """Return why this encoder cannot express a config, "" if it can; call `refusal_of_all` first."""
-        if reason := first_reason(cls.reasons(config)):
-            return reason
-        parts = {
-            "distillation token": config.origin.distilled,
-            "registers": bool(config.registers),
-            "LayerScale": config.layer_scale is not None,
-            "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
-            f"{config.origin.mlp} MLP": config.origin.mlp != "gelu",
-            f"{config.positions} positions": config.positions != "1d",
-            "rotary positions": config.origin.rotary is not None,
-            "norms inside attention or MLP": config.origin.attention_norm or config.origin.mlp_norm,
-            f"pooling by {config.pool!r}": config.pool != "cls",
-            "network without a class token": not config.has_class_token,
-            "normalisation of queries and keys": config.origin.qk_norm != "none",
-            "LayerNorm before the first block": config.origin.pre_norm,
-            "LayerNorm behind attention and MLP": config.origin.norm_after,
-            "network without a last LayerNorm": config.origin.final_norm == "none",
-            "RMSNorm": config.origin.norm == "rms",
-            "norm of the patches": config.origin.patch_norm,
-            "attention pooling of this kind": config.origin.pool_prefix or own_pool(config) != (None, None),
+        """Return why this encoder cannot express a config, "" if it can."""
+        bare = cls.bare()
+        if part := without_place(config, f"{cls.has} {EVERY_HAS}"):
+            return f"{bare} has no place for {part}"
+        if part := lacking(config, cls.needs):
+            return f"{bare} needs {part}"
+        headed = config.classes > 0
+        reasons = {
+            f"{bare} has no place for a classifier": headed and not cls.classifier(),
+            f"{bare} has no place for a pre-logits layer in front of a classifier": headed and bool(config.pre_logits),
         }
-        lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
-        return f"{cls.bare()} has no {lacking[0]}" if lacking else ""
+        return first_reason({**reasons, **cls.reasons(config)})
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:
@@ -298,7 +291,7 @@ class Encoder:
     @classmethod
     def has_head(cls, config: ViTConfig) -> bool:
         """Return whether the class of such a model has a head in transformers."""
-        return bool(config.classes)
+        return bool(config.classes and cls.classifier())
 
     @classmethod
     def norm_within(cls, config: ViTConfig) -> str:
@@ -342,19 +335,3 @@ class Encoder:
     def biases(self, config: ViTConfig) -> dict[str, list[str]]:
         """Return field of the encoder -> names of the model's biases that a file has only if the field is true."""
         return dict(qkv_bias=[f"blocks.{layer}.{QKV}.bias" for layer in range(config.depth)])
-
-
-def refusal_of_all(config: ViTConfig) -> str:
-    """Return why no encoder of transformers can express a config, "" if one may."""
-    learned = config.positions == "1d"
-    checks = {
-        f"transformers' encoders have linear stems, not {config.stem}": config.stem != "linear",
-        f"transformers' encoders have no {config.block} blocks": config.block != "sequential",
-        "transformers adds positions at the input only": learned and config.place != "input",
-        "in transformers the class token has a position of its own": learned
-        and config.has_class_token
-        and not config.cls_position,
-        f"transformers has no {config.positions} positions": config.positions in ("2d", "relative")
-        or (config.positions, config.origin.sines) == ("sincos", "moco"),
-    }
-    return first_reason(checks)

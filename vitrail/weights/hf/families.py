@@ -54,7 +54,7 @@ class DeiT(Encoder):
         "head_dist.{part}": "distillation_classifier.{part}",
     }
     front = 2
-    expresses = frozenset({"distillation token", "registers"})
+    has = "pre_logits distilled registers register_positions"
     processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=0.875, interpolation="bicubic")
     statistics = IMAGENET
 
@@ -93,17 +93,13 @@ class MSN(Encoder):
 
     model_type = "vit_msn"
     title = "ViTMSN"
+    has = ""
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16)
     statistics = IMAGENET
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         return dict(classes=rows(archive, "classifier.weight"))
-
-    @classmethod
-    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """See `Encoder.reasons`."""
-        return {f"{cls.bare()} has no pooler": config.pre_logits is not None}
 
 
 class IJepa(MSN):
@@ -113,7 +109,8 @@ class IJepa(MSN):
     title = "IJepa"
     headed = "ijepa."
     front = 0
-    expresses = frozenset({"network without a class token", "pooling by 'gap'"})
+    has = "tokenless pool=gap"
+    needs = "tokenless"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16)
     unused = (
         (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
@@ -127,11 +124,7 @@ class IJepa(MSN):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        return {
-            f"{cls.bare()} has no class token": config.has_class_token,
-            f"{cls.bare()} normalises the patches, not their mean": config.origin.final_norm == "pooled",
-            **super().reasons(config),
-        }
+        return {f"{cls.bare()} normalises the patches, not their mean": config.origin.final_norm == "pooled"}
 
 
 class MAE(Encoder):
@@ -139,21 +132,13 @@ class MAE(Encoder):
 
     model_type = "vit_mae"
     title = "ViTMAE"
+    classifies = False
+    has = ""
     statistics = IMAGENET
-
-    @classmethod
-    def classifier(cls) -> str:
-        """See `Encoder.classifier`."""
-        return ""
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         return dict(classes=0)
-
-    @classmethod
-    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """See `Encoder.reasons`."""
-        return _headless(cls, config)
 
 
 class DinoV2(Encoder):
@@ -178,7 +163,8 @@ class DinoV2(Encoder):
     }
     swiglu_in_memory: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     lists = ("encoder.layer", "encoder.layer")
-    expresses = frozenset({"LayerScale", "swiglu MLP", "pooling by 'cls+gap'"})
+    has = "layer_scale mlp=swiglu pool=cls+gap"
+    needs = "layer_scale"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
     fields: ClassVar[Mapping[str, str]] = {"layerscale_value": "layer_scale"}
     constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=True)
@@ -215,14 +201,11 @@ class DinoV2(Encoder):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         return {
-            f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
             f"the classifier of {cls.classifier()} reads the class token and the mean of the patches": config.pool
             == "cls"
             and config.classes > 0,
             f"{cls.bare()} has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": mlp_ratio(config)
             is None,
-            f"{cls.bare()} has no positions of registers": config.registers > 0 and config.origin.register_positions,
-            f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
             f"{cls.bare()} has no LayerNorm after pooling": (config.pool, config.origin.final_norm)
             == ("cls+gap", "pooled"),
         }
@@ -247,7 +230,7 @@ class DinoV2WithRegisters(DinoV2):
     model_type = "dinov2_with_registers"
     title = "Dinov2WithRegisters"
     headed = "dinov2_with_registers."
-    expresses = DinoV2.expresses | {"registers"}
+    has = f"{DinoV2.has} registers"
     defaults: ClassVar[Mapping[str, Any]] = {**DinoV2.defaults, "patch_size": 16}
     fields: ClassVar[Mapping[str, str]] = {**DinoV2.fields, "num_register_tokens": "registers"}
     constants: ClassVar[Mapping[str, Any]] = {}
@@ -268,6 +251,7 @@ class DinoV3(Encoder):
 
     model_type = "dinov3_vit"
     title = "DINOv3ViT"
+    classifies = False
     headed = "dinov3_vit."
     stem = "embeddings.patch_embeddings"
     outside: ClassVar[NameTable] = {
@@ -291,7 +275,8 @@ class DinoV3(Encoder):
     lists = ("layer", "model.layer")
     disk_sign = "layer.0.norm1.weight"
     norm_name = "norm"
-    expresses = frozenset({"registers", "LayerScale", "swiglu MLP", "none positions", "rotary positions"})
+    has = "registers layer_scale mlp=swiglu positions=none rotary"
+    needs = "layer_scale positions=none rotary"
     defaults: ClassVar[Mapping[str, Any]] = dict(
         layer_norm_eps=1e-5, patch_size=16, layerscale_value=1.0, rope_theta=100.0
     )
@@ -335,22 +320,12 @@ class DinoV3(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        base = config.origin.rotary.base if config.origin.rotary else 1.0
-        no_place = f"{cls.bare()} has no place for"
+        rotary = config.origin.rotary or Rotary()
+        of_its_kind = Rotary(base=rotary.base, coordinates="centred", pairs="halves")
         return {
-            f"{no_place} a classifier": config.classes > 0,
-            f"{no_place} a pre-logits layer": config.pre_logits is not None,
-            f"{no_place} other positions than its rotary ones": config.positions != "none",
-            f"{no_place} other rotary positions": config.origin.rotary
-            != Rotary(base=base, coordinates="centred", pairs="halves"),
-            f"{no_place} blocks without LayerScale": config.layer_scale is None,
-            f"{no_place} a bias of the keys": config.origin.key_bias,
+            f"{cls.bare()} has no place for other rotary positions": rotary != of_its_kind,
+            f"{cls.bare()} has no place for a bias of the keys": config.origin.key_bias,
         }
-
-    @classmethod
-    def has_head(cls, config: ViTConfig) -> bool:
-        """See `Encoder.has_head`."""
-        return False
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -392,7 +367,7 @@ class Beit(Encoder):
         "mlps.0.residual.gamma": "lambda_2",
     }
     in_memory: ClassVar[NameTable] = {**Encoder.in_memory, **keyless("attention.q_proj", "attention.v_proj")}
-    expresses = frozenset({"LayerScale", "relative_bias positions", "none positions", "pooling by 'gap'"})
+    has = "layer_scale positions=relative_bias positions=none pool=gap unread"
     remarks = ("keys without a bias, as in every BEiT (a bias of zero is equivalent)",)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)
     constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=False)
@@ -447,7 +422,6 @@ class Beit(Encoder):
         """See `Encoder.reasons`."""
         square = config.image_size[0] == config.image_size[1]
         return {
-            f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
             f"{cls.bare()} has no mean of normalised tokens, because it normalises the mean": config.pool == "gap"
             and config.origin.final_norm == "tokens",
             f"{cls.bare()} has no usable relative positions for images that are not square": config.positions
@@ -496,7 +470,7 @@ class Data2Vec(Beit):
     model_type = "data2vec-vision"
     title = "Data2VecVision"
     headed = "data2vec_vision."
-    expresses = Beit.expresses | {"network without a last LayerNorm"}
+    has = f"{Beit.has} unnormed"
 
     @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
@@ -525,6 +499,7 @@ class InternVL(Encoder):
 
     model_type = "internvl_vision"
     title = "InternVLVision"
+    classifies = False
     headed = "internvl_vision."
     block: ClassVar[NameTable] = {
         **BLOCK,
@@ -539,9 +514,8 @@ class InternVL(Encoder):
     }
     in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layer", "encoder.layer")
-    expresses = frozenset(
-        {"LayerScale", "network without a last LayerNorm", "RMSNorm", "normalisation of queries and keys"}
-    )
+    has = "layer_scale unnormed norm qk_norm=width"
+    needs = "layer_scale"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layer_scale_init_value=0.1)
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash", interpolation="bicubic")
     statistics = IMAGENET
@@ -569,13 +543,7 @@ class InternVL(Encoder):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         mixed = _mixed(config.origin.norm, config.origin.qk_norm, config.origin.final_norm, config.origin.norm_eps)
-        return {
-            **_headless(cls, config),
-            f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
-            f"{cls.bare()} normalises queries and keys over all heads together, and this model does for each "
-            "head": config.origin.qk_norm == "head",
-            f"{cls.bare()} would have {mixed}": bool(mixed),
-        }
+        return {f"{cls.bare()} would have {mixed}": bool(mixed)}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -586,14 +554,6 @@ class InternVL(Encoder):
             use_qk_norm=config.origin.qk_norm != "none",
             norm_type="rms_norm" if config.origin.norm == "rms" else "layer_norm",
         )
-
-
-def _headless(family: type[Encoder], config: ViTConfig) -> dict[str, bool]:
-    """Return the reasons why an encoder without classifier and pooler cannot express a config."""
-    return {
-        f"{family.bare()} has no classifier": config.classes > 0,
-        f"{family.bare()} has no pooler": config.pre_logits is not None,
-    }
 
 
 def _mixed(norm: str, qk_norm: str, last: str, eps: float) -> str:

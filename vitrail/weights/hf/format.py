@@ -25,7 +25,7 @@ from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.hf.config_json import class_names, infer, meaning, to_json
-from vitrail.weights.hf.encoder import QKV, STEM, Encoder, refusal_of_all
+from vitrail.weights.hf.encoder import EVERY_HAS, QKV, STEM, Encoder
 from vitrail.weights.hf.families import (
     MAE,
     MSN,
@@ -41,6 +41,7 @@ from vitrail.weights.hf.families import (
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
 from vitrail.weights.hf.towers import Aimv2, Clip, Siglip, Siglip2, tower
 from vitrail.weights.mapping import text_in
+from vitrail.weights.parts import without_place
 from vitrail.words import shown
 
 ENCODERS: dict[str, type[Encoder]] = {
@@ -51,6 +52,8 @@ ENCODERS: dict[str, type[Encoder]] = {
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
+ANY_HAS = " ".join((EVERY_HAS, *(encoder.has for encoder in ENCODERS.values())))
+"""The parts in `vitrail.weights.parts` that some encoder has."""
 PREFIXES = ("", *sorted({encoder.headed for encoder in ENCODERS.values()}))
 STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem, DinoV3.stem, Aimv2.stem)]
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
@@ -208,7 +211,9 @@ def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
     """Return the encoder that can express a model, preferring the one it was loaded from. Raises WeightsError."""
     origin = _origin(card)
     families = [type(origin), *ENCODERS.values()] if origin else list(ENCODERS.values())
-    refusals = {family: refusal_of_all(config) or family.refusal(config) for family in families}
+    if part := without_place(config, ANY_HAS):
+        raise WeightsError(f"format 'hf' cannot express this model: no encoder of transformers has {part}")
+    refusals = {family: family.refusal(config) for family in families}
     family = next((family for family, reason in refusals.items() if not reason), None)
     if family is None:
         reasons = "; ".join(dict.fromkeys(refusals.values()))

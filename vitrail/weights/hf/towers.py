@@ -71,7 +71,8 @@ class Clip(Encoder):
     lists = ("encoder.layers", "encoder.layers")
     norm_name = "post_layernorm"
     table_axes = 2
-    expresses = frozenset({"LayerNorm before the first block", "pooling by 'gap'", "network without a last LayerNorm"})
+    has = "pre_norm pool=gap unread unnormed"
+    needs = "pre_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-5, patch_size=32, hidden_act="quick_gelu")
     processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=1.0, interpolation="bicubic")
     statistics: ClassVar[Statistics] = CLIP
@@ -107,8 +108,6 @@ class Clip(Encoder):
         mean, unnormed = config.pool == "gap", config.origin.final_norm == "none"
         return {
             f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
-            f"{cls.bare()} has a LayerNorm before the first block, and this model has none": not config.origin.pre_norm,
-            f"{cls.bare()} has a class token": not config.has_class_token,
             f"{cls.bare()} normalises the class token, and its classifier reads the mean of the patches as it is": mean
             != unnormed
             or (mean and not config.classes),
@@ -125,7 +124,7 @@ class Clip(Encoder):
     @classmethod
     def classifier(cls) -> str:
         """See `Encoder.classifier`."""
-        return f"{cls.title.removesuffix('Vision')}ForImageClassification"
+        return super().classifier().replace("VisionFor", "For")
 
     @classmethod
     def has_head(cls, config: ViTConfig) -> bool:
@@ -198,7 +197,8 @@ class Siglip(Clip):
         **within("pool.", "{prefix}head.", _POOL),
     }
     front = 0
-    expresses = frozenset({"network without a class token", "pooling by 'gap'", "pooling by 'map'"})
+    has = "tokenless pool=gap pool=map"
+    needs = "tokenless"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16, hidden_act="gelu_pytorch_tanh")
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash", interpolation="bicubic")
     statistics = HALF
@@ -220,7 +220,6 @@ class Siglip(Clip):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         return {
-            f"{cls.bare()} has no class token": config.has_class_token,
             f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
             f"the classifier of {cls.classifier()} reads the mean of the patches": config.classes > 0
             and config.pool == "map",
@@ -290,6 +289,7 @@ class Aimv2(Siglip):
     model_type = "aimv2_vision_model"
     whole = "aimv2"
     title = "Aimv2Vision"
+    classifies = False
     headed = "aimv2."
     stem = "embeddings.patch_embed"
     outside: ClassVar[NameTable] = {
@@ -310,12 +310,8 @@ class Aimv2(Siglip):
     }
     norm_name = "rms_norm"
     eps_name = "rms_norm_eps"
-    expresses = frozenset(
-        {
-            *("network without a class token", "pooling by 'gap'", "pooling by 'probe'"),
-            *("swiglu MLP", "RMSNorm", "norm of the patches", "sincos positions"),
-        }
-    )
+    has = "tokenless pool=gap pool=probe mlp=swiglu norm patch_norm positions=sincos sines"
+    needs = "tokenless mlp=swiglu norm patch_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(rms_norm_eps=1e-5, patch_size=14, num_attention_heads=8)
     processing: ClassVar[Mapping[str, Any]] = Clip.processing
     statistics = CLIP
@@ -357,15 +353,8 @@ class Aimv2(Siglip):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        no_place = f"{cls.bare()} has no place for"
-        return {
-            f"{no_place} a classifier": config.classes > 0,
-            f"{no_place} a pre-logits layer": config.pre_logits is not None,
-            f"{no_place} norms other than RMSNorm": config.origin.norm != "rms",
-            f"{no_place} patches without a norm": not config.origin.patch_norm,
-            f"{no_place} MLPs without a gate": config.origin.mlp != "swiglu",
-            **super().reasons(config),
-        }
+        mocos = (config.positions, config.origin.sines) == ("sincos", "moco")
+        return {f"{cls.bare()} has MAE's sines as positions, not those of MoCo v3": mocos, **super().reasons(config)}
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:

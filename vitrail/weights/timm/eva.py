@@ -17,8 +17,9 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.mapping import rows
+from vitrail.weights.parts import first_reason, without_place
 from vitrail.weights.timm.file import NORM_EPS, TimmFile
-from vitrail.weights.timm.names import OVER_WIDTH, Naming, ratio_of
+from vitrail.weights.timm.names import Naming, ratio_of
 from vitrail.words import shown
 
 LARGE_EPS = 1e-5
@@ -53,6 +54,10 @@ PARTS = (
     "an MLP whose gate is a layer of its own",
 )
 """Parts that the plain ViT of timm lacks, and these have."""
+HAS = "rotary inner_norms qk_norm=head mlp=swiglu layer_scale pre_norm norm_eps pooled_norm unnormed oblong registers"
+HAS += " register_positions cls_position positions=none tokenless unread pool=gap pool=map"
+HAS += " pool_heads pool_mlp_dim pool_prefix"
+"""The parts in `vitrail.weights.parts` that these networks have in timm."""
 
 
 def is_rotary(archive: Archive, architecture: str) -> bool:
@@ -120,28 +125,21 @@ def eva_naming(config: ViTConfig, layout: Mapping[str, Any], biases: bool) -> Na
     return Naming(bias=found.bias or biases or config.origin.key_bias, apart=found.apart, gate_apart=gated)
 
 
-def eva_refusal(config: ViTConfig) -> dict[str, bool]:
-    """Return reason -> whether it is true, for reasons why timm cannot express a model with rotary positions."""
-    rotary = config.origin.rotary or Rotary()
-    return {
-        f"its stem is {config.stem!r}": config.stem != "linear",
-        f"its blocks are {config.block}": config.block != "sequential",
-        f"it has {config.positions} positions besides the rotary ones": config.positions not in ("none", "1d"),
-        f"its positions are added at place {config.place!r}": config.positions == "1d" and config.place != "input",
-        f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
-        "it has RMSNorm or a norm of the patches": config.origin.norm == "rms" or config.origin.patch_norm,
-        OVER_WIDTH: config.origin.qk_norm == "width",
-        "it has a distillation token": config.origin.distilled,
-        "it has a pre-logits layer": config.pre_logits is not None,
-        f"its GELU is {config.origin.gelu!r}": config.origin.mlp == "gelu" and config.origin.gelu != "erf",
-        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and config.pool == "map",
-        "its attention pooling leaves out the tokens in front of the grid": config.pool == "map"
+def eva_refusal(config: ViTConfig) -> str:
+    """Return why timm cannot express a model with rotary positions, "" if it can."""
+    if part := without_place(config, HAS):
+        return f"it has {part} besides rotary positions"
+    rotary, mapped = config.origin.rotary or Rotary(), config.pool == "map"
+    reasons = {
+        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and mapped,
+        "its attention pooling leaves out the tokens in front of the grid": mapped
         and config.prefix > 0
         and not config.origin.pool_prefix,
         "its mixed frequencies rotate halves": (rotary.frequencies, rotary.pairs) == ("mixed", "halves"),
         "some tokens in front of the grid have positions, and others have none": config.positions == "1d"
         and config.front not in (0, config.prefix),
     }
+    return first_reason(reasons)
 
 
 def eva_architecture(config: ViTConfig, card: Card) -> str:

@@ -32,7 +32,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite, expected
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.mapping import dense_biases, first_reason, own_pool, without_stem_bias
+from vitrail.weights.mapping import dense_biases, without_stem_bias
+from vitrail.weights.parts import first_reason, own_pool, without_place
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
 from vitrail.weights.timm.config_json import bit_json, descriptive, vit_json
 from vitrail.weights.timm.eva import eva_naming, eva_refusal
@@ -46,12 +47,17 @@ from vitrail.weights.timm.file import (
     preprocessing,
     read_timm_file,
 )
-from vitrail.weights.timm.names import OVER_WIDTH, Naming, absent, conversions, is_aimv2, qkv_biases
+from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.relpos import TABLE
 from vitrail.weights.timm.vit import infer, unused
 
 BIT_SCALE = 10.0
 """sqrt(1e-8 / 1e-10): kernels times this factor are standardised in timm as the official code does (`bit.py`)."""
+
+HAS = "stem=resnet block=parallel positions=none positions=sincos positions=relative_bias sines cls_position"
+HAS += " registers register_positions distilled tokenless unread pool=gap pool=map pool_prefix pre_logits layer_scale"
+HAS += " mlp=swiglu gelu norm norm_eps patch_norm pre_norm norm_after qk_norm=head pooled_norm unnormed oblong"
+"""The parts in `vitrail.weights.parts` that timm's Vision Transformers without rotary positions have."""
 
 Tensors = dict[str, Tensor]
 
@@ -152,11 +158,7 @@ def vit_tensors(model: ViT, card: Card) -> Tensors:
 
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    if (
-        reason := first_reason(eva_refusal(model.config))
-        if model.config.origin.rotary
-        else vit_refusal(model.config, bare)
-    ):
+    if reason := eva_refusal(model.config) if model.config.origin.rotary else vit_refusal(model.config, bare):
         raise WeightsError(f"timm cannot express this ViT: {reason}")
     config, state = _folded(model)
     state = without_stem_bias(state, config) if config.origin.pre_norm else state
@@ -283,56 +285,43 @@ def _read_as_square(config: ViTConfig) -> bool:
 
 def vit_refusal(config: ViTConfig, bare: bool) -> str:
     """Return why timm cannot express this ViT, "" if it can. `bare`: there is no config.json."""
-    positions, hybrid = config.positions, config.stem == "resnet"
+    if part := without_place(config, HAS):
+        return f"it has {part}"
+    origin, hybrid, relative = config.origin, config.stem == "resnet", config.positions == "relative_bias"
+    gated = origin.mlp == "swiglu"
     special = {
         "a ResNet stem": hybrid,
-        "a distillation token": config.origin.distilled,
+        "a distillation token": origin.distilled,
         "parallel blocks": config.block == "parallel",
-        "gated MLPs": config.origin.mlp == "swiglu" and not is_aimv2(config),
+        "gated MLPs": gated and not is_aimv2(config),
         "RMSNorm and a norm of the patches": is_aimv2(config),
-        "BEiT's positions": positions == "relative_bias" and not fits_relpos(config),
-        "a norm before the first block": config.origin.pre_norm,
-        "norms behind attention and MLP": config.origin.norm_after,
+        "BEiT's positions": relative and not fits_relpos(config),
+        "a norm before the first block": origin.pre_norm,
+        "norms behind attention and MLP": origin.norm_after,
     }
     together = " together with ".join(name for name, there in special.items() if there)
     kernels, eps = config.std_conv, config.group_norm_eps
-    norm_eps = CLIP_EPS if config.origin.pre_norm or is_aimv2(config) else NORM_EPS
-    like_deit = (config.registers, config.cls_position, positions, config.origin.final_norm) == (
-        0,
-        True,
-        "1d",
-        "tokens",
-    )
+    norm_eps = CLIP_EPS if origin.pre_norm or is_aimv2(config) else NORM_EPS
+    like_deit = config.positions == "1d" and config.cls_position and not config.registers
     checks = {
-        f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
-        "its blocks are axial": config.block == "axial",
-        f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
-        f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
-        f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
-        OVER_WIDTH: config.origin.qk_norm == "width",
         "it has RMSNorm or a norm of the patches, but not both with gated MLPs, as AIMv2": (
-            config.origin.norm == "rms" or config.origin.patch_norm
+            origin.norm == "rms" or origin.patch_norm
         )
         and not is_aimv2(config),
-        f"its LayerNorm has the epsilon {config.origin.norm_eps}, timm's {norm_eps}": config.origin.norm_eps
-        != norm_eps,
-        "it has norms inside attention or MLP, but no rotary positions": config.origin.attention_norm
-        or config.origin.mlp_norm,
-        "it has LayerScale and norms behind attention and MLP": config.origin.norm_after
-        and config.layer_scale is not None,
+        f"its LayerNorm has the epsilon {origin.norm_eps}, timm's {norm_eps}": origin.norm_eps != norm_eps,
+        "it has LayerScale and norms behind attention and MLP": origin.norm_after and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
         f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
         f"its ResNet starts with {config.stem_width} features, timm's with 64": hybrid and config.stem_width != 64,
-        "its attention pooling has its own number of heads or hidden width": own_pool(config) != (None, None),
         f"it has {together}": sum(special.values()) > 1,
-        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and config.pool == "map",
-        "its distillation token has no learned position, registers beside it, or no norm": config.origin.distilled
-        and not like_deit,
+        "its attention pooling comes after gated MLPs": gated and config.pool == "map",
+        "its distillation token has no learned position, registers beside it, or no norm": origin.distilled
+        and not (like_deit and origin.final_norm == "tokens"),
         "its positions are those of BEiT and of timm's relpos networks, but neither has all of its other parts": (
-            positions == "relative_bias" and not (fits_beit(config) or fits_relpos(config))
+            relative and not (fits_beit(config) or fits_relpos(config))
         ),
         f"timm would take its positions for a grid of {config.grid[0]} x {config.grid[1]} for those of a square grid, "
-        "because a square grid has as many offsets": positions == "relative_bias" and _read_as_square(config),
+        "because a square grid has as many offsets": relative and _read_as_square(config),
         f"it has {config.branches} branches in a block; timm's architectures have 2 (to save the tensors alone, give a "
         "path that ends in .safetensors)": config.branches > 2 and not bare,
         "it has a pre-logits layer, which current versions of timm lack (to save the tensors under the names of older "

@@ -29,9 +29,6 @@ POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 ACTIVATIONS: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 """`ViTConfig.gelu` -> timm's `act_layer`."""
 
-OVER_WIDTH = "it normalises queries and keys over all heads together; timm does so for each head"
-"""Why timm cannot express a model whose `qk_norm` is "width"."""
-
 
 BOTTLENECK = {
     "conv{number}.weight": "conv{number}.weight",

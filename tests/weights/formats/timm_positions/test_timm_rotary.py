@@ -177,7 +177,7 @@ def test_networks_of_our_own_become_timms(kind: str, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (dict(block="parallel", branches=2), "parallel"),
-        (dict(positions="sincos"), "sincos positions besides"),
+        (dict(positions="sincos"), "positions 'sincos' .* besides rotary"),
         (dict(norm_eps=1e-4), "epsilon 0.0001"),
         (dict(layer_scale=None, norm_eps=1e-5), "no LayerScale and the LayerNorm epsilon 1e-05"),
         (dict(rotary=Rotary("mixed", pairs="halves")), "rotate halves"),
