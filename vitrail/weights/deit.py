@@ -8,7 +8,6 @@ branch of each block, the hMLP stem with its (Sync)BatchNorms, and positions of 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
     apply_table,
+    count,
     imagenet_statistics,
     rows,
     shape_of,
@@ -119,7 +119,6 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
     """Return the config of the model in a file, and the assumptions made."""
     hmlp = "patch_embed.proj.0.weight" in archive
     parallel = "blocks.0.norm11.weight" in archive
-    depth = 1 + max(int(match[1]) for name in archive.names if (match := re.match(r"blocks\.(\d+)\.", name)))
     if hmlp:
         width, channels, patch = _hmlp_stem(archive)
     else:
@@ -129,7 +128,7 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
     heads, sentence = usual_heads(archive, width)
     config = ViTConfig.of(
         width=width,
-        depth=depth,
+        depth=count(archive, "blocks."),
         heads=heads,
         mlp_dim=shape_of(archive, "blocks.0.mlp.fc1.weight", 2)[0],
         patch=patch,

@@ -26,16 +26,16 @@ from vitrail.weights.mapping import Conversion
 from vitrail.words import shown
 
 MODULES = {
-    "google": "flax.google",
-    "big_vision": "flax.big_vision",
-    "bit": "flax.bit",
-    "timm": "timm.format",
-    "hf": "hf.format",
-    "torchvision": "torchvision",
-    "deit": "deit",
-    "open_clip": "open_clip",
+    "google": "flax.vit.GOOGLE",
+    "big_vision": "flax.vit.BIG_VISION",
+    "bit": "flax.bit.FORMAT",
+    "timm": "timm.format.FORMAT",
+    "hf": "hf.format.FORMAT",
+    "torchvision": "torchvision.FORMAT",
+    "deit": "deit.FORMAT",
+    "open_clip": "open_clip.FORMAT",
 }
-"""Every foreign format's name, and the module below `vitrail.weights` that holds it as `FORMAT`."""
+"""Every foreign format's name, and its place below `vitrail.weights`."""
 NAMES = tuple(MODULES)
 
 
@@ -91,7 +91,8 @@ def format_named(name: str) -> Format:
     """Return the format with this name. Raises UsageError that lists the valid names."""
     if name not in NAMES:
         raise UsageError(f"there is no format {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
-    found: Format = import_module(f"vitrail.weights.{MODULES[name]}").FORMAT
+    module, _, place = MODULES[name].rpartition(".")
+    found: Format = getattr(import_module(f"vitrail.weights.{module}"), place)
     return found
 
 

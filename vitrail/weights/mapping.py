@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -231,29 +230,18 @@ def square_side(archive: Archive, name: str, cells: int) -> int:
     return side
 
 
-def layers_in(archive: Archive, name: str) -> int:
-    """Return the number of layers that have a tensor; its `name` has a field {layer}."""
-    depth = 0
-    while name.format(layer=depth) in archive:
-        depth += 1
-    return depth
+def count(archive: Archive, prefix: str, end: str = ".", first: int = 0, names: Iterable[str] | None = None) -> int:
+    """Return how many numbers, from `first`, stand between `prefix` and `end` in the names (default: the archive's).
 
-
-def stage_units(archive: Archive, names: Iterable[str], prefix: str, digits: int = 1) -> tuple[int, ...]:
-    """Return the number of units in each stage of a ResNet, () if it has none.
-
-    After the prefix, names start with "block1/unit1/", where the unit has at least this number of digits. Raises
-    WeightsError for a gap in the numbers.
+    Raises WeightsError if a number is missing.
     """
-    pattern = re.compile(re.escape(prefix) + r"block(\d+)/unit(\d+)/")
-    found = {(int(match[1]), int(match[2])) for name in names if (match := pattern.match(name))}
-    counts = Counter(stage for stage, _ in found)
-    units = tuple(counts[stage] for stage in range(1, 1 + len(counts)))
-    expected = {(stage, unit) for stage, count in enumerate(units, 1) for unit in range(1, count + 1)}
-    if gap := sorted(expected - found) or sorted(found - expected):
-        stage, unit = gap[0]
-        raise WeightsError(f"{archive.path} has a gap in its ResNet: see {prefix}block{stage}/unit{unit:0{digits}}")
-    return units
+    pattern = re.compile(re.escape(prefix) + r"(\d+)" + re.escape(end))
+    found = (pattern.match(name) for name in (archive.names if names is None else names))
+    numbers = {int(match[1]): match[1] for match in found if match}
+    if missing := sorted(set(range(first, first + len(numbers))) - numbers.keys()):
+        last = numbers[max(numbers)]
+        raise WeightsError(f"{archive.path} has '{prefix}{last}' but no '{prefix}{missing[0]:0{len(last)}}'")
+    return len(numbers)
 
 
 def imagenet_statistics(channels: int) -> dict[str, tuple[float, ...]]:

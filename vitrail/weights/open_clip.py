@@ -32,7 +32,7 @@ from vitrail.weights.mapping import (
     CLIP,
     NameTable,
     apply_table,
-    layers_in,
+    count,
     number_in,
     numbers_in,
     reshaped,
@@ -199,7 +199,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     gamma = {"ls_init_value": vision.get("ls_init_value") or 1e-5}
     config = ViTConfig.of(
         width=width,
-        depth=layers_in(archive, f"{layers}.{{layer}}.ln_1.weight"),
+        depth=count(archive, f"{layers}."),
         heads=heads,
         mlp_dim=rows(archive, f"{layers}.0.mlp.c_fc.weight"),
         patch=patch,

@@ -20,8 +20,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
     apply_table,
+    count,
     imagenet_statistics,
-    layers_in,
     rows,
     shape_of,
     square_side,
@@ -116,7 +116,7 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
     heads, sentence = usual_heads(archive, width)
     config = ViTConfig.of(
         width=width,
-        depth=layers_in(archive, f"{_BLOCK}ln_1.weight"),
+        depth=count(archive, "encoder.layers.encoder_layer_"),
         heads=heads,
         mlp_dim=shape_of(archive, f"{_FIRST}mlp.{mlp[0]}.weight", 2)[0],
         patch=patch,

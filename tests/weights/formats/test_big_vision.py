@@ -21,8 +21,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.flax.big_vision import FORMAT
-from vitrail.weights.flax.google import FORMAT as GOOGLE
+from vitrail.weights.flax.vit import BIG_VISION as FORMAT
+from vitrail.weights.flax.vit import GOOGLE
 from vitrail.weights.load import load
 from vitrail.weights.save import save as save_model
 

@@ -31,8 +31,7 @@ from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.flax.encoder import named_axes
-from vitrail.weights.flax.write import found_dtypes, write_npz
+from vitrail.weights.flax.npz import found_dtypes, named_axes, stage_units, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import (
     Conversion,
@@ -41,7 +40,6 @@ from vitrail.weights.mapping import (
     apply_table,
     conv_kernel,
     scale_bias,
-    stage_units,
     within,
 )
 
@@ -50,20 +48,21 @@ HEAD = "resnet/head/conv2d"
 _NUMBERED = re.compile(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/)")
 
 
-_GAMMA_BETA = ("gamma", "beta")
+_NAMES = ("gamma", "beta")
+_PARTS = ((1, "a"), (2, "b"), (3, "c"))
 _UNIT: NameTable = {
-    "conv1.weight": conv_kernel("a/standardized_conv2d/kernel"),
-    "conv2.weight": conv_kernel("b/standardized_conv2d/kernel"),
-    "conv3.weight": conv_kernel("c/standardized_conv2d/kernel"),
-    **scale_bias("norm1", "a/group_norm", _GAMMA_BETA),
-    **scale_bias("norm2", "b/group_norm", _GAMMA_BETA),
-    **scale_bias("norm3", "c/group_norm", _GAMMA_BETA),
+    **{f"conv{n}.weight": conv_kernel(f"{part}/standardized_conv2d/kernel") for n, part in _PARTS},
+    **{
+        row: theirs
+        for n, part in _PARTS
+        for row, theirs in scale_bias(f"norm{n}", f"{part}/group_norm", _NAMES).items()
+    },
     "shortcut.weight": conv_kernel("a/proj/standardized_conv2d/kernel"),
 }
 TABLE: NameTable = {
     "root.weight": conv_kernel(ROOT),
     **within("stages.{stage}.{unit}.", "resnet/block{stage}/unit{unit:02}/", _UNIT),
-    **scale_bias("norm", "resnet/group_norm", _GAMMA_BETA),
+    **scale_bias("norm", "resnet/group_norm", _NAMES),
     "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: weight.mT[None, None]),
     "head.bias": f"{HEAD}/bias",
 }
@@ -83,7 +82,7 @@ class BiT:
     def find(self, archive: Archive) -> ForeignModel:
         """Infer the model from the shapes. Raises WeightsError that names the tensor that does not fit."""
         names = _names(archive)
-        if not (units := stage_units(archive, names, "resnet/", digits=2)):
+        if not (units := stage_units(archive, names, "resnet/")):
             raise WeightsError(f"{archive.path} has a ResNet without units: there is no resnet/block1/unit01")
         root = named_axes(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
         head = f"{HEAD}/kernel"

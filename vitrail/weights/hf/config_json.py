@@ -12,7 +12,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import USUAL_THRESHOLD, Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.hf.encoder import Encoder
-from vitrail.weights.mapping import number_in, size_in, text_in
+from vitrail.weights.mapping import count, number_in, size_in, text_in
 from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
@@ -95,12 +95,9 @@ def _check_labels(archive: Archive, classes: int) -> None:
 
 
 def _depth(archive: Archive, encoder: Encoder) -> int:
-    depth = 0
-    while encoder.theirs(f"blocks.{depth}.attentions.0.norm.weight") in archive:
-        depth += 1
-    if not depth:
-        raise WeightsError(f"{archive.path} lacks the tensor '{encoder.theirs('blocks.0.attentions.0.norm.weight')}'")
-    return depth
+    if depth := count(archive, f"{encoder.layers}."):
+        return depth
+    raise WeightsError(f"{archive.path} lacks the tensor '{encoder.theirs('blocks.0.attentions.0.norm.weight')}'")
 
 
 def _image_size(archive: Archive, encoder: Encoder, patch: int) -> tuple[int, int]:

@@ -10,10 +10,9 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import BIT_UNITS, ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected_of
-from vitrail.weights.mapping import Conversion, NameTable, apply_table, reshaped, shape_of, within
+from vitrail.weights.mapping import Conversion, NameTable, apply_table, count, reshaped, shape_of, within
 from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import BOTTLENECK
-from vitrail.weights.timm.vit import count
 from vitrail.words import shown
 
 PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")

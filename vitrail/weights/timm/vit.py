@@ -15,7 +15,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import eva_heads, rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.mapping import count, eva_heads, rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.eva import PARTS as ROTARY_PARTS
 from vitrail.weights.timm.eva import attention_pool, epsilon, is_rotary, rotary_of
 from vitrail.weights.timm.file import AIMV2_PARTS, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, refuse, statistics
@@ -143,16 +143,6 @@ def _refuse_untold(file: TimmFile, values: Mapping[str, Any], naming: Naming) ->
         networks = "timm's SigLIP and gap networks, which have 12 or 16 heads"
     if networks is not None:
         raise file.error(f"its tensors are those of {networks}. Add a config.json that names the architecture")
-
-
-def count(archive: Archive, prefix: str) -> int:
-    """Return the number of numbered parts below `prefix`. Raises WeightsError if a number is missing."""
-    pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
-    numbers = {int(match[1]) for name in archive.names if (match := pattern.match(name))}
-    for number in range(len(numbers)):
-        if number not in numbers:
-            raise WeightsError(f"{archive.path} has '{prefix}{max(numbers)}' but no '{prefix}{number}'")
-    return len(numbers)
 
 
 def _blocks(archive: Archive, rotary: bool) -> tuple[dict[str, Any], Naming]:
