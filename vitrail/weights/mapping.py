@@ -274,24 +274,22 @@ def dense_biases(config: ViTConfig) -> list[str]:
     return [f"blocks.{layer}.{part.format(branch)}.bias" for layer, branch in places for part in parts]
 
 
-def eva_heads(archive: Archive, width: int) -> tuple[int, str]:
-    """Return the number of heads of published networks with rotary positions, and a sentence for the load report.
-
-    DINOv3's 7B has heads of 128 features, the gigantic Perception Encoder of 96, all others of 64. Raises WeightsError
-    as `usual_heads` does.
-    """
-    if width % 64:
-        return usual_heads(archive, width)
-    features = {4096: 128, 1536: 96}.get(width, 64)
-    return width // features, f"{width // features} heads of {features} features"
+ROTARY_HEADS = {4096: 128, 1536: 96, 0: 64}
+"""Features of a head in published networks with rotary positions: DINOv3's 7B, the gigantic Perception Encoder, all."""
+AIMV2_HEADS = {0: 128}
 
 
-def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
+def usual_heads(archive: Archive, width: int, own: Mapping[int, int] | None = None) -> tuple[int, str]:
     """Return the number of heads of published models with this width, and a sentence for the load report.
 
-    No tensor's shape depends on it. Raises WeightsError if the width is neither a published one nor a multiple of 64.
+    No tensor's shape depends on it. `own` is the number of features of a head for a width, or (0) for any width that is
+    a multiple, in a family of its own. Raises WeightsError if the width is neither a published one nor a multiple of
+    64.
     """
-    named = {size[0]: size[2] for size in SIZES.values()}
+    own = own or {}
+    features, named = own.get(width, own.get(0, 0)), {size[0]: size[2] for size in SIZES.values()}
+    if features and width % features == 0:
+        return width // features, f"{width // features} heads of {features} features"
     if width in named:
         return named[width], f"{named[width]} heads, as published models of width {width} have"
     if width % 64:

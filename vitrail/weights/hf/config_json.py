@@ -12,7 +12,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import USUAL_THRESHOLD, Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.hf.encoder import Encoder
-from vitrail.weights.mapping import count, number_in, size_in, text_in
+from vitrail.weights.mapping import count, number_in, size_in, text_in, usual_heads
 from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
@@ -66,7 +66,7 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
     if archive.config:
         values["heads"] = _whole(archive, settings, "num_attention_heads")
     else:
-        values["heads"], sentence = encoder.usual_heads(archive, width)
+        values["heads"], sentence = usual_heads(archive, width, encoder.head_features)
         notes.append(
             f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU {values['gelu']!r}, the defaults of "
             f"{encoder.bare()}, because there is no config.json"

@@ -41,7 +41,6 @@ from vitrail.weights.mapping import (
     shape_of,
     square_side,
     stem_sizes,
-    usual_heads,
     within,
     without_key_bias,
 )
@@ -52,6 +51,8 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
+GATED = ViTConfig.of(mlp="swiglu")
+"""A config whose MLPs have a gate."""
 EVERY_HAS = "gelu norm_eps pooled_norm oblong"
 """The parts in `vitrail.weights.parts` that every encoder has."""
 STEM = "embeddings.patch_embeddings.projection"
@@ -144,6 +145,8 @@ class Encoder:
     swiglu: ClassVar[NameTable] = {}
     """The rows of a block that are otherwise if its MLP has a gate; those of `swiglu_in_memory` in memory."""
     swiglu_in_memory: ClassVar[NameTable] = {}
+    silu: ClassVar[bool] = False
+    """Whether `hidden_act` in config.json is the gate's if the MLPs have one."""
     lists: ClassVar[tuple[str, str]] = ("encoder.layer", "layers")
     """Name of the list of blocks on disk, and in memory."""
     disk_sign: ClassVar[str] = "encoder.layer.0.attention.attention.query.weight"
@@ -158,6 +161,8 @@ class Encoder:
     """The parts in `vitrail.weights.parts` that it may have, besides `EVERY_HAS`."""
     needs: ClassVar[str] = ""
     """Those that it always has."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Fields of ViTConfig that are the same for every model."""
     eps_name: ClassVar[str] = "layer_norm_eps"
     """Name of the epsilon of the norms in config.json."""
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
@@ -170,6 +175,8 @@ class Encoder:
     """Fields of `Preprocess` for the published models."""
     statistics: ClassVar[Statistics] = HALF
     """Mean and std of the published models."""
+    head_features: ClassVar[Mapping[int, int]] = {}
+    """Width -> features of a head, if there is no config.json (`vitrail.weights.mapping.usual_heads`)."""
     resize_mode: ClassVar[ResizeMode] = "hf"
     remarks: ClassVar[tuple[str, ...]] = ()
     """Notes for the load report of every such model."""
@@ -194,43 +201,43 @@ class Encoder:
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of ViTConfig that are specific to this encoder. Raises WeightsError."""
-        classes = rows(archive, "classifier.weight")
-        return dict(classes=classes, pre_logits=None if classes else self.pooler(archive, settings))
-
-    def pooler(self, archive: Archive, settings: Mapping[str, Any]) -> int | None:
-        """Return the width of a pooler (the pre-logits layer of a model without a head), or None."""
-        name = f"{self.prefix}pooler.dense.weight"
-        if name not in archive:
-            return None
-        if settings["pooler_act"] != "tanh":
+        values = {**self.fixed, "classes": rows(archive, "classifier.weight") if self.classifies else 0}
+        if self.swiglu:
+            values["mlp"] = "swiglu" if self.gated(archive) else "gelu"
+        if "registers" in self.has.split():
+            values["registers"] = shape_of(archive, self.theirs("registers"), 3)[1]
+        if "pre_logits" in self.has.split() and not values["classes"]:
+            values["pre_logits"] = rows(archive, f"{self.prefix}pooler.dense.weight") or None
+        if values.get("pre_logits") and settings["pooler_act"] != "tanh":
             raise WeightsError(
                 f"{archive.path} has a pooler with {shown(settings['pooler_act'])} (pooler_act of config.json); "
                 "vitrail's pre-logits layer has tanh"
             )
-        return rows(archive, name)
+        return values
 
     def mlp_dim(self, archive: Archive) -> int:
-        """Return the hidden width of the MLPs."""
-        return rows(archive, self.theirs("blocks.0.mlps.0.mlp.fc1.weight"))
+        """Return the hidden width of the MLPs: the number of inputs of their second layer."""
+        config = GATED if self.gated(archive) else None
+        return shape_of(archive, self.theirs("blocks.0.mlps.0.mlp.fc2.weight", config), 2)[1]
+
+    def gated(self, archive: Archive) -> bool:
+        """Return whether the MLPs have a gate."""
+        return bool(self.swiglu) and self.theirs("blocks.0.mlps.0.mlp.fc1.weight", GATED) in archive
 
     def stem_sizes(self, archive: Archive, settings: Mapping[str, Any]) -> tuple[int, int, int]:
         """Return width, channels and patch."""
         return stem_sizes(archive, f"{self.prefix}{self.stem}.weight")
 
     def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
-        """Return the name of the GELU of the MLPs in config.json."""
-        return settings["hidden_act"]
+        """Return the name of the GELU of the MLPs in config.json.
 
-    def gate(self, archive: Archive, settings: Mapping[str, Any]) -> str:
-        """Return a GELU for gated MLPs, whose gate is a SiLU. Raises WeightsError for another gate in config.json."""
+        The gate of SwiGLU is a SiLU, and no GELU is left. Raises WeightsError for another gate in config.json.
+        """
+        if not (self.silu and self.gated(archive)):
+            return settings["hidden_act"]
         if (act := settings["hidden_act"] if archive.config else "silu") != "silu":
             raise WeightsError(f"{archive.path}: hidden_act of config.json is {shown(act)}; valid for gated MLPs: silu")
         return "gelu"
-
-    @staticmethod
-    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
-        """Return the number of heads if there is no config.json, and a sentence for the load report."""
-        return usual_heads(archive, width)
 
     @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
@@ -328,9 +335,9 @@ class Encoder:
         """Return the conversions of a model's tensors."""
         return apply_table(names, self.table(config), prefix=self.prefix, blocks=self.layers, norm=self.norm)
 
-    def theirs(self, ours: str) -> str:
+    def theirs(self, ours: str, config: ViTConfig | None = None) -> str:
         """Return the name in the file of a tensor of the model, of the first if there are several."""
-        return self.conversions([ours])[0].theirs[0]
+        return self.conversions([ours], config)[0].theirs[0]
 
     def biases(self, config: ViTConfig) -> dict[str, list[str]]:
         """Return field of the encoder -> names of the model's biases that a file has only if the field is true."""

@@ -19,21 +19,16 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import BLOCK, OUTSIDE, Encoder, apart, gated, keyless
 from vitrail.weights.mapping import (
     IMAGENET,
+    ROTARY_HEADS,
     NameTable,
-    eva_heads,
     number_in,
     rows,
-    shape_of,
     square_side,
     stacked,
-    stem_sizes,
-    usual_heads,
 )
 
 QK_EPS = 1e-6
 """Epsilon of InternViT's norms of queries and keys, which no config.json sets."""
-WIDTH_6B = 3200
-"""Width of InternViT 6B, the only one whose heads have 128 features."""
 
 
 class DeiT(Encoder):
@@ -62,7 +57,7 @@ class DeiT(Encoder):
         """See `Encoder.own`."""
         if classes := rows(archive, "cls_classifier.weight"):
             return dict(classes=classes, distilled=True)
-        return {**super().own(archive, settings), "registers": 1, "register_positions": True}
+        return {**super().own(archive, settings), "register_positions": True}
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
@@ -97,10 +92,6 @@ class MSN(Encoder):
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16)
     statistics = IMAGENET
 
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        return dict(classes=rows(archive, "classifier.weight"))
-
 
 class IJepa(MSN):
     """I-JEPA: no class token; the classifier reads the mean of the patches."""
@@ -111,15 +102,12 @@ class IJepa(MSN):
     front = 0
     has = "tokenless pool=gap"
     needs = "tokenless"
+    fixed: ClassVar[Mapping[str, Any]] = dict(pool="gap", class_token=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16)
     unused = (
         (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
         (r"(\w+\.)?pooler\.dense\.\w+", "the features are the mean of the patches; the pooler reads the first one"),
     )
-
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        return {**super().own(archive, settings), "pool": "gap", "class_token": False}
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
@@ -135,10 +123,6 @@ class MAE(Encoder):
     classifies = False
     has = ""
     statistics = IMAGENET
-
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        return dict(classes=0)
 
 
 class DinoV2(Encoder):
@@ -174,23 +158,8 @@ class DinoV2(Encoder):
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         both = "classifier.weight" in archive or self.architecture == self.classifier()
-        return dict(
-            classes=rows(archive, "classifier.weight"),
-            pool="cls+gap" if both else "cls",
-            layer_scale=number_in(settings, "layerscale_value", str(archive.path)),
-            mlp="swiglu" if self._gated(archive) else "gelu",
-        )
-
-    def _gated(self, archive: Archive) -> int:
-        """Return the hidden width of SwiGLU in the first block, 0 if it has a plain MLP."""
-        mlp = f"{self.layers}.0.mlp"
-        if self.disk:
-            return rows(archive, f"{mlp}.weights_in.weight") // 2
-        return rows(archive, f"{mlp}.gate_proj.weight")
-
-    def mlp_dim(self, archive: Archive) -> int:
-        """See `Encoder.mlp_dim`."""
-        return self._gated(archive) or super().mlp_dim(archive)
+        own = dict(layer_scale=number_in(settings, "layerscale_value", str(archive.path)))
+        return {**super().own(archive, settings), **own, "pool": "cls+gap" if both else "cls"}
 
     @classmethod
     def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:
@@ -236,11 +205,6 @@ class DinoV2WithRegisters(DinoV2):
     constants: ClassVar[Mapping[str, Any]] = {}
     resize_mode = "timm"  # the same method: bicubic, antialiased, in float32
 
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        registers = shape_of(archive, self.theirs("registers"), 3)[1]
-        return {**super().own(archive, settings), "registers": registers}
-
 
 class DinoV3(Encoder):
     """DINOv3: rotary positions, registers, LayerScale, keys without a bias, SwiGLU in the larger ones. It has no head.
@@ -275,8 +239,10 @@ class DinoV3(Encoder):
     lists = ("layer", "model.layer")
     disk_sign = "layer.0.norm1.weight"
     norm_name = "norm"
+    silu = True
     has = "registers layer_scale mlp=swiglu positions=none rotary"
     needs = "layer_scale positions=none rotary"
+    fixed: ClassVar[Mapping[str, Any]] = dict(positions="none", key_bias=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(
         layer_norm_eps=1e-5, patch_size=16, layerscale_value=1.0, rope_theta=100.0
     )
@@ -288,34 +254,20 @@ class DinoV3(Encoder):
     constants: ClassVar[Mapping[str, Any]] = dict(key_bias=False, proj_bias=True, mlp_bias=True)
     statistics = IMAGENET  # of the models for photographs; satellite models have other statistics
     remarks = ("keys without a bias, as in every DINOv3",)
-    usual_heads = staticmethod(eva_heads)
+    head_features = ROTARY_HEADS
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         where = f"{archive.path}, config.json"
         if (name := f"{self.layers}.0.attention.k_proj.bias") in archive:
             raise WeightsError(f"{archive.path} has {name!r}, and no published DINOv3 has a bias of keys")
-        registers = shape_of(archive, self.theirs("registers"), 3)[1]
-        return dict(
-            classes=0,
-            positions="none",
-            rotary=Rotary(base=number_in(settings, "rope_theta", where), coordinates="centred", pairs="halves"),
-            registers=registers,
-            key_bias=False,
-            layer_scale=number_in(settings, "layerscale_value", where),
-            mlp="swiglu" if self._gated(archive) else "gelu",
-        )
-
-    def _gated(self, archive: Archive) -> bool:
-        return f"{self.layers}.0.mlp.gate_proj.weight" in archive
-
-    def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
-        """See `Encoder.activation`: the gate of SwiGLU is a SiLU, and no GELU is left."""
-        return self.gate(archive, settings) if self._gated(archive) else settings["hidden_act"]
+        rotary = Rotary(base=number_in(settings, "rope_theta", where), coordinates="centred", pairs="halves")
+        own = dict(rotary=rotary, layer_scale=number_in(settings, "layerscale_value", where))
+        return {**super().own(archive, settings), **own}
 
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: there is no table of positions, and published models are used at 224 pixels."""
-        return max(224 // stem_sizes(archive, f"{self.prefix}{self.stem}.weight")[2], 1)
+        return max(224 // self.stem_sizes(archive, {})[2], 1)
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
@@ -381,7 +333,7 @@ class Beit(Encoder):
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         pooled = self.norm.endswith("pooler.layernorm")
-        values: dict[str, Any] = dict(classes=rows(archive, "classifier.weight"), class_token=True)
+        values = {**super().own(archive, settings), "class_token": True}
         values |= dict(pool="gap", final_norm="pooled") if pooled else dict(pool="cls")
         if f"{self.layers}.0.lambda_1" in archive:
             values["layer_scale"] = number_in(settings, "layer_scale_init_value", str(archive.path)) or 0.1
@@ -514,6 +466,7 @@ class InternVL(Encoder):
     }
     in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layer", "encoder.layer")
+    head_features: ClassVar[Mapping[int, int]] = {3200: 128}  # of 6 billion parameters
     has = "layer_scale unnormed norm qk_norm=width"
     needs = "layer_scale"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layer_scale_init_value=0.1)
@@ -532,12 +485,7 @@ class InternVL(Encoder):
         eps = number_in(settings, self.eps_name, str(archive.path))
         if reason := _mixed(values["norm"], values["qk_norm"], last, eps):
             raise WeightsError(f"{archive.path} has {reason}, which vitrail does not support")
-        return dict(classes=0, layer_scale=gamma or 0.1, final_norm=last, **values)
-
-    @staticmethod
-    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
-        """See `Encoder.usual_heads`."""
-        return (25, "25 heads of 128 features") if width == WIDTH_6B else usual_heads(archive, width)
+        return {**super().own(archive, settings), "layer_scale": gamma or 0.1, "final_norm": last, **values}
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:

@@ -19,6 +19,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import HALF, Encoder, Statistics, apart, gated
 from vitrail.weights.mapping import (
+    AIMV2_HEADS,
     CLIP,
     NameTable,
     Rule,
@@ -29,7 +30,6 @@ from vitrail.weights.mapping import (
     rows,
     shape_of,
     unbatched,
-    usual_heads,
     within,
     without_stem_bias,
 )
@@ -308,6 +308,8 @@ class Aimv2(Siglip):
         "mlps.0.norm.{part}": "rms_norm2.{part}",
         **gated("ffn.gate_proj", "ffn.up_proj", "ffn.down_proj"),
     }
+    swiglu: ClassVar[NameTable] = gated("ffn.gate_proj", "ffn.up_proj", "ffn.down_proj")
+    silu = True
     norm_name = "rms_norm"
     eps_name = "rms_norm_eps"
     has = "tokenless pool=gap pool=probe mlp=swiglu norm patch_norm positions=sincos sines"
@@ -315,15 +317,10 @@ class Aimv2(Siglip):
     defaults: ClassVar[Mapping[str, Any]] = dict(rms_norm_eps=1e-5, patch_size=14, num_attention_heads=8)
     processing: ClassVar[Mapping[str, Any]] = Clip.processing
     statistics = CLIP
+    head_features = AIMV2_HEADS
     unused: ClassVar[tuple[tuple[str, str], ...]] = (
         (Clip.unused[0][0] + r"|visual_projection\.weight", "the tower for texts, and what images share with it"),
     )
-
-    @staticmethod
-    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
-        """See `Encoder.usual_heads`."""
-        heads = width // 128
-        return usual_heads(archive, width) if width % 128 else (heads, f"{heads} heads of 128 features")
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
@@ -337,18 +334,10 @@ class Aimv2(Siglip):
         pool = "probe" if f"{self.prefix}head.cls_token" in archive else "gap"
         return dict(classes=0, pool=pool, class_token=False, norm="rms", patch_norm=True, mlp="swiglu", **positions)
 
-    def mlp_dim(self, archive: Archive) -> int:
-        """See `Encoder.mlp_dim`."""
-        return rows(archive, f"{self.layers}.0.ffn.up_proj.weight")
-
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`."""
         native = self.theirs("positions.embedding") not in archive
         return 224 // self.stem_sizes(archive, {})[2] if native else super().side(archive)
-
-    def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
-        """See `Encoder.activation`."""
-        return self.gate(archive, settings)
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:

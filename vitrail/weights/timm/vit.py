@@ -15,7 +15,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import count, eva_heads, rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.mapping import AIMV2_HEADS, ROTARY_HEADS, count, rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.eva import PARTS as ROTARY_PARTS
 from vitrail.weights.timm.eva import attention_pool, epsilon, is_rotary, rotary_of
 from vitrail.weights.timm.file import AIMV2_PARTS, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, refuse, statistics
@@ -30,6 +30,9 @@ _HEADS = (
     (r"test_vit[34]$", 3),
 )
 """(pattern of the architecture, heads) for architectures whose number of heads does not follow from their width."""
+
+SO400M_HEADS = {1152: 72}
+"""Width of SO-400M models -> features of a head."""
 
 _GAMMAS = ("blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma")
 """Names of the first LayerScale, of which a file with LayerScale has one."""
@@ -221,14 +224,8 @@ def _heads(file: TimmFile, architecture: str, width: int, rotary: bool) -> int:
         if rotary and (width % heads or width // heads % 4):
             raise file.error(f"num_heads is {heads}; valid: a number that splits {width} features into multiples of 4")
         return heads
-    if rotary:
-        heads, why = eva_heads(file.archive, width)
-    elif "patch_embed.norm.weight" in file.archive and width % 128 == 0:
-        heads, why = width // 128, f"{width // 128} heads of 128 features, as in AIMv2"
-    elif width == 1152:
-        heads, why = 16, "16 heads, as in SO-400M models, which have this width of 1152"
-    else:
-        heads, why = usual_heads(file.archive, width)
+    own = ROTARY_HEADS if rotary else AIMV2_HEADS if "patch_embed.norm.weight" in file.archive else SO400M_HEADS
+    heads, why = usual_heads(file.archive, width, own)
     if not file.architecture:
         file.notes.append(why)
     return heads
