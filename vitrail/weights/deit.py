@@ -25,6 +25,7 @@ from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder
 from vitrail.weights.mapping import (
     apply_table,
     count,
+    grid_of,
     imagenet_statistics,
     rows,
     shape_of,
@@ -33,7 +34,7 @@ from vitrail.weights.mapping import (
     within,
 )
 from vitrail.weights.parts import first_reason, without_place
-from vitrail.weights.timm.file import has_timm_config
+from vitrail.weights.timm.file import is_deits_own
 
 STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
 """Indices in the hMLP stem's sequence, equal in DeiT and vitrail; GELU is at 2 and 5."""
@@ -79,16 +80,9 @@ class DeiT:
     name: str = "deit"
 
     def recognises(self, archive: Archive) -> bool:
-        """Return whether there is LayerScale as `gamma_1`, a second branch or the hMLP stem.
-
-        BEiT's files have such LayerScale too, but relative positions; timm's other files with it have a config.json.
-        """
+        """See `Format.recognises`."""
         needed = {"cls_token", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"}
-        own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
-        beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
-        rotary = "pos_embed" not in archive or "rope.freqs" in archive  # timm's: DINOv3, RoPE-ViT
-        known = needed <= archive.names and bool(own & archive.names) and not has_timm_config(archive)
-        return known and not beit and not rotary
+        return needed <= archive.names and is_deits_own(archive)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`. The preprocessing is DeiT's evaluation."""
@@ -124,7 +118,8 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
     else:
         width, channels, patch = stem_sizes(archive, "patch_embed.proj.weight")
     distilled = "dist_token" in archive
-    side, has_row = _square(archive, front=1 + distilled)
+    length = shape_of(archive, "pos_embed", 3)[1]
+    grid, front = grid_of(archive, "pos_embed", length, (0, 1 + distilled))
     heads, sentence = usual_heads(archive, width)
     config = ViTConfig.of(
         width=width,
@@ -132,7 +127,7 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
         heads=heads,
         mlp_dim=shape_of(archive, "blocks.0.mlp.fc1.weight", 2)[0],
         patch=patch,
-        image_size=(side * patch, side * patch),
+        image_size=(grid[0] * patch, grid[1] * patch),
         channels=channels,
         classes=rows(archive, "head.weight"),
         stem="hmlp" if hmlp else "linear",
@@ -140,7 +135,7 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
         block="parallel" if parallel else "sequential",
         branches=2 if parallel else 1,
         resize_mode="deit",
-        cls_position=has_row,
+        cls_position=front > 0,
         distilled=distilled,
         drop_path_shape="constant",
         layer_scale=1e-4 if "blocks.0.gamma_1" in archive else None,
@@ -167,18 +162,6 @@ def _hmlp_stem(archive: Archive) -> tuple[int, int, int]:
                 "the file does not name another norm."
             )
     return shapes[-1][0], shapes[0][1], math.prod(kernels)
-
-
-def _square(archive: Archive, front: int) -> tuple[int, bool]:
-    """Return the side of the grid, and whether the tokens in front of the patches have positions."""
-    count = shape_of(archive, "pos_embed", 3)[1]
-    for tokens, has_row in ((count, False), (count - front, True)):
-        if tokens > 0 and math.isqrt(tokens) ** 2 == tokens:
-            return math.isqrt(tokens), has_row
-    raise WeightsError(
-        f"{archive.path} has {count} positions in 'pos_embed', which is not a square grid, with or without {front} "
-        "for the tokens in front. The file does not contain the grid."
-    )
 
 
 def _refusal(config: ViTConfig | ResNetConfig) -> str:

@@ -219,15 +219,30 @@ def stem_sizes(archive: Archive, name: str) -> tuple[int, int, int]:
     return width, channels, patch
 
 
-def square_side(archive: Archive, name: str, cells: int) -> int:
-    """Return the side of the square grid of `cells` patches that the table `name` is for. Raises WeightsError."""
-    side = math.isqrt(max(cells, 0))
-    if cells < 1 or side * side != cells:
+def grid_of(
+    archive: Archive,
+    name: str,
+    length: int,
+    fronts: Iterable[int],
+    given: tuple[int, int] | None = None,
+    hint: str = "The file does not say which grid it is.",
+) -> tuple[tuple[int, int], int]:
+    """Return the grid (rows, columns) of the table `name` of `length` positions, and how many are in front of it.
+
+    `fronts` are the numbers of positions that there may be for other tokens. The grid is the `given` one, or a square.
+    """
+    possible = sorted(set(fronts))
+    if given and length - given[0] * given[1] in possible:
+        return given, length - given[0] * given[1]
+    sides = {front: math.isqrt(length - front) for front in possible if length > front}
+    squares = [front for front, side in sides.items() if side * side == length - front]
+    if len(squares) != 1:
         raise WeightsError(
-            f"{archive.path} has a table for {cells} patches ({name!r}), which is not a square grid, and does not say "
-            "which grid it is"
+            f"{archive.path}: {name!r} has {length} positions, which fit {'more than one' if squares else 'no'} square "
+            f"grid with {' or '.join(map(str, possible))} in front of it. {hint}"
         )
-    return side
+    side = sides[squares[0]]
+    return (side, side), squares[0]
 
 
 def count(archive: Archive, prefix: str, end: str = ".", first: int = 0, names: Iterable[str] | None = None) -> int:

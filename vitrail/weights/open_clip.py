@@ -33,13 +33,13 @@ from vitrail.weights.mapping import (
     NameTable,
     apply_table,
     count,
+    grid_of,
     number_in,
     numbers_in,
     reshaped,
     rows,
     shape_of,
     size_in,
-    square_side,
     stem_sizes,
     turned,
     unbatched,
@@ -186,7 +186,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     width, channels, patch = stem_sizes(archive, f"{prefix}conv1.weight")
     table, layers = f"{prefix}positional_embedding", f"{prefix}transformer.resblocks"
     if vision.get("image_size") is None:
-        side = square_side(archive, table, shape_of(archive, table, 2)[0] - 1) * patch
+        side = grid_of(archive, table, shape_of(archive, table, 2)[0], (1,))[0][0] * patch
         size = side, side
     else:
         size = size_in(vision["image_size"], "image_size", where)

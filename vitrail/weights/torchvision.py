@@ -21,10 +21,10 @@ from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, re
 from vitrail.weights.mapping import (
     apply_table,
     count,
+    grid_of,
     imagenet_statistics,
     rows,
     shape_of,
-    square_side,
     stem_sizes,
     usual_heads,
     within,
@@ -112,7 +112,7 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
             "strides, so only the linear stem of torchvision's published models is supported."
         )
     width, channels, patch = stem_sizes(archive, "conv_proj.weight")
-    side = square_side(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1] - 1) * patch
+    side = grid_of(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1], (1,))[0][0] * patch
     heads, sentence = usual_heads(archive, width)
     config = ViTConfig.of(
         width=width,

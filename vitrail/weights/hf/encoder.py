@@ -36,10 +36,10 @@ from vitrail.weights.mapping import (
     NameTable,
     Rule,
     apply_table,
+    grid_of,
     joined,
     rows,
     shape_of,
-    square_side,
     stem_sizes,
     within,
     without_key_bias,
@@ -247,7 +247,7 @@ class Encoder:
     def side(self, archive: Archive) -> int:
         """Return the side of the square grid that the positions are for."""
         name = self.theirs("positions.embedding")
-        return square_side(archive, name, shape_of(archive, name, self.table_axes)[-2] - self.front)
+        return grid_of(archive, name, shape_of(archive, name, self.table_axes)[-2], (self.front,))[0][0]
 
     @classmethod
     def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:

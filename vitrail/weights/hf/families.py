@@ -21,9 +21,9 @@ from vitrail.weights.mapping import (
     IMAGENET,
     ROTARY_HEADS,
     NameTable,
+    grid_of,
     number_in,
     rows,
-    square_side,
     stacked,
 )
 
@@ -366,7 +366,7 @@ class Beit(Encoder):
         """See `Encoder.side`: a table for g x g patches has (2g - 1)^2 offsets, and 3 rows for the class token."""
         for name in (self.shared_bias, self.first_bias):
             if offsets := rows(archive, name):
-                return (square_side(archive, name, offsets - 3) + 1) // 2
+                return (grid_of(archive, name, offsets, (3,))[0][0] + 1) // 2
         return super().side(archive)
 
     @classmethod

@@ -43,12 +43,11 @@ from vitrail.weights.timm.file import (
     GROUP_NORM_EPS,
     NORM_EPS,
     class_names,
-    has_timm_config,
+    is_deits_own,
     preprocessing,
     read_timm_file,
 )
 from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2, qkv_biases
-from vitrail.weights.timm.relpos import TABLE
 from vitrail.weights.timm.vit import infer, unused
 
 BIT_SCALE = 10.0
@@ -60,10 +59,6 @@ HAS += " mlp=swiglu gelu norm norm_eps patch_norm pre_norm norm_after qk_norm=he
 """The parts in `vitrail.weights.parts` that timm's Vision Transformers without rotary positions have."""
 
 Tensors = dict[str, Tensor]
-
-
-_DEIT = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
-"""Tensors in the DeiT repository's later files. Of timm's models, only BEiT and similar ones have such names."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +74,7 @@ class Timm:
         attention = ("blocks.0.attn.", "blocks.0.attns.0.", "blocks.0.in_proj.")
         vit = any(name.startswith("patch_embed.") for name in archive.names)
         vit = vit and any(name.startswith(attention) for name in archive.names)
-        beit = any(name.endswith((TABLE, ".q_bias", ".v_bias")) for name in archive.names)
-        rotary = "pos_embed" not in archive or "rope.freqs" in archive
-        return vit and (beit or rotary or has_timm_config(archive) or archive.names.isdisjoint(_DEIT))
+        return vit and not is_deits_own(archive)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""

@@ -30,11 +30,10 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import Rule, shape_of, stacked
-from vitrail.weights.timm.file import TimmFile
+from vitrail.weights.timm.file import TABLE, TimmFile
 
 RelposKind = Literal["", "table", "cr", "swin"]
 """How a relpos network computes its bias; "" for other networks."""
-TABLE = "relative_position_bias_table"
 _FIRST, _SHARED = "blocks.0.attn.rel_pos", "shared_rel_pos"
 BEIT_TABLES = (f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}")
 SOURCES = (*BEIT_TABLES, *(f"{place}.{part}" for place in (_FIRST, _SHARED) for part in (TABLE, "mlp.fc2.weight")))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import isqrt
 from typing import Any
 
 from vitrail.errors import WeightsError
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import AIMV2_HEADS, ROTARY_HEADS, count, rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.mapping import AIMV2_HEADS, ROTARY_HEADS, count, grid_of, rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.eva import PARTS as ROTARY_PARTS
 from vitrail.weights.timm.eva import attention_pool, epsilon, is_rotary, rotary_of
 from vitrail.weights.timm.file import AIMV2_PARTS, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, refuse, statistics
@@ -295,27 +294,12 @@ def _positions(file: TimmFile, patch: int, tokens: tuple[int, int, int], rotary:
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
     else:
-        size, front = grid_of(archive, (0, cls + dist, cls + dist + registers), grid)
+        length = shape_of(archive, "pos_embed", 3)[1]
+        hint = "Add a config.json with an architecture and pretrained_cfg.input_size."
+        size, front = grid_of(archive, "pos_embed", length, (0, cls + dist, cls + dist + registers), grid, hint)
         own = bool(registers) and front == cls + dist + registers
         fields = dict(positions="1d", cls_position=front >= cls + dist, register_positions=own)
     return fields | dict(image_size=(size[0] * patch, size[1] * patch))
-
-
-def grid_of(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
-    """Return the grid (rows, columns) of the positions, and the number of positions in front for other tokens."""
-    length = shape_of(archive, "pos_embed", 3)[1]
-    possible = sorted(set(fronts))
-    if given and length - given[0] * given[1] in possible:
-        return given, length - given[0] * given[1]
-    squares = [front for front in possible if length > front and isqrt(length - front) ** 2 == length - front]
-    if len(squares) != 1:
-        raise WeightsError(
-            f"{archive.path}: 'pos_embed' has {length} positions, which fit {'more than one' if squares else 'no'} "
-            f"square grid with {' or '.join(map(str, possible))} in front of it. Add a config.json with an "
-            "architecture and pretrained_cfg.input_size."
-        )
-    side = isqrt(length - squares[0])
-    return (side, side), squares[0]
 
 
 _UNUSED = (
