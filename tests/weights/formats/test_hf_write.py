@@ -152,8 +152,8 @@ def test_a_model_of_ours_opens_in_transformers(tmp_path: Path, changes: dict[str
     [
         (dict(stem="hmlp"), r"no encoder of transformers has stem 'hmlp' \(valid: linear\)"),
         (dict(block="parallel", branches=2), "no encoder of transformers has parallel blocks"),
-        (dict(pool="map"), "the classifier of SiglipForImageClassification reads the mean of the patches"),
-        (dict(pool="gap", final_norm="pooled"), "IJepaModel normalises the patches, not their mean"),
+        (dict(pool="map"), "SiglipVisionModel has a classifier that reads the mean of the patches"),
+        (dict(pool="gap", final_norm="pooled"), "IJepaModel has no place for a norm after the pooling"),
         (dict(pre_norm=True, pool="gap", class_token=True), "its classifier reads the mean of the patches as it is"),
         (dict(pre_norm=True), "a layer with a bias, and the projection of CLIPVisionModelWithProjection has none"),
         (dict(norm_after=True), "no encoder of transformers has norms behind attention and MLP"),

@@ -53,7 +53,7 @@ HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 GATED = ViTConfig.of(mlp="swiglu")
 """A config whose MLPs have a gate."""
-EVERY_HAS = "gelu norm_eps pooled_norm oblong"
+EVERY_HAS = "gelu norm_eps"
 """The parts in `vitrail.weights.parts` that every encoder has."""
 STEM = "embeddings.patch_embeddings.projection"
 QKV = "attentions.0.attention.qkv"
@@ -157,7 +157,7 @@ class Encoder:
     """Number of rows of the position table before the grid's."""
     table_axes: ClassVar[int] = 3
     """Number of axes of the position table."""
-    has: ClassVar[str] = "pre_logits"
+    has: ClassVar[str] = "oblong pooled_norm pre_logits"
     """The parts in `vitrail.weights.parts` that it may have, besides `EVERY_HAS`."""
     needs: ClassVar[str] = ""
     """Those that it always has."""
@@ -270,7 +270,10 @@ class Encoder:
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """Return reason -> whether it is true, for reasons of its own why this encoder cannot express a config."""
+        """Return reason -> whether it is true, for reasons of its own why this encoder cannot express a config.
+
+        A reason says what the encoder is like: "has one token between the class token and the grid".
+        """
         return {}
 
     @classmethod
@@ -283,10 +286,11 @@ class Encoder:
             return f"{bare} needs {part}"
         headed = config.classes > 0
         reasons = {
-            f"{bare} has no place for a classifier": headed and not cls.classifier(),
-            f"{bare} has no place for a pre-logits layer in front of a classifier": headed and bool(config.pre_logits),
+            "has no place for a classifier": headed and not cls.classifier(),
+            "has no place for a pre-logits layer in front of a classifier": headed and bool(config.pre_logits),
         }
-        return first_reason({**reasons, **cls.reasons(config)})
+        reason = first_reason({**reasons, **cls.reasons(config)})
+        return f"{bare} {reason}" if reason else ""
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:

@@ -49,7 +49,7 @@ class DeiT(Encoder):
         "head_dist.{part}": "distillation_classifier.{part}",
     }
     front = 2
-    has = "pre_logits distilled registers register_positions"
+    has = f"{Encoder.has} distilled registers register_positions"
     processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=0.875, interpolation="bicubic")
     statistics = IMAGENET
 
@@ -62,13 +62,12 @@ class DeiT(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        bare, distilled = cls.bare(), config.origin.distilled
-        one_register = config.registers == 1 and config.origin.register_positions
+        distilled = config.origin.distilled
+        one = distilled or (config.registers == 1 and config.origin.register_positions)
         return {
-            f"{bare} has one token between the class token and the grid, with a position": not distilled
-            and not one_register,
-            f"{bare} has no registers besides the distillation token": distilled and config.registers > 0,
-            f"{bare} has no pooling of two tokens without a head": distilled and not config.classes,
+            "has one token between the class token and the grid, with a position": not one,
+            "has no registers besides the distillation token": distilled and config.registers > 0,
+            "has no pooling of two tokens without a head": distilled and not config.classes,
         }
 
     @classmethod
@@ -88,7 +87,7 @@ class MSN(Encoder):
 
     model_type = "vit_msn"
     title = "ViTMSN"
-    has = ""
+    has = "oblong pooled_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16)
     statistics = IMAGENET
 
@@ -100,7 +99,7 @@ class IJepa(MSN):
     title = "IJepa"
     headed = "ijepa."
     front = 0
-    has = "tokenless pool=gap"
+    has = "oblong tokenless pool=gap"
     needs = "tokenless"
     fixed: ClassVar[Mapping[str, Any]] = dict(pool="gap", class_token=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16)
@@ -109,11 +108,6 @@ class IJepa(MSN):
         (r"(\w+\.)?pooler\.dense\.\w+", "the features are the mean of the patches; the pooler reads the first one"),
     )
 
-    @classmethod
-    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """See `Encoder.reasons`."""
-        return {f"{cls.bare()} normalises the patches, not their mean": config.origin.final_norm == "pooled"}
-
 
 class MAE(Encoder):
     """The encoder of a masked autoencoder. Its positions are fixed sines, which are read from the file."""
@@ -121,7 +115,7 @@ class MAE(Encoder):
     model_type = "vit_mae"
     title = "ViTMAE"
     classifies = False
-    has = ""
+    has = "oblong pooled_norm"
     statistics = IMAGENET
 
 
@@ -147,7 +141,7 @@ class DinoV2(Encoder):
     }
     swiglu_in_memory: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     lists = ("encoder.layer", "encoder.layer")
-    has = "layer_scale mlp=swiglu pool=cls+gap"
+    has = "oblong pooled_norm layer_scale mlp=swiglu pool=cls+gap"
     needs = "layer_scale"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
     fields: ClassVar[Mapping[str, str]] = {"layerscale_value": "layer_scale"}
@@ -169,14 +163,11 @@ class DinoV2(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
+        both, pooled, ratio = config.pool == "cls+gap", config.origin.final_norm == "pooled", mlp_ratio(config)
         return {
-            f"the classifier of {cls.classifier()} reads the class token and the mean of the patches": config.pool
-            == "cls"
-            and config.classes > 0,
-            f"{cls.bare()} has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": mlp_ratio(config)
-            is None,
-            f"{cls.bare()} has no LayerNorm after pooling": (config.pool, config.origin.final_norm)
-            == ("cls+gap", "pooled"),
+            "has a classifier that reads the class token and the mean of the patches": config.classes > 0 and not both,
+            f"has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": ratio is None,
+            "has no LayerNorm after pooling": both and pooled,
         }
 
     @classmethod
@@ -240,7 +231,7 @@ class DinoV3(Encoder):
     disk_sign = "layer.0.norm1.weight"
     norm_name = "norm"
     silu = True
-    has = "registers layer_scale mlp=swiglu positions=none rotary"
+    has = "oblong pooled_norm registers layer_scale mlp=swiglu positions=none rotary"
     needs = "layer_scale positions=none rotary"
     fixed: ClassVar[Mapping[str, Any]] = dict(positions="none", key_bias=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(
@@ -275,8 +266,8 @@ class DinoV3(Encoder):
         rotary = config.origin.rotary or Rotary()
         of_its_kind = Rotary(base=rotary.base, coordinates="centred", pairs="halves")
         return {
-            f"{cls.bare()} has no place for other rotary positions": rotary != of_its_kind,
-            f"{cls.bare()} has no place for a bias of the keys": config.origin.key_bias,
+            "has no place for other rotary positions": rotary != of_its_kind,
+            "has no place for a bias of the keys": config.origin.key_bias,
         }
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
@@ -319,7 +310,7 @@ class Beit(Encoder):
         "mlps.0.residual.gamma": "lambda_2",
     }
     in_memory: ClassVar[NameTable] = {**Encoder.in_memory, **keyless("attention.q_proj", "attention.v_proj")}
-    has = "layer_scale positions=relative_bias positions=none pool=gap unread"
+    has = "oblong pooled_norm layer_scale positions=relative_bias positions=none pool=gap unread"
     remarks = ("keys without a bias, as in every BEiT (a bias of zero is equivalent)",)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)
     constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=False)
@@ -339,8 +330,8 @@ class Beit(Encoder):
             values["layer_scale"] = number_in(settings, "layer_scale_init_value", str(archive.path)) or 0.1
         places = {
             "input": f"{self.prefix}embeddings.position_embeddings",
-            "shared": self.shared_bias,
-            "every": self.first_bias,
+            "shared": self.bias_tables[0],
+            "every": self.bias_tables[1],
         }
         found = {place: name for place, name in places.items() if name in archive}
         if len(found) > 1:
@@ -364,7 +355,7 @@ class Beit(Encoder):
 
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: a table for g x g patches has (2g - 1)^2 offsets, and 3 rows for the class token."""
-        for name in (self.shared_bias, self.first_bias):
+        for name in self.bias_tables:
             if offsets := rows(archive, name):
                 return (grid_of(archive, name, offsets, (3,))[0][0] + 1) // 2
         return super().side(archive)
@@ -372,13 +363,11 @@ class Beit(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        square = config.image_size[0] == config.image_size[1]
+        (height, width), relative = config.image_size, config.positions == "relative_bias"
+        mean = (config.pool, config.origin.final_norm) == ("gap", "tokens")
         return {
-            f"{cls.bare()} has no mean of normalised tokens, because it normalises the mean": config.pool == "gap"
-            and config.origin.final_norm == "tokens",
-            f"{cls.bare()} has no usable relative positions for images that are not square": config.positions
-            == "relative_bias"
-            and not square,
+            "has no mean of normalised tokens, because it normalises the mean": mean,
+            "has no usable relative positions for images that are not square": relative and height != width,
         }
 
     @classmethod
@@ -398,14 +387,10 @@ class Beit(Encoder):
         )
 
     @property
-    def shared_bias(self) -> str:
-        """Name of the position bias that all layers share."""
-        return SHARED_BIAS[0 if self.disk else 1].format(prefix=self.prefix)
-
-    @property
-    def first_bias(self) -> str:
-        """Name of the position bias of the first layer, if it is one of its own."""
-        return LAYER_BIAS[0 if self.disk else 1].format(blocks=self.layers, layer=0)
+    def bias_tables(self) -> tuple[str, str]:
+        """Names of the position bias that all layers share, and of the first layer's own."""
+        place = 0 if self.disk else 1
+        return SHARED_BIAS[place].format(prefix=self.prefix), LAYER_BIAS[place].format(blocks=self.layers, layer=0)
 
     def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
@@ -439,7 +424,7 @@ class Data2Vec(Beit):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         unnormed = config.origin.final_norm == "none" and (config.classes > 0 or config.pool != "gap")
-        why = f"{cls.bare()} has a LayerNorm in front of a classifier, and on the class token"
+        why = "has a LayerNorm in front of a classifier, and on the class token"
         return {why: unnormed, **super().reasons(config)}
 
 
@@ -467,7 +452,7 @@ class InternVL(Encoder):
     in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layer", "encoder.layer")
     head_features: ClassVar[Mapping[int, int]] = {3200: 128}  # of 6 billion parameters
-    has = "layer_scale unnormed norm qk_norm=width"
+    has = "oblong pooled_norm layer_scale unnormed norm qk_norm=width"
     needs = "layer_scale"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layer_scale_init_value=0.1)
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash", interpolation="bicubic")
@@ -491,7 +476,7 @@ class InternVL(Encoder):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         mixed = _mixed(config.origin.norm, config.origin.qk_norm, config.origin.final_norm, config.origin.norm_eps)
-        return {f"{cls.bare()} would have {mixed}": bool(mixed)}
+        return {f"would have {mixed}": bool(mixed)}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""

@@ -71,7 +71,7 @@ class Clip(Encoder):
     lists = ("encoder.layers", "encoder.layers")
     norm_name = "post_layernorm"
     table_axes = 2
-    has = "pre_norm pool=gap unread unnormed"
+    has = "pooled_norm pre_norm pool=gap unread unnormed"
     needs = "pre_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-5, patch_size=32, hidden_act="quick_gelu")
     processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=1.0, interpolation="bicubic")
@@ -106,12 +106,8 @@ class Clip(Encoder):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         mean, unnormed = config.pool == "gap", config.origin.final_norm == "none"
-        return {
-            f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
-            f"{cls.bare()} normalises the class token, and its classifier reads the mean of the patches as it is": mean
-            != unnormed
-            or (mean and not config.classes),
-        }
+        other = mean != unnormed or (mean and not config.classes)
+        return {"normalises the class token, and its classifier reads the mean of the patches as it is": other}
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:
@@ -219,12 +215,8 @@ class Siglip(Clip):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        return {
-            f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
-            f"the classifier of {cls.classifier()} reads the mean of the patches": config.classes > 0
-            and config.pool == "map",
-            f"{cls.bare()} normalises the patches, not what is pooled": config.origin.final_norm == "pooled",
-        }
+        probed = config.classes > 0 and config.pool == "map"
+        return {"has a classifier that reads the mean of the patches": probed}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -260,7 +252,7 @@ class Siglip2(Siglip):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        other = f"{cls.bare()} resamples positions by 'naflex', not {config.origin.resize_mode!r}"
+        other = f"resamples positions by 'naflex', not {config.origin.resize_mode!r}"
         return {other: config.origin.resize_mode != "naflex", **super().reasons(config)}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
@@ -343,7 +335,7 @@ class Aimv2(Siglip):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         mocos = (config.positions, config.origin.sines) == ("sincos", "moco")
-        return {f"{cls.bare()} has MAE's sines as positions, not those of MoCo v3": mocos, **super().reasons(config)}
+        return {"has MAE's sines as positions, not those of MoCo v3": mocos}
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:
