@@ -6,6 +6,7 @@ name, because people rename files. Exactly one format must recognise a file; if 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import LONGEST_NAME, UsageError, WeightsError, did_you_mean
-from vitrail.files import replacing
+from vitrail.files import replacing, replacing_text
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
@@ -223,6 +224,18 @@ def refuse_folder(path: Path, example: str) -> None:
         raise WeightsError(
             f"{path} is a folder; this format is a single file. Give its name, such as {path / example}."
         )
+
+
+def write_folder(
+    folder: Path, tensors: Mapping[str, Tensor], documents: Mapping[str, Any], weights: str = "model.safetensors"
+) -> None:
+    """Write a folder with a file of weights and JSON files. Raises WeightsError if `folder` is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise WeightsError(f"{folder} is a file, but this format is a folder. Give the name of a folder.")
+    write_tensors(folder / weights, tensors)
+    for name, values in documents.items():
+        with replacing_text(folder / name) as file:
+            file.write(json.dumps(values, indent=2) + "\n")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, under: str | None = None) -> None:

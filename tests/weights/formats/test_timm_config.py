@@ -362,7 +362,7 @@ def test_paths_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
     model = build(ViTConfig.of(**OURS))
     (tmp_path / "a.pth").mkdir()
     (tmp_path / "b").write_text("")
-    for name, message in (("a.pth", "is a folder; give the name of a file"), ("b", "is a file; give the name of a")):
+    for name, message in (("a.pth", "is a folder; this format is a single"), ("b", "is a file, but this format")):
         with pytest.raises(WeightsError, match=message):
             FORMAT.write(model, Card(model.config), tmp_path / name)
 

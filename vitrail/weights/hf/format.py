@@ -7,7 +7,6 @@ not read: mask tokens and decoders of masked pre-training, and a pooler next to 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,12 +17,11 @@ from torch import nn
 
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.files import replacing_text
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_folder
 from vitrail.weights.hf.config_json import class_names, infer, meaning, to_json
 from vitrail.weights.hf.encoder import EVERY_HAS, QKV, STEM, Encoder
 from vitrail.weights.hf.families import (
@@ -129,16 +127,8 @@ class HuggingFace:
         tensors = encoder.required(config) | foreign_tensors(state, encoder.conversions(state, config), "hf")
         kinds = {tensor.dtype for tensor in tensors.values()}
         dtype = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
-        if path.exists() and not path.is_dir():
-            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
-        texts = {
-            "config.json": to_json(config, card, encoder, dtype),
-            "preprocessor_config.json": _processor(card, config),
-        }
-        write_tensors(path / "model.safetensors", tensors)
-        for name, values in texts.items():
-            with replacing_text(path / name) as file:
-                file.write(json.dumps(values, indent=2) + "\n")
+        values = to_json(config, card, encoder, dtype)
+        write_folder(path, tensors, {"config.json": values, "preprocessor_config.json": _processor(card, config)})
 
 
 FORMAT = HuggingFace()

@@ -24,14 +24,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.files import replacing_text
 from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig, flat
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite, expected
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.formats import (
+    ForeignModel,
+    foreign_tensors,
+    origin_of,
+    refuse_folder,
+    state_of,
+    write_folder,
+    write_tensors,
+)
 from vitrail.weights.mapping import dense_biases, without_stem_bias
 from vitrail.weights.parts import first_reason, own_pool, without_place
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
@@ -109,11 +116,8 @@ class Timm:
 
         Raises WeightsError with the reason if timm has no such model, or a bare file would describe another one.
         """
-        bare = path.suffix in BARE
-        if path.is_dir() if bare else path.is_file():
-            raise WeightsError(
-                f"{path} is a {'folder' if bare else 'file'}; give the name of a {'file' if bare else 'folder'}"
-            )
+        if bare := path.suffix in BARE:
+            refuse_folder(path, "model.safetensors")
         if isinstance(model, ResNet):
             tensors, values = _resnet(model, card, bare)
         elif isinstance(model, ViT):
@@ -124,11 +128,8 @@ class Timm:
             check_finite(name, tensor, f"the model is not saved to {path}")
         if values is None:
             write_tensors(path, tensors)
-            return
-        write_tensors(path / "model.safetensors", tensors)
-        text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
-        with replacing_text(path / "config.json") as file:
-            file.write(text)
+        else:
+            write_folder(path, tensors, {"config.json": values})
 
 
 FORMAT = Timm()
