@@ -111,14 +111,13 @@ class OpenClip:
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: OpenAI's names of the patch and the class embedding, or a tower of timm."""
-        return _is_tower(archive) or any(
-            {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= archive.names for prefix in PREFIXES
-        )
+        own = ({f"{prefix}conv1.weight", f"{prefix}class_embedding"} for prefix in PREFIXES)
+        return _is_tower(archive) or any(names <= archive.names for names in own)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         if _is_tower(archive):
-            return self._find_tower(archive)
+            return _find_tower(archive)
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}conv1.weight" in archive)
         config, notes = _config(archive, prefix)
         preprocess = _preprocess(archive, config.image_size, notes)
@@ -129,20 +128,6 @@ class OpenClip:
         unused = _texts(archive) if prefix else {}
         unused |= dict.fromkeys(_OPENAI, "a size of the towers")
         return ForeignModel(card, entries, {k: why for k, why in unused.items() if k in archive}, zeros, notes)
-
-    def _find_tower(self, archive: Archive) -> ForeignModel:
-        """Return the image tower of timm, with OpenCLIP's preprocessing."""
-        where, notes = f"{archive.path}, {FILES[1]}", list[str]()
-        vision = _mapping(_mapping(archive.config, "model_cfg", where), "vision_cfg", where)
-        found = _find_tower(archive, vision, where)
-        mean, std = _statistics(archive, found.card.config.channels, where, notes)
-        config = replace(found.card.config, mean=mean, std=std)
-        preprocess = _preprocess(archive, config.image_size, notes)
-        trunk = found.card.provenance["origin"] | dict(sizes=_sizes_of(config))
-        origin = dict(format=self.name, file=archive.path.name, config=dict(archive.config), trunk=trunk)
-        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        unused, notes = found.unused | _texts(archive), [*found.assumptions, *notes]
-        return replace(found, card=card, unused=unused, assumptions=notes)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write a folder with the image tower and open_clip_config.json. Raises WeightsError.
@@ -188,9 +173,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     where, notes = f"{archive.path}, {FILES[1]}", list[str]()
     model = _mapping(archive.config, "model_cfg", where)
     vision = _mapping(model, "vision_cfg", where)
-    for name, value in vision.items():
-        if name not in _KNOWN or (_KNOWN[name] is not None and value != _KNOWN[name]):
-            raise WeightsError(f"{where}: {name} is {shown(value)} in vision_cfg, which vitrail does not support")
+    _refuse_unknown(vision, _KNOWN, where)
     width, channels, patch = stem_sizes(archive, f"{prefix}conv1.weight")
     table, layers = f"{prefix}positional_embedding", f"{prefix}transformer.resblocks"
     if vision.get("image_size") is None:
@@ -223,6 +206,13 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         std=std,
     )
     return config, notes
+
+
+def _refuse_unknown(vision: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raise WeightsError for an entry of vision_cfg that is not known, or does not have the only supported value."""
+    for name, value in vision.items():
+        if name not in known or (known[name] is not None and value != known[name]):
+            raise WeightsError(f"{where}: {name} is {shown(value)} in vision_cfg, which vitrail does not support")
 
 
 def _gelu(archive: Archive, model: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> Gelu:
@@ -333,32 +323,33 @@ def _is_tower(archive: Archive) -> bool:
     return any(name.startswith(TRUNK) for name in archive.names)
 
 
-def _find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> ForeignModel:
-    """Return the network of timm in an archive, with `vision`, the vision_cfg of the file `where`.
-
-    Mean, standard deviation and preprocessing on its card are not those of OpenCLIP. Raises WeightsError.
-    """
+def _find_tower(archive: Archive) -> ForeignModel:
+    """Return the network of timm in an archive, with OpenCLIP's preprocessing. Raises WeightsError."""
+    where, notes = f"{archive.path}, {FILES[1]}", list[str]()
+    vision = _mapping(_mapping(archive.config, "model_cfg", where), "vision_cfg", where)
     name, pool, projection = _tower_settings(archive, vision, where)
     size = size_in(vision.get("image_size", 224), "image_size", where)
-    left_out = _left_out(archive) if projection == "none" else {}
+    heads = (one for one in sorted(archive.names) if one.startswith((TOWER_HEAD, f"{TRUNK}head.")))
+    left_out = dict.fromkeys(heads, "the projection, because timm_proj is 'none'") if projection == "none" else {}
     found = TIMM.find(_trunk(archive, left_out.keys(), name, pool, size))
     bias = projection != "linear" or f"{PROJECTION}bias" in archive
     zeros = found.zeros | ({} if bias else {"head.bias": "no bias of the projection"})
-    unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()} | left_out
+    unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()} | left_out | _texts(archive)
 
     def renamed(entries: list[Conversion]) -> list[Conversion]:
         """Return conversions of timm with the names in the file of OpenCLIP, without those of tensors that it lacks."""
         there = [entry for entry in entries if entry.ours not in zeros]
         return [replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs)) for entry in there]
 
+    mean, std = _statistics(archive, found.card.config.channels, where, notes)
+    config = replace(found.card.config, mean=mean, std=std)
+    preprocess = _preprocess(archive, config.image_size, notes)
+    trunk = found.card.provenance["origin"] | dict(sizes=_sizes_of(config))
+    origin = dict(format=FORMAT.name, file=archive.path.name, config=dict(archive.config), trunk=trunk)
+    card = Card(config, preprocess=preprocess, source=FORMAT.name, provenance={"origin": origin})
     again = None if (computed := found.for_config) is None else lambda config: renamed(computed(config))
-    return replace(found, conversions=renamed(found.conversions), unused=unused, zeros=zeros, for_config=again)
-
-
-def _left_out(archive: Archive) -> dict[str, str]:
-    """Return the tensors of a projection that vision_cfg leaves out, and why."""
-    names = sorted(name for name in archive.names if name.startswith((TOWER_HEAD, f"{TRUNK}head.")))
-    return dict.fromkeys(names, "the projection, because timm_proj is 'none'")
+    assumptions = [*found.assumptions, *notes]
+    return ForeignModel(card, renamed(found.conversions), unused, zeros, assumptions, for_config=again)
 
 
 def _tower_settings(archive: Archive, vision: Mapping[str, Any], where: str) -> tuple[str, str, str | None]:
@@ -369,9 +360,7 @@ def _tower_settings(archive: Archive, vision: Mapping[str, Any], where: str) -> 
             f"{archive.path} has an image tower of timm, and nothing names its architecture. Add open_clip_config.json "
             "beside the weights, with timm_model_name in vision_cfg"
         )
-    for entry, value in vision.items():
-        if entry not in _TOWER_KNOWN:
-            raise WeightsError(f"{where}: {entry} is {shown(value)} in vision_cfg, which vitrail does not support")
+    _refuse_unknown(vision, dict.fromkeys(_TOWER_KNOWN), where)
     pool, projection = vision.get("timm_pool", "avg"), vision.get("timm_proj", "linear")
     if projection == "mlp":
         raise WeightsError(
