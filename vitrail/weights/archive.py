@@ -192,7 +192,10 @@ def _open_file(path: Path) -> Archive:
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 40:
-        return _open_safetensors(path)
+        file = TensorFile(path)
+        archive = Archive(path, "safetensors", file.shapes, file.read, file.metadata)
+        archive.stack.callback(file.close)
+        return archive
     if head.startswith(b"PK") and _is_npz(path):
         return _open_npz(path)
     if head.startswith((b"PK", b"\x80")):
@@ -224,13 +227,6 @@ def _is_npz(path: Path) -> bool:
             return any(name.endswith(".npy") for name in archive.namelist())
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return path.suffix == ".npz"
-
-
-def _open_safetensors(path: Path) -> Archive:
-    file = TensorFile(path)
-    archive = Archive(path, "safetensors", file.shapes, file.read, file.metadata)
-    archive.stack.callback(file.close)
-    return archive
 
 
 def _open_index(index: Path) -> Archive:

@@ -168,20 +168,13 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_name, value))
-
-
-def _is_table(value: Any) -> bool:
-    """Return whether a JSON value is an object of names."""
-    return isinstance(value, Mapping) and all(map(_is_name, value.values()))
-
-
 _ORIGIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("architecture", "prefix", "naming", "positions", "dtype"), _is_name),
     **dict.fromkeys(("scan", "beit", "relpos", "qkv_bias", "dense_bias"), lambda value: isinstance(value, bool)),
-    **dict.fromkeys(("wide_norms", "mlp"), _are_names),
-    **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
+    **dict.fromkeys(("wide_norms", "mlp"), lambda value: isinstance(value, list) and all(map(_is_name, value))),
+    **dict.fromkeys(
+        ("numbered", "other_dtypes"), lambda value: isinstance(value, Mapping) and all(map(_is_name, value.values()))
+    ),
     **dict.fromkeys(("layout", "config", "processor", "pretrained", "trunk"), lambda value: isinstance(value, Mapping)),
 }
 """Entry of `provenance["origin"]` on a card -> whether a value is valid. The formats write them, and read them here."""

@@ -161,7 +161,10 @@ class FlaxViT:
         google = self is GOOGLE
         wide = _wide_norms(archive, prefix)
         own: dict[str, Any] = {"wide_norms": wide} if google else {"positions": positions}
-        unused = _unused(archive, prefix)
+        outside = {name for name in archive.names if not name.startswith(prefix)}
+        beside = {name for name in outside if prefix == "params/img/" and name.startswith("params/")}
+        unused = dict.fromkeys(sorted(outside), "state of the training run")
+        unused |= dict.fromkeys(sorted(beside), "not of the image tower")
         origin = {"format": self.name, "file": archive.path.name, **asdict(layout), **own}
         preprocess = Preprocess(config.image_size, *(("squash",) if google else ("small", 0.875)))
         card = Card(
@@ -367,16 +370,6 @@ def _grid_of(cells: int) -> tuple[int, int]:
     while rows and cells % rows:
         rows -= 1
     return (rows, cells // rows) if rows else (0, 0)
-
-
-def _unused(archive: Archive, prefix: str) -> dict[str, str]:
-    """Return name -> reason for the tensors that do not belong to the image network."""
-    reasons = {}
-    for name in sorted(archive.names):
-        if not name.startswith(prefix):
-            tower = prefix == "params/img/" and name.startswith("params/")
-            reasons[name] = "not of the image tower" if tower else "state of the training run"
-    return reasons
 
 
 def _wide_norms(archive: Archive, prefix: str) -> list[str]:

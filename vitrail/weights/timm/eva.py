@@ -143,33 +143,25 @@ def eva_refusal(config: ViTConfig) -> str:
 
 
 def eva_architecture(config: ViTConfig, card: Card) -> str:
-    """Return the architecture that a model was loaded with if it still fits, else a usual one. Raises WeightsError."""
-    loaded = str(origin_of(card, "timm").get("architecture") or "")
+    """Return the architecture that a model was loaded with if it still fits, else a usual one. Raises WeightsError.
+
+    The arguments in a config.json cannot change its epsilon, nor take away what it has: null stands for the
+    architecture's own value.
+    """
+    loaded, rotary = str(origin_of(card, "timm").get("architecture") or ""), config.origin.rotary or Rotary()
+    # the grid to which coordinates are scaled; where none are, any would do
+    scaled = rotary.reference or (rotary.frequencies, rotary.coordinates) != ("axial", "index")
     for name in (loaded, *WRITTEN):
         known = next((values for pattern, values in ARCHITECTURES if re.match(pattern, name)), None)
-        if known is not None and _fits(config, name, known):
+        unscaled = config.layer_scale is None and re.match("vit_(?!pe_core_|pe_spatial_(?!gigantic))", name)
+        fits = not unscaled and config.origin.norm_eps == epsilon(name)
+        if known is not None and fits and (scaled or "ref_feat_shape" not in known):
             return name
     scale = "no LayerScale" if config.layer_scale is None else "LayerScale"
     raise WeightsError(
         f"timm has no architecture with rotary positions, {scale} and the LayerNorm epsilon {config.origin.norm_eps} "
         "that a config.json could name. To save the tensors alone, give a path that ends in .safetensors."
     )
-
-
-def _fits(config: ViTConfig, architecture: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether the arguments in a config.json can make an architecture a model.
-
-    They cannot change its epsilon, nor take away what it has: null stands for the architecture's own value.
-    """
-    scale = config.layer_scale is not None or not re.match("vit_(?!pe_core_|pe_spatial_(?!gigantic))", architecture)
-    reference = _reference(config) is not None or "ref_feat_shape" not in arguments
-    return scale and reference and config.origin.norm_eps == epsilon(architecture)
-
-
-def _reference(config: ViTConfig) -> tuple[int, int] | None:
-    """Return the grid to which coordinates are scaled; where none are used, any would do."""
-    rotary = config.origin.rotary or Rotary()
-    return rotary.reference if rotary.frequencies == "axial" and rotary.coordinates == "index" else config.grid
 
 
 def eva_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:

@@ -98,13 +98,10 @@ def bias_rule(config: ViTConfig, kind: RelposKind) -> Rule:
     place = f"{shared}." if config.place == "shared" else f"blocks.{{layer}}.attn.{within}"
     if kind in ("cr", "swin"):
         return _computed(config, kind, place)
-    return stacked(f"{place}{TABLE}") if not kind or config.has_class_token else _without_class_rows(f"{place}{TABLE}")
-
-
-def _without_class_rows(theirs: str) -> Rule:
-    """Return the rule of tables that lack the rows for a class token, which the model does not have either."""
-    return Rule(
-        (theirs,),
+    if not kind or config.has_class_token:
+        return stacked(f"{place}{TABLE}")
+    return Rule(  # tables without rows for a class token, which the model does not have either
+        (f"{place}{TABLE}",),
         lambda *tables: F.pad(torch.stack(tables), (0, 0, 0, _CLASS_ROWS)),
         lambda stack: [table[:-_CLASS_ROWS] for table in stack],
     )

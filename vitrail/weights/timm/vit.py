@@ -65,7 +65,8 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     cls, dist, registers = (token_count(archive, name) for name in ("cls_token", "dist_token", "reg_token"))
     positions = _positions(file, stem["patch"], (cls, dist, registers), rotary)
     if not architecture and not cls:
-        architecture = _siglip2(stem["width"], stem["patch"], positions["image_size"][0])
+        mine = (stem["width"], stem["patch"], positions["image_size"][0])
+        architecture = next((name for *sizes, name in _SIGLIP_2 if tuple(sizes) in (mine, (*mine[:2], None))), "")
     heads = positions.pop("heads", None) or _heads(file, architecture, stem["width"], rotary)
     pool = pooling(file, bool(cls))
     if "attn_pool.latent" in archive:
@@ -94,14 +95,6 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     )
     _refuse_combinations(file, config)
     return config, naming
-
-
-def _siglip2(width: int, patch: int, side: int) -> str:
-    """Return the architecture in `_SIGLIP_2` with these sizes, "" if there is none."""
-    for its_width, its_patch, its_side, architecture in _SIGLIP_2:
-        if (width, patch) == (its_width, its_patch) and its_side in (None, side):
-            return architecture
-    return ""
 
 
 def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
