@@ -8,7 +8,6 @@ branch of each block, the hMLP stem with its (Sync)BatchNorms, and positions of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -73,11 +72,10 @@ HAS = "stem=hmlp block=parallel cls_position layer_scale distilled"
 """The parts in `vitrail.weights.parts` that the DeiT repository's models have."""
 
 
-@dataclass(frozen=True)
 class DeiT:
     """The format of `facebookresearch/deit`."""
 
-    name: str = "deit"
+    name = "deit"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`."""

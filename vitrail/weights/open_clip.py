@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +103,10 @@ HAS = "layer_scale pre_norm gelu norm_eps oblong pooled_norm"
 """The parts in `vitrail.weights.parts` that OpenCLIP's image towers have."""
 
 
-@dataclass(frozen=True)
 class OpenClip:
     """The format of OpenCLIP, which is OpenAI's."""
 
-    name: str = "open_clip"
+    name = "open_clip"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: OpenAI's names of the patch and the class embedding, or a tower of timm."""

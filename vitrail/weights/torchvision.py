@@ -5,7 +5,6 @@ Files written before 2022 have `mlp.linear_1` and `mlp.linear_2` for `mlp.0` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +65,10 @@ HAS = "pre_logits pooled_norm"
 _RESIZED = {(1024, 16, 224): 242, (1280, 14, 224): 224}
 
 
-@dataclass(frozen=True)
 class Torchvision:
     """The format of torchvision's `VisionTransformer`."""
 
-    name: str = "torchvision"
+    name = "torchvision"
 
     def recognises(self, archive: Archive) -> bool:
         """Return whether the class token and the positions have the names that only torchvision uses."""

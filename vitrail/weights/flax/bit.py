@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -69,11 +69,10 @@ TABLE: NameTable = {
 """Name in the model -> name in the file without numbers of layers; stages and units count from 1."""
 
 
-@dataclass(frozen=True)
 class BiT:
     """The format of google-research/big_transfer."""
 
-    name: str = "bit"
+    name = "bit"
 
     def recognises(self, archive: Archive) -> bool:
         """Return whether there is the root block of a TensorFlow ResNetV2."""

@@ -166,13 +166,9 @@ class FlaxViT:
         unused = dict.fromkeys(sorted(outside), "state of the training run")
         unused |= dict.fromkeys(sorted(beside), "not of the image tower")
         origin = {"format": self.name, "file": archive.path.name, **asdict(layout), **own}
+        origin |= found_dtypes(archive, archive.names - unused.keys())
         preprocess = Preprocess(config.image_size, *(("squash",) if google else ("small", 0.875)))
-        card = Card(
-            config,
-            preprocess=preprocess,
-            source=self.name,
-            provenance={"origin": {**origin, **found_dtypes(archive, archive.names - unused.keys())}},
-        )
+        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
         if prefix == "params/img/" and config.classes:
             shared = f"the {config.classes} features shared with the text tower"
             said.append(f"the head projects onto {shared}: they count as classes")

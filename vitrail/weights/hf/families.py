@@ -215,15 +215,12 @@ class DinoV3(Encoder):
         "registers": "{prefix}embeddings.register_tokens",
     }
     block: ClassVar[NameTable] = {
-        "attentions.0.norm.{part}": "norm1.{part}",
+        **DinoV2.block,
         **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
         **keyless("attention.q_proj", "attention.v_proj"),
         "attentions.0.attention.out.{part}": "attention.o_proj.{part}",
-        "attentions.0.residual.gamma": "layer_scale1.lambda1",
-        "mlps.0.norm.{part}": "norm2.{part}",
         "mlps.0.mlp.fc1.{part}": "mlp.up_proj.{part}",
         "mlps.0.mlp.fc2.{part}": "mlp.down_proj.{part}",
-        "mlps.0.residual.gamma": "layer_scale2.lambda1",
     }
     in_memory: ClassVar[NameTable] = {}
     swiglu: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

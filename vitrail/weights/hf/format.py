@@ -8,7 +8,7 @@ not read: mask tokens and decoders of masked pre-training, and a pooler next to 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,10 @@ SIGNS = {
 """Tensor, with or without a prefix -> the only `model_type` that has it."""
 
 
-@dataclass(frozen=True)
 class HuggingFace:
     """The format of transformers."""
 
-    name: str = "hf"
+    name = "hf"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: its patch embedding, or a config.json with a `model_type` and no `architecture`."""

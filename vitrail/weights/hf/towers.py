@@ -64,8 +64,7 @@ class Clip(Encoder):
         **apart("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "attentions.0.attention.out.{part}": "self_attn.out_proj.{part}",
         "mlps.0.norm.{part}": "layer_norm2.{part}",
-        "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
-        "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
+        "mlps.0.mlp.fc{number}.{part}": "mlp.fc{number}.{part}",
     }
     in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layers", "encoder.layers")

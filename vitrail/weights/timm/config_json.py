@@ -15,6 +15,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
+from vitrail.weights.parts import first_reason
 from vitrail.weights.timm.bit import bit_architecture
 from vitrail.weights.timm.eva import eva_architecture, eva_arguments
 from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, is_aimv2, ratio_of
@@ -103,30 +104,29 @@ def _json(config: ViTConfig | ResNetConfig, card: Card, features: int, pool: str
 
 def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
     """Return the architecture with which the model was loaded if it is of the right kind, else the usual one."""
-    if config.stem == "resnet":
-        kind = f"hybrid {config.stem_units}"
-    elif naming.beit:
-        kind = "beit, norms behind" if config.origin.norm_after else "beit"
-    elif naming.relpos:
-        kind = "relpos, norms behind" if config.origin.norm_after else "relpos"
-    elif config.origin.distilled:
-        kind = "distilled"
-    elif config.block == "parallel":
-        kind = "parallel"
-    elif is_aimv2(config):
-        kind = "AIMv2"
-    elif config.origin.pre_norm or config.origin.norm_after:
-        kind = "clip" if config.origin.pre_norm else "norms behind"
-    else:
-        kind = "gated" if config.origin.mlp == "swiglu" else "plain"
+    relpos, origin = bool(naming.relpos), config.origin
+    kinds = {
+        f"hybrid {config.stem_units}": config.stem == "resnet",
+        "beit, norms behind": naming.beit and origin.norm_after,
+        "beit": naming.beit,
+        "relpos, norms behind": relpos and origin.norm_after,
+        "relpos": relpos,
+        "distilled": origin.distilled,
+        "parallel": config.block == "parallel",
+        "AIMv2": is_aimv2(config),
+        "clip": origin.pre_norm,
+        "norms behind": origin.norm_after,
+        "gated": origin.mlp == "swiglu",
+    }
+    kind = first_reason(kinds) or "plain"
     if kind not in KINDS:
         raise WeightsError(
             f"timm has no hybrid with ResNet stages {config.stem_units}, so no config.json can name it. To save the "
             "tensors alone, give a path that ends in .safetensors."
         )
     loaded = str(origin_of(card, "timm").get("architecture") or "")
-    kinds = (name for name, (_, pattern) in KINDS.items() if re.match(pattern, loaded))
-    return loaded if next(kinds, "") == kind else KINDS[kind][0]
+    of_loaded = next((name for name, (_, pattern) in KINDS.items() if re.match(pattern, loaded)), "")
+    return loaded if of_loaded == kind else KINDS[kind][0]
 
 
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,10 @@ HAS += " mlp=swiglu gelu norm norm_eps patch_norm pre_norm norm_after qk_norm=he
 Tensors = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
 class Timm:
     """The format of timm."""
 
-    name: str = "timm"
+    name = "timm"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: a BiT ResNet, or a ViT under timm's names that is not the DeiT repository's own."""
@@ -241,17 +240,14 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
     inner = ("mlp_norm", "attention_norm", "qk_norm", "rotary", "norm", "patch_norm")
     values = flat(config) | {"has_class_token": config.has_class_token}
-    pool = dict(own_pool=own_pool(config), pool_prefix=config.origin.pool_prefix and config.prefix > 0)
-    return (
-        {name: values[name] for name in (*plain, *tokens, *rest, *inner)}
-        | pool
-        | dict(
-            norm_eps=config.origin.norm_eps if config.origin.rotary else None,
-            layer_scale=config.layer_scale is not None,
-            gelu=config.origin.gelu if config.origin.mlp == "gelu" else None,
-            front=config.front if config.positions == "1d" else None,
-            shared=config.positions == "relative_bias" and config.place == "shared",
-        )
+    return {name: values[name] for name in (*plain, *tokens, *rest, *inner)} | dict(
+        own_pool=own_pool(config),
+        pool_prefix=config.origin.pool_prefix and config.prefix > 0,
+        norm_eps=config.origin.norm_eps if config.origin.rotary else None,
+        layer_scale=config.layer_scale is not None,
+        gelu=config.origin.gelu if config.origin.mlp == "gelu" else None,
+        front=config.front if config.positions == "1d" else None,
+        shared=config.positions == "relative_bias" and config.place == "shared",
     )
 
 
