@@ -41,7 +41,7 @@ from vitrail.weights.formats import (
 )
 from vitrail.weights.mapping import dense_biases, without_stem_bias
 from vitrail.weights.parts import first_reason, own_pool, without_place
-from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
+from vitrail.weights.timm.bit import bit_conversions, bit_tensors, infer_bit, is_bit
 from vitrail.weights.timm.config_json import bit_json, descriptive, vit_json
 from vitrail.weights.timm.eva import eva_naming, eva_refusal
 from vitrail.weights.timm.file import (
@@ -56,9 +56,6 @@ from vitrail.weights.timm.file import (
 )
 from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.vit import infer, unused
-
-BIT_SCALE = 10.0
-"""sqrt(1e-8 / 1e-10): kernels times this factor are standardised in timm as the official code does (`bit.py`)."""
 
 HAS = "stem=resnet block=parallel positions=none positions=sincos positions=relative_bias sines cls_position"
 HAS += " registers register_positions distilled tokenless unread pool=gap pool=map pool_prefix pre_logits layer_scale"
@@ -118,7 +115,7 @@ class Timm:
         if bare := path.suffix in BARE:
             refuse_folder(path, "model.safetensors")
         if isinstance(model, ResNet):
-            tensors, values = _resnet(model, card, bare)
+            tensors, values = bit_tensors(model), None if bare else bit_json(model.config, card)
         elif isinstance(model, ViT):
             tensors, values = _vit(model, card, bare)
         else:
@@ -132,17 +129,6 @@ class Timm:
 
 
 FORMAT = Timm()
-
-
-def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    config = model.config
-    if reason := bit_refusal(config):
-        raise WeightsError(f"timm cannot express this ResNet: {reason}")
-    state = state_of(model)
-    if config.std_conv == "bit":
-        kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
-        state |= {name: state[name] * BIT_SCALE for name in kernels}
-    return foreign_tensors(state, bit_conversions(config), "timm"), None if bare else bit_json(config, card)
 
 
 def vit_tensors(model: ViT, card: Card) -> Tensors:
@@ -316,16 +302,5 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         "path that ends in .safetensors)": config.branches > 2 and not bare,
         "it has a pre-logits layer, which current versions of timm lack (to save the tensors under the names of older "
         "versions, give a path that ends in .safetensors)": config.pre_logits is not None and not bare,
-    }
-    return first_reason(checks)
-
-
-def bit_refusal(config: ResNetConfig) -> str:
-    """Return why timm cannot express this ResNet, "" if it can."""
-    eps = config.group_norm_eps
-    checks = {
-        "its 3 x 3 convolutions are axial attention": config.axial,
-        f"its kernels are standardised as {config.std_conv!r}": config.std_conv == "hybrid",
-        f"its GroupNorm has the epsilon {eps}, timm's {GROUP_NORM_EPS}": eps != GROUP_NORM_EPS,
     }
     return first_reason(checks)
