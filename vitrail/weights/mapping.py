@@ -284,7 +284,15 @@ def without_stem_bias(state: Mapping[str, Tensor], config: ViTConfig) -> dict[st
 
 def dense_biases(config: ViTConfig) -> list[str]:
     """Return the names of the biases of the dense layers in attentions and MLPs that come after queries and keys."""
-    parts = ("attentions.{}.attention.out", "mlps.{}.mlp.fc1", "mlps.{}.mlp.fc2")
+    return _biases(config, "attentions.{}.attention.out", "mlps.{}.mlp.fc1", "mlps.{}.mlp.fc2")
+
+
+def qkv_biases(config: ViTConfig) -> list[str]:
+    """Return the names of the biases of queries, keys and values."""
+    return _biases(config, "attentions.{}.attention.qkv")
+
+
+def _biases(config: ViTConfig, *parts: str) -> list[str]:
     places = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
     return [f"blocks.{layer}.{part.format(branch)}.bias" for layer, branch in places for part in parts]
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from vitrail.data.settings import Preprocess
@@ -38,6 +39,7 @@ from vitrail.weights.mapping import (
     apply_table,
     grid_of,
     joined,
+    qkv_biases,
     rows,
     shape_of,
     stem_sizes,
@@ -169,6 +171,8 @@ class Encoder:
     """transformers' defaults for missing entries of config.json that differ between encoders."""
     fields: ClassVar[Mapping[str, str]] = {"intermediate_size": "mlp_dim"}
     """Entry of config.json -> field of ViTConfig with the same value, for entries that not all encoders have."""
+    mask_axes: ClassVar[int] = 0
+    """Number of axes of the mask token of pre-training, 0 if there need not be one."""
     constants: ClassVar[Mapping[str, Any]] = {}
     """Entries of config.json that are the same for every model."""
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash")
@@ -317,8 +321,9 @@ class Encoder:
         return values
 
     def required(self, config: ViTConfig) -> dict[str, Tensor]:
-        """Return tensors that transformers requires and no prediction depends on."""
-        return {}
+        """Return tensors that transformers requires and no prediction depends on: a mask token at its initial zero."""
+        shape = (*(1,) * (self.mask_axes - 1), config.width)
+        return {f"{self.prefix}embeddings.mask_token": torch.zeros(shape)} if self.mask_axes else {}
 
     # both
 
@@ -345,4 +350,4 @@ class Encoder:
 
     def biases(self, config: ViTConfig) -> dict[str, list[str]]:
         """Return field of the encoder -> names of the model's biases that a file has only if the field is true."""
-        return dict(qkv_bias=[f"blocks.{layer}.{QKV}.bias" for layer in range(config.depth)])
+        return dict(qkv_bias=qkv_biases(config))

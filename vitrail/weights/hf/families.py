@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import Rotary, ViTConfig
@@ -143,6 +140,7 @@ class DinoV2(Encoder):
     lists = ("encoder.layer", "encoder.layer")
     has = "oblong pooled_norm layer_scale mlp=swiglu pool=cls+gap"
     needs = "layer_scale"
+    mask_axes = 2
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
     fields: ClassVar[Mapping[str, str]] = {"layerscale_value": "layer_scale"}
     constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=True)
@@ -178,10 +176,6 @@ class DinoV2(Encoder):
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
         return dict(mlp_ratio=mlp_ratio(config), qkv_bias=self.qkv_bias, use_swiglu_ffn=config.origin.mlp == "swiglu")
-
-    def required(self, config: ViTConfig) -> dict[str, Tensor]:
-        """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
-        return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, config.width)}
 
 
 class DinoV2WithRegisters(DinoV2):
@@ -230,6 +224,7 @@ class DinoV3(Encoder):
     silu = True
     has = "oblong pooled_norm registers layer_scale mlp=swiglu positions=none rotary"
     needs = "layer_scale positions=none rotary"
+    mask_axes = 3
     fixed: ClassVar[Mapping[str, Any]] = dict(positions="none", key_bias=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(
         layer_norm_eps=1e-5, patch_size=16, layerscale_value=1.0, rope_theta=100.0
@@ -273,10 +268,6 @@ class DinoV3(Encoder):
         values = dict(rope_theta=config.origin.rotary.base, use_gated_mlp=config.origin.mlp == "swiglu")
         values |= dict(query_bias=self.qkv_bias, value_bias=self.qkv_bias)
         return values | (dict(hidden_act="silu") if config.origin.mlp == "swiglu" else {})
-
-    def required(self, config: ViTConfig) -> dict[str, Tensor]:
-        """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
-        return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, 1, config.width)}
 
 
 _BIAS = "relative_position_bias_table"

@@ -39,7 +39,7 @@ from vitrail.weights.formats import (
     write_folder,
     write_tensors,
 )
-from vitrail.weights.mapping import dense_biases, without_stem_bias
+from vitrail.weights.mapping import dense_biases, qkv_biases, without_stem_bias
 from vitrail.weights.parts import first_reason, own_pool, without_place
 from vitrail.weights.timm.bit import bit_conversions, bit_tensors, infer_bit, is_bit
 from vitrail.weights.timm.config_json import bit_json, descriptive, vit_json
@@ -54,7 +54,7 @@ from vitrail.weights.timm.file import (
     preprocessing,
     read_timm_file,
 )
-from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2, qkv_biases
+from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2
 from vitrail.weights.timm.vit import infer, unused
 
 HAS = "stem=resnet block=parallel positions=none positions=sincos positions=relative_bias sines cls_position"

@@ -18,6 +18,7 @@ from vitrail.weights.mapping import (
     apply_table,
     dense_biases,
     joined,
+    qkv_biases,
     within,
     without_key_bias,
 )
@@ -154,12 +155,6 @@ def absent(config: ViTConfig, naming: Naming) -> dict[str, str]:
 def is_aimv2(config: ViTConfig) -> bool:
     """Return whether a network is of AIMv2's kind: RMSNorm, also on the patches, and gated MLPs."""
     return config.origin.norm == "rms" and config.origin.patch_norm and config.origin.mlp == "swiglu"
-
-
-def qkv_biases(config: ViTConfig) -> list[str]:
-    """Return vitrail's names of the biases of queries, keys and values."""
-    branches = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
-    return [f"blocks.{layer}.attentions.{branch}.attention.qkv.bias" for layer, branch in branches]
 
 
 def ratio_of(hidden: int, width: int) -> float:
