@@ -48,21 +48,20 @@ HEAD = "resnet/head/conv2d"
 _NUMBERED = re.compile(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/)")
 
 
-_NAMES = ("gamma", "beta")
-_PARTS = ((1, "a"), (2, "b"), (3, "c"))
+_GAMMA_BETA = ("gamma", "beta")
 _UNIT: NameTable = {
-    **{f"conv{n}.weight": conv_kernel(f"{part}/standardized_conv2d/kernel") for n, part in _PARTS},
-    **{
-        row: theirs
-        for n, part in _PARTS
-        for row, theirs in scale_bias(f"norm{n}", f"{part}/group_norm", _NAMES).items()
-    },
+    "conv1.weight": conv_kernel("a/standardized_conv2d/kernel"),
+    "conv2.weight": conv_kernel("b/standardized_conv2d/kernel"),
+    "conv3.weight": conv_kernel("c/standardized_conv2d/kernel"),
+    **scale_bias("norm1", "a/group_norm", _GAMMA_BETA),
+    **scale_bias("norm2", "b/group_norm", _GAMMA_BETA),
+    **scale_bias("norm3", "c/group_norm", _GAMMA_BETA),
     "shortcut.weight": conv_kernel("a/proj/standardized_conv2d/kernel"),
 }
 TABLE: NameTable = {
     "root.weight": conv_kernel(ROOT),
     **within("stages.{stage}.{unit}.", "resnet/block{stage}/unit{unit:02}/", _UNIT),
-    **scale_bias("norm", "resnet/group_norm", _NAMES),
+    **scale_bias("norm", "resnet/group_norm", _GAMMA_BETA),
     "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: weight.mT[None, None]),
     "head.bias": f"{HEAD}/bias",
 }
