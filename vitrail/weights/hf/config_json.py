@@ -179,10 +179,8 @@ def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict
         **encoder.json(config),
     )
     values.pop("torch_dtype", None)  # the older name of dtype
-    if card.several:
-        values["problem_type"] = SEVERAL
-    elif card.scale is not None:
-        values["problem_type"] = NUMBERS
+    if card.task != "classes":
+        values["problem_type"] = NUMBERS if card.task == "numbers" else SEVERAL
     elif values.get("problem_type") != PROBLEMS[0]:
         values.pop("problem_type", None)
     if config.classes or encoder.has_head(config):

@@ -90,7 +90,11 @@ class HuggingFace:
         values, notes = infer(archive, encoder)
         if archive.config.get("auto_map"):
             notes.append("code of the model's own (auto_map of config.json) is not run; it may compute something else")
-        notes += _unknown_class(encoder)
+        if not encoder.architecture.startswith(re.split("For|Vision|Model", encoder.bare())[0]):
+            notes.append(
+                f"read as a {encoder.model_type}, but its class {shown(encoder.architecture)} is not one of "
+                "transformers' and may compute something else"
+            )
         processing = _processing(archive, encoder, values)
         config = ViTConfig.of(**values, mean=processing.mean, std=processing.std)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=encoder.architecture)
@@ -131,17 +135,6 @@ class HuggingFace:
 
 
 FORMAT = HuggingFace()
-
-
-def _unknown_class(encoder: Encoder) -> list[str]:
-    """Return a note if config.json names a class that is not one of transformers' for this kind of model."""
-    family = re.split("For|Vision|Model", encoder.bare())[0]
-    if encoder.architecture.startswith(family):
-        return []
-    return [
-        f"read as a {encoder.model_type}, but its class {shown(encoder.architecture)} is not one of transformers' and "
-        "may compute something else"
-    ]
 
 
 def _encoder(archive: Archive) -> Encoder:

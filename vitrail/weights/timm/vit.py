@@ -62,7 +62,8 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     blocks, naming = _blocks(archive, rotary)
     if not (architecture or aimv2 or rotary):
         _refuse_untold(file, stem | blocks, naming)
-    cls, dist, registers = (token_count(archive, name) for name in ("cls_token", "dist_token", "reg_token"))
+    tokens = ("cls_token", "dist_token", "reg_token")
+    cls, dist, registers = (shape_of(archive, name, 3)[1] if name in archive else 0 for name in tokens)
     positions = _positions(file, stem["patch"], (cls, dist, registers), rotary)
     if not architecture and not cls:
         mine = (stem["width"], stem["patch"], positions["image_size"][0])
@@ -191,11 +192,6 @@ def _stem(archive: Archive) -> dict[str, Any]:
         std_conv="timm",
         group_norm_eps=GROUP_NORM_EPS,
     )
-
-
-def token_count(archive: Archive, name: str) -> int:
-    """Return the number of tokens in the tensor `name`, 0 if the archive lacks it."""
-    return shape_of(archive, name, 3)[1] if name in archive else 0
 
 
 def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:
