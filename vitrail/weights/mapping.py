@@ -254,8 +254,8 @@ def count(archive: Archive, prefix: str, end: str = ".", first: int = 0, names: 
     found = (pattern.match(name) for name in (archive.names if names is None else names))
     numbers = {int(match[1]): match[1] for match in found if match}
     if missing := sorted(set(range(first, first + len(numbers))) - numbers.keys()):
-        last = numbers[max(numbers)]
-        raise WeightsError(f"{archive.path} has '{prefix}{last}' but no '{prefix}{missing[0]:0{len(last)}}'")
+        last, digits = numbers[max(numbers)], min(map(len, numbers.values()))
+        raise WeightsError(f"{archive.path} has '{prefix}{last}' but no '{prefix}{missing[0]:0{digits}}'")
     return len(numbers)
 
 
