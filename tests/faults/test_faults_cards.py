@@ -238,7 +238,7 @@ def npz(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     [
         (
             google() | {"Transformer/encoderblock_999999999/LayerNorm_0/bias": np.zeros(24)},
-            "no Transformer/encoderblock_2",
+            "no 'Transformer/encoderblock_2'",
         ),
         (google() | {f"Transformer/encoderblock_{'9' * 5000}/x": np.zeros(1)}, "5,0.. letters"),
         (google() | {"posembed_input": np.zeros(1)}, "holds the tensor 'posembed_input'"),
