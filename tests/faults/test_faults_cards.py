@@ -238,7 +238,7 @@ def npz(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     [
         (
             google() | {"Transformer/encoderblock_999999999/LayerNorm_0/bias": np.zeros(24)},
-            "no Transformer/encoderblock_2",
+            "no 'Transformer/encoderblock_2'",
         ),
         (google() | {f"Transformer/encoderblock_{'9' * 5000}/x": np.zeros(1)}, "5,0.. letters"),
         (google() | {"posembed_input": np.zeros(1)}, "holds the tensor 'posembed_input'"),
@@ -246,8 +246,11 @@ def npz(path: Path, arrays: dict[str, np.ndarray]) -> Path:
             google(grid=(1, 1)) | {"Transformer/posembed_input/pos_embedding": np.zeros((1, 1, 24), np.float32)},
             "only the class",
         ),
-        (hybrid() | {"block999999999/unit1/conv1/kernel": np.zeros(1)}, "gap in its ResNet"),
-        (bit() | {"resnet/block99999999/unit01/a/group_norm/gamma": np.zeros(1)}, "gap in its ResNet"),
+        (hybrid() | {"block999999999/unit1/conv1/kernel": np.zeros(1)}, "has 'block999999999' but no 'block"),
+        (
+            bit() | {"resnet/block99999999/unit01/a/group_norm/gamma": np.zeros(1)},
+            "has 'resnet/block99999999' but no 'resnet/block",
+        ),
         (
             {f"resnet/block{n}/unit01/x": np.zeros(1) for n in range(1, 3000)}
             | {"resnet/root_block/standardized_conv2d/kernel": np.zeros((7, 7, 3, 32), np.float32)},

@@ -46,7 +46,7 @@ ENTRIES: list[tuple[Conversion, list[tuple[int, ...]]]] = [
 @pytest.mark.parametrize(("entry", "shapes"), ENTRIES, ids=lambda value: getattr(value, "ours", None))
 def test_writing_undoes_reading(entry: Conversion, shapes: list[tuple[int, ...]]) -> None:
     theirs = [_values(*shape) + index for index, shape in enumerate(shapes)]
-    back = entry.write(entry.read(*theirs))
+    back = entry.written(entry.read(*theirs))
     assert len(back) == len(entry.theirs) == len(theirs)
     for found, tensor in zip(back, theirs, strict=True):
         assert torch.equal(found, tensor)

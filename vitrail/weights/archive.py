@@ -11,11 +11,11 @@ not change them. Only while a .pth file is open is it memory-mapped; if it is cu
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -104,9 +104,7 @@ class Archive:
     def __enter__(self) -> Archive:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -155,27 +153,35 @@ def _check_shapes(archive: Archive) -> None:
 
 
 def _open_folder(folder: Path) -> Archive:
-    for name in SINGLE:
-        if (folder / name).is_file():
-            return _open_file(folder / name)
-    for name in INDEX:
-        if (folder / name).is_file():
-            return _open_index(folder / name)
-    if program := next((name for name in PROGRAMS if (folder / name).is_file()), None):
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    program = next((name for name in PROGRAMS if name in names), None)
+    if program and not {*SINGLE, *INDEX}.intersection(names):
         raise WeightsError(
             f"{folder} holds an exported program ({program}), and here the weights of a network are needed. Give the "
             "model that it was exported from"
         )
-    found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
-    if len(found) == 1:
-        return _open_file(found[0])
-    if found:
-        names = ", ".join(path.name for path in found[:5])
-        raise WeightsError(f"{folder} holds {len(found)} weight files ({names}). Give one of them.")
-    raise WeightsError(
-        f"{folder} holds no weights. Looked for {', '.join((*SINGLE, *INDEX))} and for one file that ends in "
-        f"{', '.join(SUFFIXES)}."
-    )
+    first = weight_files(names, str(folder), "Give one of them.")[0]
+    return _open_index(folder / first) if first in INDEX else _open_file(folder / first)
+
+
+def weight_files(names: Collection[str], where: str, several: str) -> list[str]:
+    """Return which files of a folder or a repository are its weights: one file, or an index and its files.
+
+    Raises WeightsError if there are none, or several models; the message then ends with `several`.
+    """
+    for name in (*SINGLE, *INDEX):
+        if name in names:
+            stem, _, suffix = name.removesuffix(".index.json").rpartition(".")
+            return [name, *(file for file in names if name in INDEX and fnmatch(file, f"{stem}-*.{suffix}"))]
+    found = sorted(name for name in names if "/" not in name and Path(name).suffix in SUFFIXES)
+    if not found:
+        raise WeightsError(
+            f"{where} holds no weights. Looked for {', '.join((*SINGLE, *INDEX))} and for one file that ends in "
+            f"{', '.join(SUFFIXES)}."
+        )
+    if len(found) > 1:
+        raise WeightsError(f"{where} holds {len(found)} weight files ({', '.join(found[:5])}). {several}")
+    return found
 
 
 def _open_file(path: Path) -> Archive:
@@ -186,7 +192,10 @@ def _open_file(path: Path) -> Archive:
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 40:
-        return _open_safetensors(path)
+        file = TensorFile(path)
+        archive = Archive(path, "safetensors", file.shapes, file.read, file.metadata)
+        archive.stack.callback(file.close)
+        return archive
     if head.startswith(b"PK") and _is_npz(path):
         return _open_npz(path)
     if head.startswith((b"PK", b"\x80")):
@@ -218,13 +227,6 @@ def _is_npz(path: Path) -> bool:
             return any(name.endswith(".npy") for name in archive.namelist())
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return path.suffix == ".npz"
-
-
-def _open_safetensors(path: Path) -> Archive:
-    file = TensorFile(path)
-    archive = Archive(path, "safetensors", file.shapes, file.read, file.metadata)
-    archive.stack.callback(file.close)
-    return archive
 
 
 def _open_index(index: Path) -> Archive:

@@ -8,8 +8,6 @@ branch of each block, the hMLP stem with its (Sync)BatchNorms, and positions of 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -25,16 +23,17 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
     apply_table,
-    first_reason,
+    count,
+    grid_of,
     imagenet_statistics,
     rows,
     shape_of,
-    special_parts,
     stem_sizes,
     usual_heads,
     within,
 )
-from vitrail.weights.timm.file import has_timm_config
+from vitrail.weights.parts import first_reason, without_place
+from vitrail.weights.timm.file import is_deits_own
 
 STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
 """Indices in the hMLP stem's sequence, equal in DeiT and vitrail; GELU is at 2 and 5."""
@@ -69,25 +68,19 @@ TABLE = {
     "head.{part}": "head.{part}",
     "head_dist.{part}": "head_dist.{part}",
 }
+HAS = "stem=hmlp block=parallel cls_position layer_scale distilled"
+"""The parts in `vitrail.weights.parts` that the DeiT repository's models have."""
 
 
-@dataclass(frozen=True)
 class DeiT:
     """The format of `facebookresearch/deit`."""
 
-    name: str = "deit"
+    name = "deit"
 
     def recognises(self, archive: Archive) -> bool:
-        """Return whether there is LayerScale as `gamma_1`, a second branch or the hMLP stem.
-
-        BEiT's files have such LayerScale too, but relative positions; timm's other files with it have a config.json.
-        """
+        """See `Format.recognises`."""
         needed = {"cls_token", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"}
-        own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
-        beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
-        rotary = "pos_embed" not in archive or "rope.freqs" in archive  # timm's: DINOv3, RoPE-ViT
-        known = needed <= archive.names and bool(own & archive.names) and not has_timm_config(archive)
-        return known and not beit and not rotary
+        return needed <= archive.names and is_deits_own(archive)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`. The preprocessing is DeiT's evaluation."""
@@ -118,21 +111,21 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
     """Return the config of the model in a file, and the assumptions made."""
     hmlp = "patch_embed.proj.0.weight" in archive
     parallel = "blocks.0.norm11.weight" in archive
-    depth = 1 + max(int(match[1]) for name in archive.names if (match := re.match(r"blocks\.(\d+)\.", name)))
     if hmlp:
         width, channels, patch = _hmlp_stem(archive)
     else:
         width, channels, patch = stem_sizes(archive, "patch_embed.proj.weight")
     distilled = "dist_token" in archive
-    side, has_row = _square(archive, front=1 + distilled)
+    length = shape_of(archive, "pos_embed", 3)[1]
+    grid, front = grid_of(archive, "pos_embed", length, (0, 1 + distilled))
     heads, sentence = usual_heads(archive, width)
     config = ViTConfig.of(
         width=width,
-        depth=depth,
+        depth=count(archive, "blocks."),
         heads=heads,
         mlp_dim=shape_of(archive, "blocks.0.mlp.fc1.weight", 2)[0],
         patch=patch,
-        image_size=(side * patch, side * patch),
+        image_size=(grid[0] * patch, grid[1] * patch),
         channels=channels,
         classes=rows(archive, "head.weight"),
         stem="hmlp" if hmlp else "linear",
@@ -140,7 +133,7 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
         block="parallel" if parallel else "sequential",
         branches=2 if parallel else 1,
         resize_mode="deit",
-        cls_position=has_row,
+        cls_position=front > 0,
         distilled=distilled,
         drop_path_shape="constant",
         layer_scale=1e-4 if "blocks.0.gamma_1" in archive else None,
@@ -169,43 +162,18 @@ def _hmlp_stem(archive: Archive) -> tuple[int, int, int]:
     return shapes[-1][0], shapes[0][1], math.prod(kernels)
 
 
-def _square(archive: Archive, front: int) -> tuple[int, bool]:
-    """Return the side of the grid, and whether the tokens in front of the patches have positions."""
-    count = shape_of(archive, "pos_embed", 3)[1]
-    for tokens, has_row in ((count, False), (count - front, True)):
-        if tokens > 0 and math.isqrt(tokens) ** 2 == tokens:
-            return math.isqrt(tokens), has_row
-    raise WeightsError(
-        f"{archive.path} has {count} positions in 'pos_embed', which is not a square grid, with or without {front} "
-        "for the tokens in front. The file does not contain the grid."
-    )
-
-
 def _refusal(config: ViTConfig | ResNetConfig) -> str:
     """Return why DeiT's files cannot hold this model, "" if they can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
-    height, width = config.image_size
     later = config.layer_scale is not None or config.branches > 1 or config.stem == "hmlp"
     front = "a class token" + (" and a distillation token" if config.origin.distilled else "")
-    placed = config.positions, config.place
     reasons = {
-        f"stem {config.stem!r}": config.stem not in ("linear", "hmlp"),
         f"{config.stem_norm} norms in the hMLP stem": config.stem == "hmlp" and config.stem_norm != "batch",
         f"an hMLP stem for patches of {config.patch}, not 16": config.stem == "hmlp" and config.patch != 16,
-        f"{config.block} blocks of {config.branches} branches": config.block == "axial" or config.branches > 2,
-        f"positions {config.positions!r} at place {config.place!r}": placed != ("1d", "input"),
-        f"pool {config.pool!r}": config.pool != "cls",
-        f"{config.registers} registers": bool(config.registers),
-        "a pre-logits layer": config.pre_logits is not None,
-        f"final_norm {config.origin.final_norm!r}": config.origin.final_norm != "tokens",
-        f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
-        f"GELU of kind {config.origin.gelu!r}": config.origin.gelu != "erf",
-        f"norm_eps {config.origin.norm_eps}": config.origin.norm_eps != 1e-6,
-        f"images of {height} x {width} pixels, which are not square": height != width,
+        f"{config.block} blocks of {config.branches} branches": config.branches > 2,
         f"positions for {front} beside LayerScale, branches or an hMLP stem": later and config.cls_position,
         "a distillation token beside LayerScale, branches or an hMLP stem": later and config.origin.distilled,
         "a distillation token without a position": config.origin.distilled and not config.cls_position,
-        **special_parts(config),
     }
-    return first_reason(reasons)
+    return without_place(config, HAS) or first_reason(reasons)

@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import yaml
 
 from vitrail.errors import WeightsError
 from vitrail.files import names_near, open_regular
-from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
+from vitrail.weights.archive import SUFFIXES, weight_files
 
 log = logging.getLogger("vitrail")
 BESIDE = ("config.json", "open_clip_config.json", "preprocessor_config.json", "card.json", "README.md")
@@ -135,7 +134,7 @@ def _downloaded(repository: str, revision: str) -> Path:
 
     info = HfApi(library_name="vitrail").model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
     files = {sibling.rfilename: sibling for sibling in info.siblings or []}
-    wanted = [*weight_files(files, repository), *(name for name in BESIDE if name in files)]
+    wanted = [*_weights(files, repository), *(name for name in BESIDE if name in files)]
     storage = Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=repository, repo_type="model")
     missing = [name for name in wanted if not (storage / "snapshots" / str(info.sha) / name).exists()]
     for name in missing:
@@ -148,27 +147,9 @@ def _downloaded(repository: str, revision: str) -> Path:
     return folder
 
 
-def weight_files(names: Collection[str], repository: str) -> list[str]:
-    """Return which files of a repository are its weights, chosen as `open_archive` does in a folder.
-
-    Raises WeightsError if there are none, or several models.
-    """
-    for name in SINGLE:
-        if name in names:
-            return [name]
-    for name in INDEX:
-        if name in names:
-            stem, _, suffix = name.removesuffix(".index.json").rpartition(".")
-            return [name, *(file for file in names if fnmatch(file, f"{stem}-*.{suffix}"))]
-    found = sorted(name for name in names if "/" not in name and Path(name).suffix in SUFFIXES)
-    if len(found) == 1:
-        return found
-    if found:
-        raise WeightsError(
-            f"{repository} holds {len(found)} weight files ({', '.join(found[:5])}): download the one that is meant, "
-            f"hf download {repository} {found[0]}, and give its path"
-        )
-    raise WeightsError(f"{repository} holds no weights in a known kind of file ({', '.join(SUFFIXES)})")
+def _weights(names: Collection[str], repository: str) -> list[str]:
+    """Return which files of a repository are its weights. Raises WeightsError if there are none, or several models."""
+    return weight_files(names, repository, f"Download one, hf download {repository} FILE, and give its path.")
 
 
 def _fetch(repository: str, commit: str, file: Any, storage: Path) -> None:
@@ -236,7 +217,7 @@ def _cached(repository: str, revision: str, why: str) -> Path:
         folder = Path(
             snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=list(BESIDE))
         )
-        weight_files([path.name for path in folder.iterdir()], repository)
+        _weights([path.name for path in folder.iterdir()], repository)
     except (LocalEntryNotFoundError, WeightsError, ValueError) as error:
         at, flag = ("", "") if revision == "main" else (f"@{revision}", f" --revision {revision}")
         raise WeightsError(

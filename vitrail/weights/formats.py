@@ -6,6 +6,7 @@ name, because people rename files. Exactly one format must recognise a file; if 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import LONGEST_NAME, UsageError, WeightsError, did_you_mean
-from vitrail.files import replacing
+from vitrail.files import replacing, replacing_text
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
@@ -26,16 +27,16 @@ from vitrail.weights.mapping import Conversion
 from vitrail.words import shown
 
 MODULES = {
-    "google": "flax.google",
-    "big_vision": "flax.big_vision",
-    "bit": "flax.bit",
-    "timm": "timm.format",
-    "hf": "hf.format",
-    "torchvision": "torchvision",
-    "deit": "deit",
-    "open_clip": "open_clip",
+    "google": "flax.vit.GOOGLE",
+    "big_vision": "flax.vit.BIG_VISION",
+    "bit": "flax.bit.FORMAT",
+    "timm": "timm.format.FORMAT",
+    "hf": "hf.format.FORMAT",
+    "torchvision": "torchvision.FORMAT",
+    "deit": "deit.FORMAT",
+    "open_clip": "open_clip.FORMAT",
 }
-"""Every foreign format's name, and the module below `vitrail.weights` that holds it as `FORMAT`."""
+"""Every foreign format's name, and its place below `vitrail.weights`."""
 NAMES = tuple(MODULES)
 
 
@@ -91,7 +92,8 @@ def format_named(name: str) -> Format:
     """Return the format with this name. Raises UsageError that lists the valid names."""
     if name not in NAMES:
         raise UsageError(f"there is no format {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
-    found: Format = import_module(f"vitrail.weights.{MODULES[name]}").FORMAT
+    module, _, place = MODULES[name].rpartition(".")
+    found: Format = getattr(import_module(f"vitrail.weights.{module}"), place)
     return found
 
 
@@ -166,20 +168,13 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_name, value))
-
-
-def _is_table(value: Any) -> bool:
-    """Return whether a JSON value is an object of names."""
-    return isinstance(value, Mapping) and all(map(_is_name, value.values()))
-
-
 _ORIGIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("architecture", "prefix", "naming", "positions", "dtype"), _is_name),
     **dict.fromkeys(("scan", "beit", "relpos", "qkv_bias", "dense_bias"), lambda value: isinstance(value, bool)),
-    **dict.fromkeys(("wide_norms", "mlp"), _are_names),
-    **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
+    **dict.fromkeys(("wide_norms", "mlp"), lambda value: isinstance(value, list) and all(map(_is_name, value))),
+    **dict.fromkeys(
+        ("numbered", "other_dtypes"), lambda value: isinstance(value, Mapping) and all(map(_is_name, value.values()))
+    ),
     **dict.fromkeys(("layout", "config", "processor", "pretrained", "trunk"), lambda value: isinstance(value, Mapping)),
 }
 """Entry of `provenance["origin"]` on a card -> whether a value is valid. The formats write them, and read them here."""
@@ -200,7 +195,7 @@ def foreign_tensors(state: Mapping[str, Tensor], conversions: Iterable[Conversio
         raise WeightsError(f"format {name!r} cannot hold the tensor {extra[0]!r}; save as 'vitrail'")
     parts: dict[str, list[Tensor]] = {}
     for entry in conversions:
-        for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True):
+        for theirs, tensor in zip(entry.theirs, entry.written(state[entry.ours]), strict=True):
             parts.setdefault(theirs, []).append(tensor)
     return {theirs: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for theirs, tensors in parts.items()}
 
@@ -222,6 +217,18 @@ def refuse_folder(path: Path, example: str) -> None:
         raise WeightsError(
             f"{path} is a folder; this format is a single file. Give its name, such as {path / example}."
         )
+
+
+def write_folder(
+    folder: Path, tensors: Mapping[str, Tensor], documents: Mapping[str, Any], weights: str = "model.safetensors"
+) -> None:
+    """Write a folder with a file of weights and JSON files. Raises WeightsError if `folder` is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise WeightsError(f"{folder} is a file, but this format is a folder. Give the name of a folder.")
+    write_tensors(folder / weights, tensors)
+    for name, values in documents.items():
+        with replacing_text(folder / name) as file:
+            file.write(json.dumps(values, indent=2) + "\n")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, under: str | None = None) -> None:

@@ -85,7 +85,17 @@ def _model(path: Path, changes: Overrides, within: tuple[Path, ...]) -> ViT | Re
     with open_archive(path) as opened:
         archive = unwrapped(opened)
         origin, found = describe(archive)
-        return _load(archive, origin, found, changes)
+        report = LoadReport(archive.path, origin.name)
+        found, changes = _at_size(found, changes, report)
+        report.unused = {name: why for name, why in found.unused.items() if name in archive}
+        report.missing = dict(found.zeros)
+        report.assumptions = [*archive.notes, *found.assumptions]
+        report.differences = found.differences
+        for entry in found.conversions:
+            if changes.classes is not None and entry.ours.startswith(HEAD):
+                report.unused |= dict.fromkeys(entry.theirs, "replaced by a new head")
+        source = partial(_tensors, archive, found, expected(found.card.config, archive.path))
+        return assemble(found.card, source, report, changes)
 
 
 def _from_base(
@@ -250,21 +260,6 @@ def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
     for entry in found.conversions:
         parts = [archive.without_memory(name) for name in entry.theirs]
         _converted(archive, entry, parts, needed[entry.ours], found.card.config)
-
-
-def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overrides) -> ViT | ResNet:
-    report = LoadReport(archive.path, origin.name)
-    found, changes = _at_size(found, changes, report)
-    report.unused = {name: why for name, why in found.unused.items() if name in archive}
-    report.missing = dict(found.zeros)
-    report.assumptions = [*archive.notes, *found.assumptions]
-    report.differences = found.differences
-    needed = expected(found.card.config, archive.path)
-    for entry in found.conversions:
-        if changes.classes is not None and entry.ours.startswith(HEAD):
-            report.unused |= dict.fromkeys(entry.theirs, "replaced by a new head")
-    source = partial(_tensors, archive, found, needed)
-    return assemble(found.card, source, report, changes)
 
 
 def _at_size(found: ForeignModel, changes: Overrides, report: LoadReport) -> tuple[ForeignModel, Overrides]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -38,18 +37,27 @@ LARGEST_NUMBER = 1e30
 """Numbers of foreign files are below it, so that float32 can hold them."""
 
 
+def _keep(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 @dataclass(frozen=True)
 class Rule:
     """How one tensor of a model is made of the tensors of a file, and back: the right column of a table."""
 
     theirs: tuple[str, ...]
     """Names in the file, in the order in which `read` takes the tensors."""
-    read: Callable[..., Tensor]
+    read: Callable[..., Tensor] = _keep
     """Foreign tensors -> the model's tensor, as a view if possible; the loader copies it if necessary."""
-    write: Callable[[Tensor], tuple[Tensor, ...]]
-    """The model's tensor -> foreign tensors, the inverse of `read`; they do not share memory with each other."""
+    write: Callable[[Tensor], Tensor | Sequence[Tensor]] = _keep
+    """The model's tensor -> the foreign tensor, or several in order: the inverse of `read`, as views if possible."""
     reshape: bool = False
     """Whether `read` may return the values in another shape; the loader then reshapes them to the model's."""
+
+    def written(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the foreign tensors of one of the model's; they do not share memory with each other."""
+        foreign = self.write(tensor)
+        return (foreign,) if isinstance(foreign, Tensor) else tuple(part.clone() for part in foreign)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def apply_table(names: Iterable[str], table: NameTable, first: int = 0, **fields
         match, right = next(((match, right) for match, right in matches if match), (None, ""))
         if match is None:
             continue
-        rule = right if isinstance(right, Rule) else Rule((right,), _keep, _alone)
+        rule = right if isinstance(right, Rule) else Rule((right,))
         own: dict[str, Any] = match.groupdict()
         own |= {field: int(text) for field, text in own.items() if field != "part"}
         own |= {field: own[field] + first for field in ("stage", "unit") if field in own}
@@ -109,26 +117,12 @@ def within(ours: str, theirs: str, table: NameTable) -> dict[str, str | Rule]:
 
 def joined(*theirs: str, dim: int = 0) -> Rule:
     """Return the rule of tensors that are separate in the file and concatenated along `dim` in the model."""
-
-    def read(*parts: Tensor) -> Tensor:
-        return torch.cat(parts, dim)
-
-    def write(tensor: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.clone() for part in tensor.chunk(len(theirs), dim))
-
-    return Rule(theirs, read, write)
+    return Rule(theirs, lambda *parts: torch.cat(parts, dim), lambda tensor: tensor.chunk(len(theirs), dim))
 
 
 def stacked(theirs: str) -> Rule:
     """Return the rule of tensors that are separate in the file and stacked along a new first axis here."""
-
-    def read(*tables: Tensor) -> Tensor:
-        return torch.stack(tables)
-
-    def write(stack: Tensor) -> tuple[Tensor, ...]:
-        return tuple(table.clone() for table in stack)
-
-    return Rule((theirs,), read, write)
+    return Rule((theirs,), lambda *tables: torch.stack(tables), lambda stack: stack.unbind())
 
 
 def without_key_bias(query: str, value: str) -> Rule:
@@ -136,35 +130,27 @@ def without_key_bias(query: str, value: str) -> Rule:
 
     A bias of the keys adds the same number to all logits of a query, which the softmax removes.
     """
-
-    def read(query: Tensor, value: Tensor) -> Tensor:
-        return torch.cat([query, torch.zeros_like(query), value])
-
-    def write(bias: Tensor) -> tuple[Tensor, ...]:
-        query, _, value = bias.chunk(3)
-        return query.clone(), value.clone()
-
-    return Rule((query, value), read, write)
+    return Rule((query, value), lambda q, v: torch.cat([q, torch.zeros_like(q), v]), lambda bias: bias.chunk(3)[::2])
 
 
 def turned(theirs: str) -> Rule:
     """Return the rule of a transposed matrix: [in, out] in the file, [out, in] in the model."""
-    return Rule((theirs,), _turn, lambda tensor: (_turn(tensor),))
+    return Rule((theirs,), lambda matrix: matrix.mT, lambda weight: weight.mT)
 
 
 def conv_kernel(theirs: str) -> Rule:
     """Return the rule of a kernel [height, width, in, out] in the file, [out, in, height, width] in the model."""
-    return Rule((theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
+    return Rule((theirs,), lambda kernel: kernel.permute(3, 2, 0, 1), lambda weight: weight.permute(2, 3, 1, 0))
 
 
 def reshaped(theirs: str, shape_theirs: tuple[int, ...]) -> Rule:
     """Return the rule of a tensor that has the shape `shape_theirs` in the file and equal values, in order."""
-    return Rule((theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
+    return Rule((theirs,), write=lambda tensor: tensor.reshape(shape_theirs), reshape=True)
 
 
 def unbatched(theirs: str) -> Rule:
     """Return the rule of a tensor without the first axis of one entry that the model's has."""
-    return Rule((theirs,), _keep, lambda tensor: (tensor[0],), reshape=True)
+    return Rule((theirs,), write=lambda tensor: tensor[0], reshape=True)
 
 
 def dense(ours: str, theirs: str) -> NameTable:
@@ -175,22 +161,6 @@ def dense(ours: str, theirs: str) -> NameTable:
 def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> NameTable:
     """Return the rows of a norm's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
     return {f"{ours}.weight": f"{theirs}/{names[0]}", f"{ours}.bias": f"{theirs}/{names[1]}"}
-
-
-def _keep(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _alone(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor,)
-
-
-def _turn(tensor: Tensor) -> Tensor:
-    return tensor.mT
-
-
-def _to_oihw(kernel: Tensor) -> Tensor:
-    return kernel.permute(3, 2, 0, 1)
 
 
 def number_in(values: Mapping[str, Any], name: str, where: str) -> float:
@@ -249,40 +219,44 @@ def stem_sizes(archive: Archive, name: str) -> tuple[int, int, int]:
     return width, channels, patch
 
 
-def square_side(archive: Archive, name: str, cells: int) -> int:
-    """Return the side of the square grid of `cells` patches that the table `name` is for. Raises WeightsError."""
-    side = math.isqrt(max(cells, 0))
-    if cells < 1 or side * side != cells:
-        raise WeightsError(
-            f"{archive.path} has a table for {cells} patches ({name!r}), which is not a square grid, and does not say "
-            "which grid it is"
-        )
-    return side
+def grid_of(
+    archive: Archive,
+    name: str,
+    length: int,
+    fronts: Iterable[int],
+    given: tuple[int, int] | None = None,
+    hint: str = "The file does not say which grid it is.",
+) -> tuple[tuple[int, int], int]:
+    """Return the grid (rows, columns) of the table `name` of `length` positions, and how many are in front of it.
 
-
-def layers_in(archive: Archive, name: str) -> int:
-    """Return the number of layers that have a tensor; its `name` has a field {layer}."""
-    depth = 0
-    while name.format(layer=depth) in archive:
-        depth += 1
-    return depth
-
-
-def stage_units(archive: Archive, names: Iterable[str], prefix: str, digits: int = 1) -> tuple[int, ...]:
-    """Return the number of units in each stage of a ResNet, () if it has none.
-
-    After the prefix, names start with "block1/unit1/", where the unit has at least this number of digits. Raises
-    WeightsError for a gap in the numbers.
+    `fronts` are the numbers of positions that there may be for other tokens. The grid is the `given` one, or a square.
     """
-    pattern = re.compile(re.escape(prefix) + r"block(\d+)/unit(\d+)/")
-    found = {(int(match[1]), int(match[2])) for name in names if (match := pattern.match(name))}
-    counts = Counter(stage for stage, _ in found)
-    units = tuple(counts[stage] for stage in range(1, 1 + len(counts)))
-    expected = {(stage, unit) for stage, count in enumerate(units, 1) for unit in range(1, count + 1)}
-    if gap := sorted(expected - found) or sorted(found - expected):
-        stage, unit = gap[0]
-        raise WeightsError(f"{archive.path} has a gap in its ResNet: see {prefix}block{stage}/unit{unit:0{digits}}")
-    return units
+    possible = sorted(set(fronts))
+    if given and length - given[0] * given[1] in possible:
+        return given, length - given[0] * given[1]
+    sides = {front: math.isqrt(length - front) for front in possible if length > front}
+    squares = [front for front, side in sides.items() if side * side == length - front]
+    if len(squares) != 1:
+        raise WeightsError(
+            f"{archive.path}: {name!r} has {length} positions, which fit {'more than one' if squares else 'no'} square "
+            f"grid with {' or '.join(map(str, possible))} in front of it. {hint}"
+        )
+    side = sides[squares[0]]
+    return (side, side), squares[0]
+
+
+def count(archive: Archive, prefix: str, end: str = ".", first: int = 0, names: Iterable[str] | None = None) -> int:
+    """Return how many numbers, from `first`, stand between `prefix` and `end` in the names (default: the archive's).
+
+    Raises WeightsError if a number is missing.
+    """
+    pattern = re.compile(re.escape(prefix) + r"(\d+)" + re.escape(end))
+    found = (pattern.match(name) for name in (archive.names if names is None else names))
+    numbers = {int(match[1]): match[1] for match in found if match}
+    if missing := sorted(set(range(first, first + len(numbers))) - numbers.keys()):
+        last, digits = numbers[max(numbers)], min(map(len, numbers.values()))
+        raise WeightsError(f"{archive.path} has '{prefix}{last}' but no '{prefix}{missing[0]:0{digits}}'")
+    return len(numbers)
 
 
 def imagenet_statistics(channels: int) -> dict[str, tuple[float, ...]]:
@@ -310,52 +284,35 @@ def without_stem_bias(state: Mapping[str, Tensor], config: ViTConfig) -> dict[st
 
 def dense_biases(config: ViTConfig) -> list[str]:
     """Return the names of the biases of the dense layers in attentions and MLPs that come after queries and keys."""
-    parts = ("attentions.{}.attention.out", "mlps.{}.mlp.fc1", "mlps.{}.mlp.fc2")
+    return _biases(config, "attentions.{}.attention.out", "mlps.{}.mlp.fc1", "mlps.{}.mlp.fc2")
+
+
+def qkv_biases(config: ViTConfig) -> list[str]:
+    """Return the names of the biases of queries, keys and values."""
+    return _biases(config, "attentions.{}.attention.qkv")
+
+
+def _biases(config: ViTConfig, *parts: str) -> list[str]:
     places = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
     return [f"blocks.{layer}.{part.format(branch)}.bias" for layer, branch in places for part in parts]
 
 
-def special_parts(config: ViTConfig) -> dict[str, bool]:
-    """Return part -> whether a model has it, for parts that only timm and transformers have."""
-    return {
-        "norms behind attention and MLP": config.origin.norm_after,
-        "normalised queries and keys": config.origin.qk_norm != "none",
-        "RMSNorm": config.origin.norm == "rms",
-        "a norm of the patches": config.origin.patch_norm,
-        "attention pooling with its own number of heads or hidden width": own_pool(config) != (None, None),
-        "attention pooling over the tokens in front of the grid": config.origin.pool_prefix and config.prefix > 0,
-    }
+ROTARY_HEADS = {4096: 128, 1536: 96, 0: 64}
+"""Features of a head in published networks with rotary positions: DINOv3's 7B, the gigantic Perception Encoder, all."""
+AIMV2_HEADS = {0: 128}
 
 
-def own_pool(config: ViTConfig) -> tuple[int | None, int | None]:
-    """Return heads and hidden width of the attention pooling where they differ from those of the blocks, else None."""
-    heads = None if config.origin.pool_heads == config.heads else config.origin.pool_heads
-    return heads, None if config.origin.pool_mlp_dim == config.mlp_dim else config.origin.pool_mlp_dim
-
-
-def first_reason(reasons: Mapping[str, bool]) -> str:
-    """Return the first reason that is true of a model, "" if there is none: why a format cannot express it."""
-    return next((reason for reason, is_true in reasons.items() if is_true), "")
-
-
-def eva_heads(archive: Archive, width: int) -> tuple[int, str]:
-    """Return the number of heads of published networks with rotary positions, and a sentence for the load report.
-
-    DINOv3's 7B has heads of 128 features, the gigantic Perception Encoder of 96, all others of 64. Raises WeightsError
-    as `usual_heads` does.
-    """
-    if width % 64:
-        return usual_heads(archive, width)
-    features = {4096: 128, 1536: 96}.get(width, 64)
-    return width // features, f"{width // features} heads of {features} features"
-
-
-def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
+def usual_heads(archive: Archive, width: int, own: Mapping[int, int] | None = None) -> tuple[int, str]:
     """Return the number of heads of published models with this width, and a sentence for the load report.
 
-    No tensor's shape depends on it. Raises WeightsError if the width is neither a published one nor a multiple of 64.
+    No tensor's shape depends on it. `own` is the number of features of a head for a width, or (0) for any width that is
+    a multiple, in a family of its own. Raises WeightsError if the width is neither a published one nor a multiple of
+    64.
     """
-    named = {size[0]: size[2] for size in SIZES.values()}
+    own = own or {}
+    features, named = own.get(width, own.get(0, 0)), {size[0]: size[2] for size in SIZES.values()}
+    if features and width % features == 0:
+        return width // features, f"{width // features} heads of {features} features"
     if width in named:
         return named[width], f"{named[width]} heads, as published models of width {width} have"
     if width % 64:

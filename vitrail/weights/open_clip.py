@@ -4,14 +4,28 @@ The patch embedding and the projection (`proj`) have no bias. The outputs of the
 compared with texts; they count as classes.
 
 The tensors do not tell quick_gelu from GELU. Only OpenAI's own files, which also hold `input_resolution`, are known to
-have quick_gelu; the others need open_clip_config.json. Towers of timm (`visual.trunk.`) are those of `timm_tower.py`.
+have quick_gelu; the others need open_clip_config.json.
+
+Some image towers are networks of timm: `visual.trunk.` in front of timm's names, and a projection.
+
+| theirs | ours |
+|---|---|
+| `visual.trunk.blocks.0.attn.qkv.weight` | as in timm, without the prefix |
+| `visual.head.proj` (`timm_proj` "linear"), `visual.trunk.head` (`timm_proj` null) | `head` |
+| any of them with `timm_proj` "none" | left out: the outputs are the features of the tower |
+
+The last layer of a model of vitrail is linear, so a projection of `timm_proj` "mlp" has no place. With "none" in place
+of "mlp" in open_clip_config.json, such a tower is loaded without it.
+
+vision_cfg of open_clip_config.json names the architecture, its pooling and the projection. OpenCLIP builds the network
+from this name alone. So a model goes back only with the sizes with which it was loaded.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +34,26 @@ from torch import Tensor, nn
 from vitrail.data.images.geometry import Interpolation
 from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import WeightsError
-from vitrail.files import replacing_text
 from vitrail.model.limits import Gelu
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Config, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_folder
 from vitrail.weights.mapping import (
     CLIP,
+    Conversion,
     NameTable,
     apply_table,
-    first_reason,
-    layers_in,
+    count,
+    grid_of,
     number_in,
     numbers_in,
     reshaped,
     rows,
     shape_of,
     size_in,
-    special_parts,
-    square_side,
     stem_sizes,
     turned,
     unbatched,
@@ -49,7 +61,9 @@ from vitrail.weights.mapping import (
     within,
     without_stem_bias,
 )
-from vitrail.weights.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
+from vitrail.weights.parts import without_place
+from vitrail.weights.timm.format import FORMAT as TIMM
+from vitrail.weights.timm.format import vit_tensors
 from vitrail.words import shown
 
 FILES = ("open_clip_model.safetensors", "open_clip_config.json")
@@ -85,24 +99,24 @@ _KNOWN: dict[str, Any] = {
     **dict(pool_type="tok", pos_embed_type="learnable", attentional_pool=False, final_ln_after_pool=False),
 }
 """Entry of vision_cfg -> the only value that is supported; None for any."""
+HAS = "layer_scale pre_norm gelu norm_eps oblong pooled_norm"
+"""The parts in `vitrail.weights.parts` that OpenCLIP's image towers have."""
 
 
-@dataclass(frozen=True)
 class OpenClip:
     """The format of OpenCLIP, which is OpenAI's."""
 
-    name: str = "open_clip"
+    name = "open_clip"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: OpenAI's names of the patch and the class embedding, or a tower of timm."""
-        return is_tower(archive) or any(
-            {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= archive.names for prefix in PREFIXES
-        )
+        own = ({f"{prefix}conv1.weight", f"{prefix}class_embedding"} for prefix in PREFIXES)
+        return _is_tower(archive) or any(names <= archive.names for names in own)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
-        if is_tower(archive):
-            return self._find_tower(archive)
+        if _is_tower(archive):
+            return _find_tower(archive)
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}conv1.weight" in archive)
         config, notes = _config(archive, prefix)
         preprocess = _preprocess(archive, config.image_size, notes)
@@ -114,33 +128,18 @@ class OpenClip:
         unused |= dict.fromkeys(_OPENAI, "a size of the towers")
         return ForeignModel(card, entries, {k: why for k, why in unused.items() if k in archive}, zeros, notes)
 
-    def _find_tower(self, archive: Archive) -> ForeignModel:
-        """Return the image tower of timm, with OpenCLIP's preprocessing."""
-        where, notes = f"{archive.path}, {FILES[1]}", list[str]()
-        vision = _mapping(_mapping(archive.config, "model_cfg", where), "vision_cfg", where)
-        found = find_tower(archive, vision, where)
-        mean, std = _statistics(archive, found.card.config.channels, where, notes)
-        config = replace(found.card.config, mean=mean, std=std)
-        preprocess = _preprocess(archive, config.image_size, notes)
-        trunk = found.card.provenance["origin"] | dict(sizes=sizes_of(config))
-        origin = dict(format=self.name, file=archive.path.name, config=dict(archive.config), trunk=trunk)
-        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        unused, notes = found.unused | _texts(archive), [*found.assumptions, *notes]
-        return replace(found, card=card, unused=unused, assumptions=notes)
-
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write a folder with the image tower and open_clip_config.json. Raises WeightsError.
 
         OpenCLIP builds a model only with a tower for texts; `model.visual.load_state_dict` takes this one.
         """
-        if path.is_file():
-            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
         origin = origin_of(card, self.name)
         if "trunk" in origin and isinstance(model, ViT):
             read = origin.get("config", {})
             cfg = _mapping(read, "model_cfg", "the model's card")
-            tensors = tower_tensors(model, card, origin["trunk"], _mapping(cfg, "vision_cfg", "the model's card"))
-            _write(path, tensors, {**read, "preprocess_cfg": _preprocess_json(model.config, card)})
+            tensors = _tower_tensors(model, card, origin["trunk"], _mapping(cfg, "vision_cfg", "the model's card"))
+            values = {**read, "preprocess_cfg": _preprocess_json(model.config, card)}
+            write_folder(path, tensors, {FILES[1]: values}, FILES[0])
             return
         config = model.config
         if card.preprocess.resize == "squash-crop":
@@ -156,17 +155,11 @@ class OpenClip:
                 f"format {self.name!r} has no place for this model: its last layer has a bias, and a projection none"
             )
         entries = apply_table(state, TABLE, prefix=origin.get("prefix", PREFIXES[0]))
-        _write(path, foreign_tensors(state, entries, self.name), _json(config, card, origin.get("config", {})))
+        values = _json(config, card, origin.get("config", {}))
+        write_folder(path, foreign_tensors(state, entries, self.name), {FILES[1]: values}, FILES[0])
 
 
 FORMAT = OpenClip()
-
-
-def _write(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write the two files of a folder."""
-    write_tensors(folder / FILES[0], tensors)
-    with replacing_text(folder / FILES[1]) as file:
-        file.write(json.dumps(config, indent=2) + "\n")
 
 
 def _texts(archive: Archive) -> dict[str, str]:
@@ -179,13 +172,11 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     where, notes = f"{archive.path}, {FILES[1]}", list[str]()
     model = _mapping(archive.config, "model_cfg", where)
     vision = _mapping(model, "vision_cfg", where)
-    for name, value in vision.items():
-        if name not in _KNOWN or (_KNOWN[name] is not None and value != _KNOWN[name]):
-            raise WeightsError(f"{where}: {name} is {shown(value)} in vision_cfg, which vitrail does not support")
+    _refuse_unknown(vision, _KNOWN, where)
     width, channels, patch = stem_sizes(archive, f"{prefix}conv1.weight")
     table, layers = f"{prefix}positional_embedding", f"{prefix}transformer.resblocks"
     if vision.get("image_size") is None:
-        side = square_side(archive, table, shape_of(archive, table, 2)[0] - 1) * patch
+        side = grid_of(archive, table, shape_of(archive, table, 2)[0], (1,))[0][0] * patch
         size = side, side
     else:
         size = size_in(vision["image_size"], "image_size", where)
@@ -198,7 +189,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     gamma = {"ls_init_value": vision.get("ls_init_value") or 1e-5}
     config = ViTConfig.of(
         width=width,
-        depth=layers_in(archive, f"{layers}.{{layer}}.ln_1.weight"),
+        depth=count(archive, f"{layers}."),
         heads=heads,
         mlp_dim=rows(archive, f"{layers}.0.mlp.c_fc.weight"),
         patch=patch,
@@ -214,6 +205,13 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         std=std,
     )
     return config, notes
+
+
+def _refuse_unknown(vision: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raise WeightsError for an entry of vision_cfg that is not known, or does not have the only supported value."""
+    for name, value in vision.items():
+        if name not in known or (known[name] is not None and value != known[name]):
+            raise WeightsError(f"{where}: {name} is {shown(value)} in vision_cfg, which vitrail does not support")
 
 
 def _gelu(archive: Archive, model: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> Gelu:
@@ -268,21 +266,8 @@ def _refusal(config: Any) -> str:
     """Return why OpenCLIP cannot express a model, "" if it can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
-    return first_reason(
-        {
-            f"stem {config.stem!r}": config.stem != "linear",
-            f"{config.block} blocks": config.block != "sequential",
-            f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
-            f"positions {config.positions!r} at place {config.place!r}": (config.positions, config.place)
-            != ("1d", "input"),
-            "a class token without a position, or other tokens beside it": (config.front, config.prefix) != (1, 1),
-            f"pooling by {config.pool!r}": config.pool != "cls",
-            "no LayerNorm after the last block": config.origin.final_norm == "none",
-            **special_parts(config),
-            "a pre-logits layer": config.pre_logits is not None,
-            "no projection of the class token, because it has 0 classes": not config.classes,
-        }
-    )
+    headless = "" if config.classes else "no projection of the class token, because it has 0 classes"
+    return without_place(config, HAS) or headless
 
 
 def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,3 +304,126 @@ def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
         # OpenCLIP's own files name it nowhere, and 0 is what it takes then
         **({"fill_color": fill} if fill else {}),
     )
+
+
+TRUNK, TOWER_HEAD = "visual.trunk.", "visual.head."
+PROJECTION = f"{TOWER_HEAD}proj."
+_POOLS = ("avg", "token", "map", "")
+PROJECTIONS = ("linear", "none", "", None)
+"""Supported values of `timm_proj`; with the last two, timm's own classifier is the projection."""
+_OWN_POOLS = ((r"vit_relpos_.*_cls_", "token"), (r"vit_relpos_.*_clsgap_", "avg"))
+"""(pattern of architectures with a class token, their own pooling), for `timm_pool` "", which keeps it."""
+_IGNORED = ("timm_model_pretrained", "timm_proj_bias", "timm_drop", "timm_drop_path", "patch_dropout", "output_tokens")
+_TOWER_KNOWN = ("image_size", "timm_model_name", "timm_pool", "timm_proj", *_IGNORED)
+
+
+def _is_tower(archive: Archive) -> bool:
+    """Return whether the image tower is a network of timm."""
+    return any(name.startswith(TRUNK) for name in archive.names)
+
+
+def _find_tower(archive: Archive) -> ForeignModel:
+    """Return the network of timm in an archive, with OpenCLIP's preprocessing. Raises WeightsError."""
+    where, notes = f"{archive.path}, {FILES[1]}", list[str]()
+    vision = _mapping(_mapping(archive.config, "model_cfg", where), "vision_cfg", where)
+    name, pool, projection = _tower_settings(archive, vision, where)
+    size = size_in(vision.get("image_size", 224), "image_size", where)
+    heads = (one for one in sorted(archive.names) if one.startswith((TOWER_HEAD, f"{TRUNK}head.")))
+    left_out = dict.fromkeys(heads, "the projection, because timm_proj is 'none'") if projection == "none" else {}
+    found = TIMM.find(_trunk(archive, left_out.keys(), name, pool, size))
+    bias = projection != "linear" or f"{PROJECTION}bias" in archive
+    zeros = found.zeros | ({} if bias else {"head.bias": "no bias of the projection"})
+    unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()} | left_out | _texts(archive)
+
+    def renamed(entries: list[Conversion]) -> list[Conversion]:
+        """Return conversions of timm with the names in the file of OpenCLIP, without those of tensors that it lacks."""
+        there = [entry for entry in entries if entry.ours not in zeros]
+        return [replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs)) for entry in there]
+
+    mean, std = _statistics(archive, found.card.config.channels, where, notes)
+    config = replace(found.card.config, mean=mean, std=std)
+    preprocess = _preprocess(archive, config.image_size, notes)
+    trunk = found.card.provenance["origin"] | dict(sizes=_sizes_of(config))
+    origin = dict(format=FORMAT.name, file=archive.path.name, config=dict(archive.config), trunk=trunk)
+    card = Card(config, preprocess=preprocess, source=FORMAT.name, provenance={"origin": origin})
+    again = None if (computed := found.for_config) is None else lambda config: renamed(computed(config))
+    assumptions = [*found.assumptions, *notes]
+    return ForeignModel(card, renamed(found.conversions), unused, zeros, assumptions, for_config=again)
+
+
+def _tower_settings(archive: Archive, vision: Mapping[str, Any], where: str) -> tuple[str, str, str | None]:
+    """Return architecture, pooling and projection. Raises WeightsError for values that vitrail does not support."""
+    name = vision.get("timm_model_name")
+    if not isinstance(name, str):
+        raise WeightsError(
+            f"{archive.path} has an image tower of timm, and nothing names its architecture. Add open_clip_config.json "
+            "beside the weights, with timm_model_name in vision_cfg"
+        )
+    _refuse_unknown(vision, dict.fromkeys(_TOWER_KNOWN), where)
+    pool, projection = vision.get("timm_pool", "avg"), vision.get("timm_proj", "linear")
+    if projection == "mlp":
+        raise WeightsError(
+            f"{where}: timm_proj is 'mlp' in vision_cfg, but the last layer of a model of vitrail is linear and cannot "
+            f"hold an MLP ({TOWER_HEAD}mlp). Valid: {', '.join(map(repr, PROJECTIONS))}. To load the tower without its "
+            "projection, replace 'mlp' by 'none' there; its outputs are then the features in front of the projection"
+        )
+    if not pool:
+        pool = next((own for pattern, own in _OWN_POOLS if re.match(pattern, name)), pool)
+    if pool not in _POOLS or projection not in PROJECTIONS:
+        raise WeightsError(
+            f"{where}: timm_pool is {shown(pool)} and timm_proj is {shown(projection)} in vision_cfg; valid: "
+            f"{', '.join(map(repr, _POOLS))} and {', '.join(map(repr, PROJECTIONS))}"
+        )
+    if not pool and (projection != "linear" or f"{TRUNK}cls_token" in archive):
+        raise WeightsError(
+            f"{where}: timm_pool is '' in vision_cfg, so it is not known what the tower computes from its tokens"
+        )
+    return name, pool, projection
+
+
+def _trunk(archive: Archive, without: Collection[str], name: str, pool: str, size: tuple[int, int]) -> Archive:
+    """Return the tower as an archive in timm's format, without the tensors `without`."""
+    used = archive.names.difference(without)
+    theirs = {one.removeprefix(TRUNK): one for one in used if one.startswith(TRUNK)}
+    for kind in ("weight", "bias"):
+        if (projection := f"{PROJECTION}{kind}") in used:
+            theirs[f"head.{kind}"] = projection
+    shapes = {ours: archive.shape(one) for ours, one in theirs.items()}
+    config = dict(architecture=name, model_args=dict(img_size=list(size)), global_pool=pool or None)
+    return Archive(archive.path, archive.kind, shapes, lambda one: archive.read(theirs[one]), config=config)
+
+
+def _whole(name: str, projection: str | None) -> str:
+    """Return a name of timm's as it is in the file of OpenCLIP."""
+    own = projection == "linear" and name.startswith("head.")
+    return f"{PROJECTION}{name.removeprefix('head.')}" if own else f"{TRUNK}{name}"
+
+
+def _sizes_of(config: Config) -> dict[str, str]:
+    """Return the sizes of a tower that OpenCLIP takes from the name of its architecture."""
+    height, width = config.image_size
+    return dict(
+        images=f"{height} x {width} pixels", patch=str(getattr(config, "patch", 0)), outputs=str(config.classes)
+    )
+
+
+def _tower_tensors(model: ViT, card: Card, trunk: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a tower for OpenCLIP. `trunk` and `vision` describe the file that it was loaded from.
+
+    Raises WeightsError with the reason if OpenCLIP would build another network.
+    """
+    if (sizes := _sizes_of(model.config)) != trunk.get("sizes"):
+        raise WeightsError(
+            f"OpenCLIP builds this tower from the name {shown(vision.get('timm_model_name'))} alone, and the model has "
+            f"other sizes now: {', '.join(f'{name} {value}' for name, value in sizes.items())}. Save it as 'timm'"
+        )
+    if trunk.get("relpos"):
+        raise WeightsError(
+            f"OpenCLIP builds {shown(vision.get('timm_model_name'))} with MLPs that compute relative positions, and the"
+            " model holds the table that they computed. Save it as 'timm'"
+        )
+    tensors = vit_tensors(model, replace(card, provenance={"origin": dict(trunk)}))
+    projection = vision.get("timm_proj", "linear")
+    if projection == "linear" and not vision.get("timm_proj_bias") and tensors.pop("head.bias").any():
+        raise WeightsError("OpenCLIP has no place for this model: its last layer has a bias, and this projection none")
+    return {_whole(name, projection): tensor for name, tensor in tensors.items()}

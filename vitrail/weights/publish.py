@@ -176,12 +176,9 @@ def _classes(card: Card) -> str:
 def _table(what: str, rows: Mapping[str, Any]) -> str:
     if not rows:
         return ""
-    lines = [f"| {_escaped(name)} | {_escaped(_value(value))} |" for name, value in rows.items()]
+    texts = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
+    lines = [f"| {_escaped(name)} | {_escaped(text)} |" for name, text in texts.items()]
     return "\n".join([f"| {what} | value |", "|---|---|", *lines])
-
-
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _escaped(text: Any) -> str:

@@ -221,7 +221,12 @@ def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
         content = content[present[0]]
     if not content:
         raise WeightsError(f"{path} holds no tensors")
-    networks = [key for key, value in content.items() if isinstance(key, str) and _is_state(value)]
+    states = {key: value for key, value in content.items() if isinstance(value, dict) and value}
+    networks = [
+        key
+        for key, state in states.items()
+        if isinstance(key, str) and all(isinstance(t, Tensor) for t in state.values())
+    ]
     if len(networks) > 1:
         raise WeightsError(
             f"{path} holds {len(networks)} networks, {listing(networks)}. Save the one that you want in a file of its "
@@ -236,11 +241,6 @@ def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
             notes.append(f"names without their {wrapper!r}")
             names = [name.removeprefix(wrapper) for name in names]
     return dict(zip(names, content.values(), strict=True)), notes
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether a value is a state dict: names of tensors."""
-    return isinstance(value, dict) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
 
 
 def _check_total(path: Path, tensors: dict[str, Tensor]) -> None:

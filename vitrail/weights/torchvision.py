@@ -5,7 +5,6 @@ Files written before 2022 have `mlp.linear_1` and `mlp.linear_2` for `mlp.0` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,16 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
 from vitrail.weights.mapping import (
     apply_table,
-    first_reason,
+    count,
+    grid_of,
     imagenet_statistics,
-    layers_in,
     rows,
     shape_of,
-    special_parts,
-    square_side,
     stem_sizes,
     usual_heads,
     within,
 )
+from vitrail.weights.parts import first_reason, without_place
 
 POSITIONS = "encoder.pos_embedding"
 NEW, OLD = ("0", "3"), ("linear_1", "linear_2")
@@ -60,15 +58,17 @@ TABLE = {
 }
 """Name in the model -> name in the file, where {fc1} and {fc2} are `NEW` or `OLD`."""
 
+HAS = "pre_logits pooled_norm"
+"""The parts in `vitrail.weights.parts` that torchvision's models have."""
+
 # width, patch, image size -> size before the crop, if it is not 256
 _RESIZED = {(1024, 16, 224): 242, (1280, 14, 224): 224}
 
 
-@dataclass(frozen=True)
 class Torchvision:
     """The format of torchvision's `VisionTransformer`."""
 
-    name: str = "torchvision"
+    name = "torchvision"
 
     def recognises(self, archive: Archive) -> bool:
         """Return whether the class token and the positions have the names that only torchvision uses."""
@@ -110,11 +110,11 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
             "strides, so only the linear stem of torchvision's published models is supported."
         )
     width, channels, patch = stem_sizes(archive, "conv_proj.weight")
-    side = square_side(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1] - 1) * patch
+    side = grid_of(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1], (1,))[0][0] * patch
     heads, sentence = usual_heads(archive, width)
     config = ViTConfig.of(
         width=width,
-        depth=layers_in(archive, f"{_BLOCK}ln_1.weight"),
+        depth=count(archive, "encoder.layers.encoder_layer_"),
         heads=heads,
         mlp_dim=shape_of(archive, f"{_FIRST}mlp.{mlp[0]}.weight", 2)[0],
         patch=patch,
@@ -148,23 +148,8 @@ def _refusal(config: object) -> str:
     """Return why torchvision cannot express this model, "" if it can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
-    height, width = config.image_size
     reasons = {
-        f"stem {config.stem!r}": config.stem != "linear",
         f"{config.channels} channels: its models take 3": config.channels != 3,
-        f"{config.block} blocks": config.block != "sequential",
-        f"positions {config.positions!r} at place {config.place!r}": (config.positions, config.place)
-        != ("1d", "input"),
-        "a class token without a position": not config.cls_position,
-        f"pool {config.pool!r}": config.pool != "cls",
-        "a distillation token": config.origin.distilled,
-        "registers": bool(config.registers),
-        "LayerScale": config.layer_scale is not None,
-        f"an MLP with {config.origin.mlp}": config.origin.mlp != "gelu",
-        f"GELU of kind {config.origin.gelu!r}: its models have erf": config.origin.gelu != "erf",
-        f"LayerNorm epsilon {config.origin.norm_eps:g}: its models have 1e-06": config.origin.norm_eps != 1e-6,
-        f"images of {height} x {width} pixels, which are not square": height != width,
         "a pre-logits layer without a classifier": bool(config.pre_logits and not config.classes),
-        **special_parts(config),
     }
-    return first_reason(reasons)
+    return without_place(config, HAS) or first_reason(reasons)

@@ -79,8 +79,12 @@ def verify(source: Path | str) -> Verification:
             f"the reference vector is for another image, {card.reference.get('image')!r}; save the model again"
         )
     else:
-        kept = _against_card(outputs(model), card.reference, path)
-    origin = _origin(card.provenance.get("origin"), card.source)
+        try:
+            kept = differences(outputs(model), card.reference)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise WeightsError(f"{path}: the reference vector in the card is damaged ({shown(error)})") from error
+    recorded = card.provenance.get("origin")  # the format that the weights were first in
+    origin = str((recorded.get("format") if isinstance(recorded, Mapping) else None) or card.source)
     images = fixed_images(model.config)
     library, layers = None, {}
     try:
@@ -91,19 +95,6 @@ def verify(source: Path | str) -> Verification:
     except WeightsError as error:
         notes.append(f"not compared with another library: {error}")
     return Verification(path, format, kept, library, layers, notes)
-
-
-def _against_card(found: Mapping[str, Any], kept: Mapping[str, Any], path: Path) -> dict[str, float]:
-    try:
-        return differences(found, kept)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise WeightsError(f"{path}: the reference vector in the card is damaged ({shown(error)})") from error
-
-
-def _origin(recorded: object, source: str) -> str:
-    """Return the format that the weights were first in."""
-    name = recorded.get("format") if isinstance(recorded, Mapping) else None
-    return str(name or source)
 
 
 PACKAGES = {"timm": "timm", "hf": "transformers", "torchvision": "torchvision"}

@@ -21,8 +21,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.flax.big_vision import FORMAT
-from vitrail.weights.flax.google import FORMAT as GOOGLE
+from vitrail.weights.flax.vit import BIG_VISION as FORMAT
+from vitrail.weights.flax.vit import GOOGLE
 from vitrail.weights.load import load
 from vitrail.weights.save import save as save_model
 
@@ -204,9 +204,9 @@ def test_timm_reads_what_is_written(stack: bool, pool: str, tmp_path: Path) -> N
     [
         (dict(gelu="erf"), "does not store the kind of GELU"),
         (dict(norm_eps=1e-5), "epsilon of LayerNorm"),
-        (dict(registers=2), "no place for registers"),
-        (dict(stem="resnet", stem_units=(1, 1)), "no place for a 'resnet' stem"),
-        (dict(positions="2d"), r"learned 1d or computed \(sincos\) positions only.*this model are '2d'"),
+        (dict(registers=2), "no place for 2 registers"),
+        (dict(stem="resnet", stem_units=(1, 1)), r"no place for stem 'resnet' \(valid: linear\)"),
+        (dict(positions="2d"), r"no place for positions '2d' \(valid: 1d, sincos\)"),
         (dict(pool="cls+gap"), r"no place for pool 'cls\+gap'"),
         (dict(pool="map", class_token=True), "a class token that pool 'map' does not read"),
         (dict(image_size=(32, 8)), "this model's grid of 4 x 1 would be read as 2 x 2"),

@@ -19,7 +19,7 @@ from vitrail.exports.network import trace
 from vitrail.inspection.rollout import rollout
 from vitrail.model.record import attention_maps
 from vitrail.model.vit import ViT
-from vitrail.weights.flax import big_vision
+from vitrail.weights.flax.vit import BIG_VISION
 from vitrail.weights.load import load
 from vitrail.weights.store import load_model, save_model
 
@@ -150,8 +150,8 @@ def test_the_tower_of_a_whole_aimv2_is_read(tmp_path: Path) -> None:
 def test_sines_of_another_kind_are_refused_and_a_table_that_is_not_there(tmp_path: Path) -> None:
     hf_peers.saved(tmp_path / "a", "aimv2-native")
     model = load(tmp_path / "a")
-    with pytest.raises(WeightsError, match="sines of big_vision's positions are those of MoCo v3"):
-        big_vision._check_positions(model.config)
+    with pytest.raises(WeightsError, match=r"no place for sines of kind 'mae' as positions \(valid: moco\)"):
+        BIG_VISION.write(model, model.card, tmp_path / "a.npz")
     file = tmp_path / "a" / "config.json"
     file.write_text(file.read_text().replace('"is_native": true', '"is_native": false'))
     with pytest.raises(

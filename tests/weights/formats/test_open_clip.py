@@ -128,7 +128,7 @@ def test_what_open_clip_has_and_vitrail_has_not_is_refused(tmp_path: Path) -> No
     ("changes", "reason"),
     [
         (dict(classes=0), "no projection of the class token"),
-        (dict(pool="gap"), "a class token without a position|pooling by 'gap'"),
+        (dict(pool="gap"), "pool 'gap'"),
         (dict(positions="2d"), "positions '2d'"),
         ({}, "its last layer has a bias"),
     ],

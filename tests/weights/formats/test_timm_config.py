@@ -290,12 +290,12 @@ HYBRID = dict(stem="resnet", patch=32, image_size=(64, 64))
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(positions="2d"), "positions are '2d'"),
-        (dict(positions="relative"), "positions are 'relative'"),
+        (dict(positions="2d"), "positions '2d'"),
+        (dict(positions="relative"), "positions 'relative'"),
         (dict(place="every"), "at place 'every'"),
-        (dict(stem="hmlp"), "stem is 'hmlp'"),
+        (dict(stem="hmlp"), "stem 'hmlp'"),
         (dict(block="axial", pool="gap"), "axial"),
-        (dict(pool="cls+gap"), r"pools 'cls\+gap'"),
+        (dict(pool="cls+gap"), r"pool 'cls\+gap'"),
         (dict(norm_eps=1e-12), "epsilon 1e-12, timm's 1e-06"),
         (dict(pre_logits=8), "pre-logits"),
         (dict(block="parallel", branches=3), "3 branches"),
@@ -362,7 +362,7 @@ def test_paths_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
     model = build(ViTConfig.of(**OURS))
     (tmp_path / "a.pth").mkdir()
     (tmp_path / "b").write_text("")
-    for name, message in (("a.pth", "is a folder; give the name of a file"), ("b", "is a file; give the name of a")):
+    for name, message in (("a.pth", "is a folder; this format is a single"), ("b", "is a file, but this format")):
         with pytest.raises(WeightsError, match=message):
             FORMAT.write(model, Card(model.config), tmp_path / name)
 

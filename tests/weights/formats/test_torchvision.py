@@ -150,7 +150,7 @@ def test_a_model_of_ours_opens_in_torchvision(tmp_path: Path, pre_logits: int | 
         (dict(distilled=True), "a distillation token"),
         (dict(registers=1), "registers"),
         (dict(layer_scale=0.1), "LayerScale"),
-        (dict(mlp="swiglu"), "an MLP with swiglu"),
+        (dict(mlp="swiglu"), "a swiglu MLP"),
         (dict(gelu="tanh"), "GELU of kind 'tanh'"),
         (dict(norm_eps=1e-12), "epsilon 1e-12"),
         (dict(image_size=(32, 48)), "not square"),

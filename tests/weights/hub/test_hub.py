@@ -25,8 +25,9 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights import download as hub_module
+from vitrail.weights.archive import weight_files
 from vitrail.weights.card import Card
-from vitrail.weights.download import is_name, resolve, weight_files
+from vitrail.weights.download import is_name, resolve
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -284,7 +285,7 @@ def test_a_full_disk_is_not_taken_for_a_lost_network(hub: FakeHub, monkeypatch: 
     ],
 )
 def test_weights_are_chosen_as_from_a_folder(there: list[str], chosen: list[str] | None) -> None:
-    assert weight_files(there, "a/b") == (chosen or there)
+    assert weight_files(there, "a/b", "") == (chosen or there)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_weights_are_chosen_as_from_a_folder(there: list[str], chosen: list[str]
 )
 def test_a_repository_must_hold_one_model(there: list[str], said: str) -> None:
     with pytest.raises(WeightsError, match=said):
-        weight_files(there, "a/b")
+        weight_files(there, "a/b", "")
 
 
 @pytest.mark.parametrize(

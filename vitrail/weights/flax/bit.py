@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -31,8 +31,7 @@ from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.flax.encoder import named_axes
-from vitrail.weights.flax.write import found_dtypes, write_npz
+from vitrail.weights.flax.npz import found_dtypes, named_axes, stage_units, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import (
     Conversion,
@@ -41,7 +40,6 @@ from vitrail.weights.mapping import (
     apply_table,
     conv_kernel,
     scale_bias,
-    stage_units,
     within,
 )
 
@@ -64,17 +62,16 @@ TABLE: NameTable = {
     "root.weight": conv_kernel(ROOT),
     **within("stages.{stage}.{unit}.", "resnet/block{stage}/unit{unit:02}/", _UNIT),
     **scale_bias("norm", "resnet/group_norm", _GAMMA_BETA),
-    "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: (weight.mT[None, None],)),
+    "head.weight": Rule((f"{HEAD}/kernel",), lambda kernel: kernel[0, 0].mT, lambda weight: weight.mT[None, None]),
     "head.bias": f"{HEAD}/bias",
 }
 """Name in the model -> name in the file without numbers of layers; stages and units count from 1."""
 
 
-@dataclass(frozen=True)
 class BiT:
     """The format of google-research/big_transfer."""
 
-    name: str = "bit"
+    name = "bit"
 
     def recognises(self, archive: Archive) -> bool:
         """Return whether there is the root block of a TensorFlow ResNetV2."""
@@ -83,7 +80,7 @@ class BiT:
     def find(self, archive: Archive) -> ForeignModel:
         """Infer the model from the shapes. Raises WeightsError that names the tensor that does not fit."""
         names = _names(archive)
-        if not (units := stage_units(archive, names, "resnet/", digits=2)):
+        if not (units := stage_units(archive, names, "resnet/")):
             raise WeightsError(f"{archive.path} has a ResNet without units: there is no resnet/block1/unit01")
         root = named_axes(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
         head = f"{HEAD}/kernel"

@@ -12,7 +12,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import USUAL_THRESHOLD, Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.hf.encoder import Encoder
-from vitrail.weights.mapping import number_in, size_in, text_in
+from vitrail.weights.mapping import count, number_in, size_in, text_in, usual_heads
 from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
@@ -51,22 +51,32 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
     settings = {**COMMON, **encoder.defaults, **archive.config}
     notes = list(encoder.remarks)
     width, channels, patch = encoder.stem_sizes(archive, settings)
+    depth = count(archive, f"{encoder.layers}.")
+    if not depth:
+        raise WeightsError(f"{archive.path} lacks the tensor '{encoder.theirs('blocks.0.attentions.0.norm.weight')}'")
+    size = archive.config.get("image_size") if encoder.resize_mode != "naflex" else None
+    size = encoder.side(archive) * patch if size is None else size
     values: dict[str, Any] = dict(
         width=width,
-        depth=_depth(archive, encoder),
+        depth=depth,
         mlp_dim=encoder.mlp_dim(archive),
         patch=patch,
         channels=channels,
         norm_eps=_positive(archive, settings, encoder.eps_name),
         gelu=_gelu(archive, encoder.activation(archive, settings)),
         resize_mode=encoder.resize_mode,
-        image_size=_image_size(archive, encoder, patch),
+        image_size=size_in(size, "image_size of config.json", str(archive.path)),
         **encoder.own(archive, settings),
     )
     if archive.config:
-        values["heads"] = _whole(archive, settings, "num_attention_heads")
+        heads = _positive(archive, settings, "num_attention_heads")
+        if not heads.is_integer():
+            raise WeightsError(
+                f"{archive.path}: num_attention_heads of config.json is {heads:g}; valid: a whole number"
+            )
+        values["heads"] = int(heads)
     else:
-        values["heads"], sentence = encoder.usual_heads(archive, width)
+        values["heads"], sentence = usual_heads(archive, width, encoder.head_features)
         notes.append(
             f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU {values['gelu']!r}, the defaults of "
             f"{encoder.bare()}, because there is no config.json"
@@ -77,7 +87,12 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
             raise WeightsError(
                 f"{archive.path}: config.json says {name} {shown(said)}, but the tensors are of {shown(found)}"
             )
-    _check_labels(archive, values["classes"])
+    classes = values["classes"]
+    said = archive.config.get("num_labels", classes)  # transformers makes a name for each
+    if said != classes and (classes or not isinstance(said, int) or not 0 <= said <= MOST_LABELS):
+        raise WeightsError(
+            f"{archive.path}: config.json says num_labels {shown(said)}, but the tensors are of {classes} classes"
+        )
     return values, notes
 
 
@@ -85,42 +100,11 @@ def _fields(encoder: Encoder) -> dict[str, str]:
     return {**FIELDS, encoder.eps_name: "norm_eps", **encoder.fields}
 
 
-def _check_labels(archive: Archive, classes: int) -> None:
-    """Raise WeightsError for a number of labels that is not the classifier's: transformers makes a name for each."""
-    said = archive.config.get("num_labels", classes)
-    if said != classes and (classes or not isinstance(said, int) or not 0 <= said <= MOST_LABELS):
-        raise WeightsError(
-            f"{archive.path}: config.json says num_labels {shown(said)}, but the tensors are of {classes} classes"
-        )
-
-
-def _depth(archive: Archive, encoder: Encoder) -> int:
-    depth = 0
-    while encoder.theirs(f"blocks.{depth}.attentions.0.norm.weight") in archive:
-        depth += 1
-    if not depth:
-        raise WeightsError(f"{archive.path} lacks the tensor '{encoder.theirs('blocks.0.attentions.0.norm.weight')}'")
-    return depth
-
-
-def _image_size(archive: Archive, encoder: Encoder, patch: int) -> tuple[int, int]:
-    size = archive.config.get("image_size") if encoder.resize_mode != "naflex" else None
-    if size is None:
-        size = encoder.side(archive) * patch
-    return size_in(size, "image_size of config.json", str(archive.path))
-
-
 def _positive(archive: Archive, settings: Mapping[str, Any], name: str) -> float:
     value = number_in(settings, name, f"{archive.path}, config.json")
     if value <= 0:
         raise WeightsError(f"{archive.path}: {name} of config.json is {value:g}; valid: a number above 0")
     return value
-
-
-def _whole(archive: Archive, settings: Mapping[str, Any], name: str) -> int:
-    if not (value := _positive(archive, settings, name)).is_integer():
-        raise WeightsError(f"{archive.path}: {name} of config.json is {value:g}; valid: a whole number")
-    return int(value)
 
 
 def _gelu(archive: Archive, name: Any) -> str:
@@ -195,10 +179,8 @@ def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict
         **encoder.json(config),
     )
     values.pop("torch_dtype", None)  # the older name of dtype
-    if card.several:
-        values["problem_type"] = SEVERAL
-    elif card.scale is not None:
-        values["problem_type"] = NUMBERS
+    if card.task != "classes":
+        values["problem_type"] = NUMBERS if card.task == "numbers" else SEVERAL
     elif values.get("problem_type") != PROBLEMS[0]:
         values.pop("problem_type", None)
     if config.classes or encoder.has_head(config):

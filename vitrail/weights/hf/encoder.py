@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from vitrail.data.settings import Preprocess
@@ -36,23 +37,26 @@ from vitrail.weights.mapping import (
     NameTable,
     Rule,
     apply_table,
-    first_reason,
+    grid_of,
     joined,
-    own_pool,
+    qkv_biases,
     rows,
     shape_of,
-    square_side,
     stem_sizes,
-    usual_heads,
     within,
     without_key_bias,
 )
+from vitrail.weights.parts import first_reason, lacking, without_place
 from vitrail.words import shown
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
+GATED = ViTConfig.of(mlp="swiglu")
+"""A config whose MLPs have a gate."""
+EVERY_HAS = "gelu norm_eps"
+"""The parts in `vitrail.weights.parts` that every encoder has."""
 STEM = "embeddings.patch_embeddings.projection"
 QKV = "attentions.0.attention.qkv"
 
@@ -129,6 +133,8 @@ class Encoder:
     """`model_type` in config.json."""
     title: ClassVar[str] = "ViT"
     """Start of the names of its classes in transformers."""
+    classifies: ClassVar[bool] = True
+    """Whether transformers has a class of it with a classifier."""
     headed: ClassVar[str] = "vit."
     """Prefix of every name in a model with a head."""
     stem: ClassVar[str] = STEM
@@ -141,6 +147,8 @@ class Encoder:
     swiglu: ClassVar[NameTable] = {}
     """The rows of a block that are otherwise if its MLP has a gate; those of `swiglu_in_memory` in memory."""
     swiglu_in_memory: ClassVar[NameTable] = {}
+    silu: ClassVar[bool] = False
+    """Whether `hidden_act` in config.json is the gate's if the MLPs have one."""
     lists: ClassVar[tuple[str, str]] = ("encoder.layer", "layers")
     """Name of the list of blocks on disk, and in memory."""
     disk_sign: ClassVar[str] = "encoder.layer.0.attention.attention.query.weight"
@@ -151,20 +159,28 @@ class Encoder:
     """Number of rows of the position table before the grid's."""
     table_axes: ClassVar[int] = 3
     """Number of axes of the position table."""
-    expresses: ClassVar[frozenset[str]] = frozenset()
-    """The parts in `refusal` that it has and the plain ViT lacks."""
+    has: ClassVar[str] = "oblong pooled_norm pre_logits"
+    """The parts in `vitrail.weights.parts` that it may have, besides `EVERY_HAS`."""
+    needs: ClassVar[str] = ""
+    """Those that it always has."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Fields of ViTConfig that are the same for every model."""
     eps_name: ClassVar[str] = "layer_norm_eps"
     """Name of the epsilon of the norms in config.json."""
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
     """transformers' defaults for missing entries of config.json that differ between encoders."""
     fields: ClassVar[Mapping[str, str]] = {"intermediate_size": "mlp_dim"}
     """Entry of config.json -> field of ViTConfig with the same value, for entries that not all encoders have."""
+    mask_axes: ClassVar[int] = 0
+    """Number of axes of the mask token of pre-training, 0 if there need not be one."""
     constants: ClassVar[Mapping[str, Any]] = {}
     """Entries of config.json that are the same for every model."""
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash")
     """Fields of `Preprocess` for the published models."""
     statistics: ClassVar[Statistics] = HALF
     """Mean and std of the published models."""
+    head_features: ClassVar[Mapping[int, int]] = {}
+    """Width -> features of a head, if there is no config.json (`vitrail.weights.mapping.usual_heads`)."""
     resize_mode: ClassVar[ResizeMode] = "hf"
     remarks: ClassVar[tuple[str, ...]] = ()
     """Notes for the load report of every such model."""
@@ -183,49 +199,49 @@ class Encoder:
     @classmethod
     def classifier(cls) -> str:
         """Return the name of its class with a classifier, in transformers; "" if there is none."""
-        return f"{cls.title}ForImageClassification"
+        return f"{cls.title}ForImageClassification" if cls.classifies else ""
 
     # reading
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of ViTConfig that are specific to this encoder. Raises WeightsError."""
-        classes = rows(archive, "classifier.weight")
-        return dict(classes=classes, pre_logits=None if classes else self.pooler(archive, settings))
-
-    def pooler(self, archive: Archive, settings: Mapping[str, Any]) -> int | None:
-        """Return the width of a pooler (the pre-logits layer of a model without a head), or None."""
-        name = f"{self.prefix}pooler.dense.weight"
-        if name not in archive:
-            return None
-        if settings["pooler_act"] != "tanh":
+        values = {**self.fixed, "classes": rows(archive, "classifier.weight") if self.classifies else 0}
+        if self.swiglu:
+            values["mlp"] = "swiglu" if self.gated(archive) else "gelu"
+        if "registers" in self.has.split():
+            values["registers"] = shape_of(archive, self.theirs("registers"), 3)[1]
+        if "pre_logits" in self.has.split() and not values["classes"]:
+            values["pre_logits"] = rows(archive, f"{self.prefix}pooler.dense.weight") or None
+        if values.get("pre_logits") and settings["pooler_act"] != "tanh":
             raise WeightsError(
                 f"{archive.path} has a pooler with {shown(settings['pooler_act'])} (pooler_act of config.json); "
                 "vitrail's pre-logits layer has tanh"
             )
-        return rows(archive, name)
+        return values
 
     def mlp_dim(self, archive: Archive) -> int:
-        """Return the hidden width of the MLPs."""
-        return rows(archive, self.theirs("blocks.0.mlps.0.mlp.fc1.weight"))
+        """Return the hidden width of the MLPs: the number of inputs of their second layer."""
+        config = GATED if self.gated(archive) else None
+        return shape_of(archive, self.theirs("blocks.0.mlps.0.mlp.fc2.weight", config), 2)[1]
+
+    def gated(self, archive: Archive) -> bool:
+        """Return whether the MLPs have a gate."""
+        return bool(self.swiglu) and self.theirs("blocks.0.mlps.0.mlp.fc1.weight", GATED) in archive
 
     def stem_sizes(self, archive: Archive, settings: Mapping[str, Any]) -> tuple[int, int, int]:
         """Return width, channels and patch."""
         return stem_sizes(archive, f"{self.prefix}{self.stem}.weight")
 
     def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
-        """Return the name of the GELU of the MLPs in config.json."""
-        return settings["hidden_act"]
+        """Return the name of the GELU of the MLPs in config.json.
 
-    def gate(self, archive: Archive, settings: Mapping[str, Any]) -> str:
-        """Return a GELU for gated MLPs, whose gate is a SiLU. Raises WeightsError for another gate in config.json."""
+        The gate of SwiGLU is a SiLU, and no GELU is left. Raises WeightsError for another gate in config.json.
+        """
+        if not (self.silu and self.gated(archive)):
+            return settings["hidden_act"]
         if (act := settings["hidden_act"] if archive.config else "silu") != "silu":
             raise WeightsError(f"{archive.path}: hidden_act of config.json is {shown(act)}; valid for gated MLPs: silu")
         return "gelu"
-
-    @staticmethod
-    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
-        """Return the number of heads if there is no config.json, and a sentence for the load report."""
-        return usual_heads(archive, width)
 
     @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
@@ -235,7 +251,7 @@ class Encoder:
     def side(self, archive: Archive) -> int:
         """Return the side of the square grid that the positions are for."""
         name = self.theirs("positions.embedding")
-        return square_side(archive, name, shape_of(archive, name, self.table_axes)[-2] - self.front)
+        return grid_of(archive, name, shape_of(archive, name, self.table_axes)[-2], (self.front,))[0][0]
 
     @classmethod
     def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:
@@ -258,35 +274,27 @@ class Encoder:
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """Return reason -> whether it is true, for reasons of its own why this encoder cannot express a config."""
+        """Return reason -> whether it is true, for reasons of its own why this encoder cannot express a config.
+
+        A reason says what the encoder is like: "has one token between the class token and the grid".
+        """
         return {}
 
     @classmethod
     def refusal(cls, config: ViTConfig) -> str:
-        """Return why this encoder cannot express a config, "" if it can; call `refusal_of_all` first."""
-        if reason := first_reason(cls.reasons(config)):
-            return reason
-        parts = {
-            "distillation token": config.origin.distilled,
-            "registers": bool(config.registers),
-            "LayerScale": config.layer_scale is not None,
-            "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
-            f"{config.origin.mlp} MLP": config.origin.mlp != "gelu",
-            f"{config.positions} positions": config.positions != "1d",
-            "rotary positions": config.origin.rotary is not None,
-            "norms inside attention or MLP": config.origin.attention_norm or config.origin.mlp_norm,
-            f"pooling by {config.pool!r}": config.pool != "cls",
-            "network without a class token": not config.has_class_token,
-            "normalisation of queries and keys": config.origin.qk_norm != "none",
-            "LayerNorm before the first block": config.origin.pre_norm,
-            "LayerNorm behind attention and MLP": config.origin.norm_after,
-            "network without a last LayerNorm": config.origin.final_norm == "none",
-            "RMSNorm": config.origin.norm == "rms",
-            "norm of the patches": config.origin.patch_norm,
-            "attention pooling of this kind": config.origin.pool_prefix or own_pool(config) != (None, None),
+        """Return why this encoder cannot express a config, "" if it can."""
+        bare = cls.bare()
+        if part := without_place(config, f"{cls.has} {EVERY_HAS}"):
+            return f"{bare} has no place for {part}"
+        if part := lacking(config, cls.needs):
+            return f"{bare} needs {part}"
+        headed = config.classes > 0
+        reasons = {
+            "has no place for a classifier": headed and not cls.classifier(),
+            "has no place for a pre-logits layer in front of a classifier": headed and bool(config.pre_logits),
         }
-        lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
-        return f"{cls.bare()} has no {lacking[0]}" if lacking else ""
+        reason = first_reason({**reasons, **cls.reasons(config)})
+        return f"{bare} {reason}" if reason else ""
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:
@@ -298,7 +306,7 @@ class Encoder:
     @classmethod
     def has_head(cls, config: ViTConfig) -> bool:
         """Return whether the class of such a model has a head in transformers."""
-        return bool(config.classes)
+        return bool(config.classes and cls.classifier())
 
     @classmethod
     def norm_within(cls, config: ViTConfig) -> str:
@@ -313,8 +321,9 @@ class Encoder:
         return values
 
     def required(self, config: ViTConfig) -> dict[str, Tensor]:
-        """Return tensors that transformers requires and no prediction depends on."""
-        return {}
+        """Return tensors that transformers requires and no prediction depends on: a mask token at its initial zero."""
+        shape = (*(1,) * (self.mask_axes - 1), config.width)
+        return {f"{self.prefix}embeddings.mask_token": torch.zeros(shape)} if self.mask_axes else {}
 
     # both
 
@@ -335,26 +344,10 @@ class Encoder:
         """Return the conversions of a model's tensors."""
         return apply_table(names, self.table(config), prefix=self.prefix, blocks=self.layers, norm=self.norm)
 
-    def theirs(self, ours: str) -> str:
+    def theirs(self, ours: str, config: ViTConfig | None = None) -> str:
         """Return the name in the file of a tensor of the model, of the first if there are several."""
-        return self.conversions([ours])[0].theirs[0]
+        return self.conversions([ours], config)[0].theirs[0]
 
     def biases(self, config: ViTConfig) -> dict[str, list[str]]:
         """Return field of the encoder -> names of the model's biases that a file has only if the field is true."""
-        return dict(qkv_bias=[f"blocks.{layer}.{QKV}.bias" for layer in range(config.depth)])
-
-
-def refusal_of_all(config: ViTConfig) -> str:
-    """Return why no encoder of transformers can express a config, "" if one may."""
-    learned = config.positions == "1d"
-    checks = {
-        f"transformers' encoders have linear stems, not {config.stem}": config.stem != "linear",
-        f"transformers' encoders have no {config.block} blocks": config.block != "sequential",
-        "transformers adds positions at the input only": learned and config.place != "input",
-        "in transformers the class token has a position of its own": learned
-        and config.has_class_token
-        and not config.cls_position,
-        f"transformers has no {config.positions} positions": config.positions in ("2d", "relative")
-        or (config.positions, config.origin.sines) == ("sincos", "moco"),
-    }
-    return first_reason(checks)
+        return dict(qkv_bias=qkv_biases(config))

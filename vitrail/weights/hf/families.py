@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import Rotary, ViTConfig
@@ -19,21 +16,16 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import BLOCK, OUTSIDE, Encoder, apart, gated, keyless
 from vitrail.weights.mapping import (
     IMAGENET,
+    ROTARY_HEADS,
     NameTable,
-    eva_heads,
+    grid_of,
     number_in,
     rows,
-    shape_of,
-    square_side,
     stacked,
-    stem_sizes,
-    usual_heads,
 )
 
 QK_EPS = 1e-6
 """Epsilon of InternViT's norms of queries and keys, which no config.json sets."""
-WIDTH_6B = 3200
-"""Width of InternViT 6B, the only one whose heads have 128 features."""
 
 
 class DeiT(Encoder):
@@ -54,7 +46,7 @@ class DeiT(Encoder):
         "head_dist.{part}": "distillation_classifier.{part}",
     }
     front = 2
-    expresses = frozenset({"distillation token", "registers"})
+    has = f"{Encoder.has} distilled registers register_positions"
     processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=0.875, interpolation="bicubic")
     statistics = IMAGENET
 
@@ -62,18 +54,17 @@ class DeiT(Encoder):
         """See `Encoder.own`."""
         if classes := rows(archive, "cls_classifier.weight"):
             return dict(classes=classes, distilled=True)
-        return {**super().own(archive, settings), "registers": 1, "register_positions": True}
+        return {**super().own(archive, settings), "register_positions": True}
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        bare, distilled = cls.bare(), config.origin.distilled
-        one_register = config.registers == 1 and config.origin.register_positions
+        distilled = config.origin.distilled
+        one = distilled or (config.registers == 1 and config.origin.register_positions)
         return {
-            f"{bare} has one token between the class token and the grid, with a position": not distilled
-            and not one_register,
-            f"{bare} has no registers besides the distillation token": distilled and config.registers > 0,
-            f"{bare} has no pooling of two tokens without a head": distilled and not config.classes,
+            "has one token between the class token and the grid, with a position": not one,
+            "has no registers besides the distillation token": distilled and config.registers > 0,
+            "has no pooling of two tokens without a head": distilled and not config.classes,
         }
 
     @classmethod
@@ -93,17 +84,9 @@ class MSN(Encoder):
 
     model_type = "vit_msn"
     title = "ViTMSN"
+    has = "oblong pooled_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16)
     statistics = IMAGENET
-
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        return dict(classes=rows(archive, "classifier.weight"))
-
-    @classmethod
-    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """See `Encoder.reasons`."""
-        return {f"{cls.bare()} has no pooler": config.pre_logits is not None}
 
 
 class IJepa(MSN):
@@ -113,25 +96,14 @@ class IJepa(MSN):
     title = "IJepa"
     headed = "ijepa."
     front = 0
-    expresses = frozenset({"network without a class token", "pooling by 'gap'"})
+    has = "oblong tokenless pool=gap"
+    needs = "tokenless"
+    fixed: ClassVar[Mapping[str, Any]] = dict(pool="gap", class_token=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16)
     unused = (
         (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
         (r"(\w+\.)?pooler\.dense\.\w+", "the features are the mean of the patches; the pooler reads the first one"),
     )
-
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        return {**super().own(archive, settings), "pool": "gap", "class_token": False}
-
-    @classmethod
-    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """See `Encoder.reasons`."""
-        return {
-            f"{cls.bare()} has no class token": config.has_class_token,
-            f"{cls.bare()} normalises the patches, not their mean": config.origin.final_norm == "pooled",
-            **super().reasons(config),
-        }
 
 
 class MAE(Encoder):
@@ -139,21 +111,9 @@ class MAE(Encoder):
 
     model_type = "vit_mae"
     title = "ViTMAE"
+    classifies = False
+    has = "oblong pooled_norm"
     statistics = IMAGENET
-
-    @classmethod
-    def classifier(cls) -> str:
-        """See `Encoder.classifier`."""
-        return ""
-
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        return dict(classes=0)
-
-    @classmethod
-    def reasons(cls, config: ViTConfig) -> dict[str, bool]:
-        """See `Encoder.reasons`."""
-        return _headless(cls, config)
 
 
 class DinoV2(Encoder):
@@ -178,7 +138,9 @@ class DinoV2(Encoder):
     }
     swiglu_in_memory: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     lists = ("encoder.layer", "encoder.layer")
-    expresses = frozenset({"LayerScale", "swiglu MLP", "pooling by 'cls+gap'"})
+    has = "oblong pooled_norm layer_scale mlp=swiglu pool=cls+gap"
+    needs = "layer_scale"
+    mask_axes = 2
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
     fields: ClassVar[Mapping[str, str]] = {"layerscale_value": "layer_scale"}
     constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=True)
@@ -188,23 +150,8 @@ class DinoV2(Encoder):
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         both = "classifier.weight" in archive or self.architecture == self.classifier()
-        return dict(
-            classes=rows(archive, "classifier.weight"),
-            pool="cls+gap" if both else "cls",
-            layer_scale=number_in(settings, "layerscale_value", str(archive.path)),
-            mlp="swiglu" if self._gated(archive) else "gelu",
-        )
-
-    def _gated(self, archive: Archive) -> int:
-        """Return the hidden width of SwiGLU in the first block, 0 if it has a plain MLP."""
-        mlp = f"{self.layers}.0.mlp"
-        if self.disk:
-            return rows(archive, f"{mlp}.weights_in.weight") // 2
-        return rows(archive, f"{mlp}.gate_proj.weight")
-
-    def mlp_dim(self, archive: Archive) -> int:
-        """See `Encoder.mlp_dim`."""
-        return self._gated(archive) or super().mlp_dim(archive)
+        own = dict(layer_scale=number_in(settings, "layerscale_value", str(archive.path)))
+        return {**super().own(archive, settings), **own, "pool": "cls+gap" if both else "cls"}
 
     @classmethod
     def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:
@@ -214,17 +161,11 @@ class DinoV2(Encoder):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
+        both, pooled, ratio = config.pool == "cls+gap", config.origin.final_norm == "pooled", mlp_ratio(config)
         return {
-            f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
-            f"the classifier of {cls.classifier()} reads the class token and the mean of the patches": config.pool
-            == "cls"
-            and config.classes > 0,
-            f"{cls.bare()} has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": mlp_ratio(config)
-            is None,
-            f"{cls.bare()} has no positions of registers": config.registers > 0 and config.origin.register_positions,
-            f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
-            f"{cls.bare()} has no LayerNorm after pooling": (config.pool, config.origin.final_norm)
-            == ("cls+gap", "pooled"),
+            "has a classifier that reads the class token and the mean of the patches": config.classes > 0 and not both,
+            f"has MLPs of a whole multiple of the width, which {config.mlp_dim} is not": ratio is None,
+            "has no LayerNorm after pooling": both and pooled,
         }
 
     @classmethod
@@ -236,10 +177,6 @@ class DinoV2(Encoder):
         """See `Encoder.json`."""
         return dict(mlp_ratio=mlp_ratio(config), qkv_bias=self.qkv_bias, use_swiglu_ffn=config.origin.mlp == "swiglu")
 
-    def required(self, config: ViTConfig) -> dict[str, Tensor]:
-        """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
-        return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, config.width)}
-
 
 class DinoV2WithRegisters(DinoV2):
     """DINOv2 with registers, which have no positions. Only this encoder resamples positions with antialiasing."""
@@ -247,16 +184,11 @@ class DinoV2WithRegisters(DinoV2):
     model_type = "dinov2_with_registers"
     title = "Dinov2WithRegisters"
     headed = "dinov2_with_registers."
-    expresses = DinoV2.expresses | {"registers"}
+    has = f"{DinoV2.has} registers"
     defaults: ClassVar[Mapping[str, Any]] = {**DinoV2.defaults, "patch_size": 16}
     fields: ClassVar[Mapping[str, str]] = {**DinoV2.fields, "num_register_tokens": "registers"}
     constants: ClassVar[Mapping[str, Any]] = {}
     resize_mode = "timm"  # the same method: bicubic, antialiased, in float32
-
-    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Encoder.own`."""
-        registers = shape_of(archive, self.theirs("registers"), 3)[1]
-        return {**super().own(archive, settings), "registers": registers}
 
 
 class DinoV3(Encoder):
@@ -268,6 +200,7 @@ class DinoV3(Encoder):
 
     model_type = "dinov3_vit"
     title = "DINOv3ViT"
+    classifies = False
     headed = "dinov3_vit."
     stem = "embeddings.patch_embeddings"
     outside: ClassVar[NameTable] = {
@@ -276,22 +209,23 @@ class DinoV3(Encoder):
         "registers": "{prefix}embeddings.register_tokens",
     }
     block: ClassVar[NameTable] = {
-        "attentions.0.norm.{part}": "norm1.{part}",
+        **DinoV2.block,
         **apart("attention.q_proj", "attention.k_proj", "attention.v_proj"),
         **keyless("attention.q_proj", "attention.v_proj"),
         "attentions.0.attention.out.{part}": "attention.o_proj.{part}",
-        "attentions.0.residual.gamma": "layer_scale1.lambda1",
-        "mlps.0.norm.{part}": "norm2.{part}",
         "mlps.0.mlp.fc1.{part}": "mlp.up_proj.{part}",
         "mlps.0.mlp.fc2.{part}": "mlp.down_proj.{part}",
-        "mlps.0.residual.gamma": "layer_scale2.lambda1",
     }
     in_memory: ClassVar[NameTable] = {}
     swiglu: ClassVar[NameTable] = gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     lists = ("layer", "model.layer")
     disk_sign = "layer.0.norm1.weight"
     norm_name = "norm"
-    expresses = frozenset({"registers", "LayerScale", "swiglu MLP", "none positions", "rotary positions"})
+    silu = True
+    has = "oblong pooled_norm registers layer_scale mlp=swiglu positions=none rotary"
+    needs = "layer_scale positions=none rotary"
+    mask_axes = 3
+    fixed: ClassVar[Mapping[str, Any]] = dict(positions="none", key_bias=False)
     defaults: ClassVar[Mapping[str, Any]] = dict(
         layer_norm_eps=1e-5, patch_size=16, layerscale_value=1.0, rope_theta=100.0
     )
@@ -303,54 +237,30 @@ class DinoV3(Encoder):
     constants: ClassVar[Mapping[str, Any]] = dict(key_bias=False, proj_bias=True, mlp_bias=True)
     statistics = IMAGENET  # of the models for photographs; satellite models have other statistics
     remarks = ("keys without a bias, as in every DINOv3",)
-    usual_heads = staticmethod(eva_heads)
+    head_features = ROTARY_HEADS
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         where = f"{archive.path}, config.json"
         if (name := f"{self.layers}.0.attention.k_proj.bias") in archive:
             raise WeightsError(f"{archive.path} has {name!r}, and no published DINOv3 has a bias of keys")
-        registers = shape_of(archive, self.theirs("registers"), 3)[1]
-        return dict(
-            classes=0,
-            positions="none",
-            rotary=Rotary(base=number_in(settings, "rope_theta", where), coordinates="centred", pairs="halves"),
-            registers=registers,
-            key_bias=False,
-            layer_scale=number_in(settings, "layerscale_value", where),
-            mlp="swiglu" if self._gated(archive) else "gelu",
-        )
-
-    def _gated(self, archive: Archive) -> bool:
-        return f"{self.layers}.0.mlp.gate_proj.weight" in archive
-
-    def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
-        """See `Encoder.activation`: the gate of SwiGLU is a SiLU, and no GELU is left."""
-        return self.gate(archive, settings) if self._gated(archive) else settings["hidden_act"]
+        rotary = Rotary(base=number_in(settings, "rope_theta", where), coordinates="centred", pairs="halves")
+        own = dict(rotary=rotary, layer_scale=number_in(settings, "layerscale_value", where))
+        return {**super().own(archive, settings), **own}
 
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: there is no table of positions, and published models are used at 224 pixels."""
-        return max(224 // stem_sizes(archive, f"{self.prefix}{self.stem}.weight")[2], 1)
+        return max(224 // self.stem_sizes(archive, {})[2], 1)
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        base = config.origin.rotary.base if config.origin.rotary else 1.0
-        no_place = f"{cls.bare()} has no place for"
+        rotary = config.origin.rotary or Rotary()
+        of_its_kind = Rotary(base=rotary.base, coordinates="centred", pairs="halves")
         return {
-            f"{no_place} a classifier": config.classes > 0,
-            f"{no_place} a pre-logits layer": config.pre_logits is not None,
-            f"{no_place} other positions than its rotary ones": config.positions != "none",
-            f"{no_place} other rotary positions": config.origin.rotary
-            != Rotary(base=base, coordinates="centred", pairs="halves"),
-            f"{no_place} blocks without LayerScale": config.layer_scale is None,
-            f"{no_place} a bias of the keys": config.origin.key_bias,
+            "has no place for other rotary positions": rotary != of_its_kind,
+            "has no place for a bias of the keys": config.origin.key_bias,
         }
-
-    @classmethod
-    def has_head(cls, config: ViTConfig) -> bool:
-        """See `Encoder.has_head`."""
-        return False
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -358,10 +268,6 @@ class DinoV3(Encoder):
         values = dict(rope_theta=config.origin.rotary.base, use_gated_mlp=config.origin.mlp == "swiglu")
         values |= dict(query_bias=self.qkv_bias, value_bias=self.qkv_bias)
         return values | (dict(hidden_act="silu") if config.origin.mlp == "swiglu" else {})
-
-    def required(self, config: ViTConfig) -> dict[str, Tensor]:
-        """See `Encoder.required`: the mask token of pre-training, at its initial value of zero."""
-        return {f"{self.prefix}embeddings.mask_token": torch.zeros(1, 1, config.width)}
 
 
 _BIAS = "relative_position_bias_table"
@@ -392,7 +298,7 @@ class Beit(Encoder):
         "mlps.0.residual.gamma": "lambda_2",
     }
     in_memory: ClassVar[NameTable] = {**Encoder.in_memory, **keyless("attention.q_proj", "attention.v_proj")}
-    expresses = frozenset({"LayerScale", "relative_bias positions", "none positions", "pooling by 'gap'"})
+    has = "oblong pooled_norm layer_scale positions=relative_bias positions=none pool=gap unread"
     remarks = ("keys without a bias, as in every BEiT (a bias of zero is equivalent)",)
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)
     constants: ClassVar[Mapping[str, Any]] = dict(use_mask_token=False)
@@ -406,14 +312,14 @@ class Beit(Encoder):
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
         pooled = self.norm.endswith("pooler.layernorm")
-        values: dict[str, Any] = dict(classes=rows(archive, "classifier.weight"), class_token=True)
+        values = {**super().own(archive, settings), "class_token": True}
         values |= dict(pool="gap", final_norm="pooled") if pooled else dict(pool="cls")
         if f"{self.layers}.0.lambda_1" in archive:
             values["layer_scale"] = number_in(settings, "layer_scale_init_value", str(archive.path)) or 0.1
         places = {
             "input": f"{self.prefix}embeddings.position_embeddings",
-            "shared": self.shared_bias,
-            "every": self.first_bias,
+            "shared": self.bias_tables[0],
+            "every": self.bias_tables[1],
         }
         found = {place: name for place, name in places.items() if name in archive}
         if len(found) > 1:
@@ -437,22 +343,19 @@ class Beit(Encoder):
 
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: a table for g x g patches has (2g - 1)^2 offsets, and 3 rows for the class token."""
-        for name in (self.shared_bias, self.first_bias):
+        for name in self.bias_tables:
             if offsets := rows(archive, name):
-                return (square_side(archive, name, offsets - 3) + 1) // 2
+                return (grid_of(archive, name, offsets, (3,))[0][0] + 1) // 2
         return super().side(archive)
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        square = config.image_size[0] == config.image_size[1]
+        (height, width), relative = config.image_size, config.positions == "relative_bias"
+        mean = (config.pool, config.origin.final_norm) == ("gap", "tokens")
         return {
-            f"{cls.bare()} has no pre-logits layer": config.pre_logits is not None,
-            f"{cls.bare()} has no mean of normalised tokens, because it normalises the mean": config.pool == "gap"
-            and config.origin.final_norm == "tokens",
-            f"{cls.bare()} has no usable relative positions for images that are not square": config.positions
-            == "relative_bias"
-            and not square,
+            "has no mean of normalised tokens, because it normalises the mean": mean,
+            "has no usable relative positions for images that are not square": relative and height != width,
         }
 
     @classmethod
@@ -472,14 +375,10 @@ class Beit(Encoder):
         )
 
     @property
-    def shared_bias(self) -> str:
-        """Name of the position bias that all layers share."""
-        return SHARED_BIAS[0 if self.disk else 1].format(prefix=self.prefix)
-
-    @property
-    def first_bias(self) -> str:
-        """Name of the position bias of the first layer, if it is one of its own."""
-        return LAYER_BIAS[0 if self.disk else 1].format(blocks=self.layers, layer=0)
+    def bias_tables(self) -> tuple[str, str]:
+        """Names of the position bias that all layers share, and of the first layer's own."""
+        place = 0 if self.disk else 1
+        return SHARED_BIAS[place].format(prefix=self.prefix), LAYER_BIAS[place].format(blocks=self.layers, layer=0)
 
     def table(self, config: ViTConfig | None = None) -> NameTable:
         """See `Encoder.table`."""
@@ -496,7 +395,7 @@ class Data2Vec(Beit):
     model_type = "data2vec-vision"
     title = "Data2VecVision"
     headed = "data2vec_vision."
-    expresses = Beit.expresses | {"network without a last LayerNorm"}
+    has = f"{Beit.has} unnormed"
 
     @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
@@ -513,7 +412,7 @@ class Data2Vec(Beit):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         unnormed = config.origin.final_norm == "none" and (config.classes > 0 or config.pool != "gap")
-        why = f"{cls.bare()} has a LayerNorm in front of a classifier, and on the class token"
+        why = "has a LayerNorm in front of a classifier, and on the class token"
         return {why: unnormed, **super().reasons(config)}
 
 
@@ -525,6 +424,7 @@ class InternVL(Encoder):
 
     model_type = "internvl_vision"
     title = "InternVLVision"
+    classifies = False
     headed = "internvl_vision."
     block: ClassVar[NameTable] = {
         **BLOCK,
@@ -539,9 +439,9 @@ class InternVL(Encoder):
     }
     in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layer", "encoder.layer")
-    expresses = frozenset(
-        {"LayerScale", "network without a last LayerNorm", "RMSNorm", "normalisation of queries and keys"}
-    )
+    head_features: ClassVar[Mapping[int, int]] = {3200: 128}  # of 6 billion parameters
+    has = "oblong pooled_norm layer_scale unnormed norm qk_norm=width"
+    needs = "layer_scale"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=14, layer_scale_init_value=0.1)
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash", interpolation="bicubic")
     statistics = IMAGENET
@@ -558,24 +458,13 @@ class InternVL(Encoder):
         eps = number_in(settings, self.eps_name, str(archive.path))
         if reason := _mixed(values["norm"], values["qk_norm"], last, eps):
             raise WeightsError(f"{archive.path} has {reason}, which vitrail does not support")
-        return dict(classes=0, layer_scale=gamma or 0.1, final_norm=last, **values)
-
-    @staticmethod
-    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
-        """See `Encoder.usual_heads`."""
-        return (25, "25 heads of 128 features") if width == WIDTH_6B else usual_heads(archive, width)
+        return {**super().own(archive, settings), "layer_scale": gamma or 0.1, "final_norm": last, **values}
 
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         mixed = _mixed(config.origin.norm, config.origin.qk_norm, config.origin.final_norm, config.origin.norm_eps)
-        return {
-            **_headless(cls, config),
-            f"{cls.bare()} has LayerScale, and this model has none": config.layer_scale is None,
-            f"{cls.bare()} normalises queries and keys over all heads together, and this model does for each "
-            "head": config.origin.qk_norm == "head",
-            f"{cls.bare()} would have {mixed}": bool(mixed),
-        }
+        return {f"would have {mixed}": bool(mixed)}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -586,14 +475,6 @@ class InternVL(Encoder):
             use_qk_norm=config.origin.qk_norm != "none",
             norm_type="rms_norm" if config.origin.norm == "rms" else "layer_norm",
         )
-
-
-def _headless(family: type[Encoder], config: ViTConfig) -> dict[str, bool]:
-    """Return the reasons why an encoder without classifier and pooler cannot express a config."""
-    return {
-        f"{family.bare()} has no classifier": config.classes > 0,
-        f"{family.bare()} has no pooler": config.pre_logits is not None,
-    }
 
 
 def _mixed(norm: str, qk_norm: str, last: str, eps: float) -> str:

@@ -7,9 +7,8 @@ not read: mask tokens and decoders of masked pre-training, and a pooler next to 
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from torch import nn
 
 from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.files import replacing_text
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_folder
 from vitrail.weights.hf.config_json import class_names, infer, meaning, to_json
-from vitrail.weights.hf.encoder import QKV, STEM, Encoder, refusal_of_all
+from vitrail.weights.hf.encoder import EVERY_HAS, QKV, STEM, Encoder
 from vitrail.weights.hf.families import (
     MAE,
     MSN,
@@ -41,6 +39,7 @@ from vitrail.weights.hf.families import (
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
 from vitrail.weights.hf.towers import Aimv2, Clip, Siglip, Siglip2, tower
 from vitrail.weights.mapping import text_in
+from vitrail.weights.parts import without_place
 from vitrail.words import shown
 
 ENCODERS: dict[str, type[Encoder]] = {
@@ -51,6 +50,8 @@ ENCODERS: dict[str, type[Encoder]] = {
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
+ANY_HAS = " ".join((EVERY_HAS, *(encoder.has for encoder in ENCODERS.values())))
+"""The parts in `vitrail.weights.parts` that some encoder has."""
 PREFIXES = ("", *sorted({encoder.headed for encoder in ENCODERS.values()}))
 STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem, DinoV3.stem, Aimv2.stem)]
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
@@ -72,11 +73,10 @@ SIGNS = {
 """Tensor, with or without a prefix -> the only `model_type` that has it."""
 
 
-@dataclass(frozen=True)
 class HuggingFace:
     """The format of transformers."""
 
-    name: str = "hf"
+    name = "hf"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: its patch embedding, or a config.json with a `model_type` and no `architecture`."""
@@ -90,7 +90,11 @@ class HuggingFace:
         values, notes = infer(archive, encoder)
         if archive.config.get("auto_map"):
             notes.append("code of the model's own (auto_map of config.json) is not run; it may compute something else")
-        notes += _unknown_class(encoder)
+        if not encoder.architecture.startswith(re.split("For|Vision|Model", encoder.bare())[0]):
+            notes.append(
+                f"read as a {encoder.model_type}, but its class {shown(encoder.architecture)} is not one of "
+                "transformers' and may compute something else"
+            )
         processing = _processing(archive, encoder, values)
         config = ViTConfig.of(**values, mean=processing.mean, std=processing.std)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=encoder.architecture)
@@ -126,30 +130,11 @@ class HuggingFace:
         tensors = encoder.required(config) | foreign_tensors(state, encoder.conversions(state, config), "hf")
         kinds = {tensor.dtype for tensor in tensors.values()}
         dtype = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
-        if path.exists() and not path.is_dir():
-            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
-        texts = {
-            "config.json": to_json(config, card, encoder, dtype),
-            "preprocessor_config.json": _processor(card, config),
-        }
-        write_tensors(path / "model.safetensors", tensors)
-        for name, values in texts.items():
-            with replacing_text(path / name) as file:
-                file.write(json.dumps(values, indent=2) + "\n")
+        values = to_json(config, card, encoder, dtype)
+        write_folder(path, tensors, {"config.json": values, "preprocessor_config.json": _processor(card, config)})
 
 
 FORMAT = HuggingFace()
-
-
-def _unknown_class(encoder: Encoder) -> list[str]:
-    """Return a note if config.json names a class that is not one of transformers' for this kind of model."""
-    family = re.split("For|Vision|Model", encoder.bare())[0]
-    if encoder.architecture.startswith(family):
-        return []
-    return [
-        f"read as a {encoder.model_type}, but its class {shown(encoder.architecture)} is not one of transformers' and "
-        "may compute something else"
-    ]
 
 
 def _encoder(archive: Archive) -> Encoder:
@@ -208,7 +193,9 @@ def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
     """Return the encoder that can express a model, preferring the one it was loaded from. Raises WeightsError."""
     origin = _origin(card)
     families = [type(origin), *ENCODERS.values()] if origin else list(ENCODERS.values())
-    refusals = {family: refusal_of_all(config) or family.refusal(config) for family in families}
+    if part := without_place(config, ANY_HAS):
+        raise WeightsError(f"format 'hf' cannot express this model: no encoder of transformers has {part}")
+    refusals = {family: family.refusal(config) for family in families}
     family = next((family for family, reason in refusals.items() if not reason), None)
     if family is None:
         reasons = "; ".join(dict.fromkeys(refusals.values()))

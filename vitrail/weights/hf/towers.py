@@ -19,6 +19,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import HALF, Encoder, Statistics, apart, gated
 from vitrail.weights.mapping import (
+    AIMV2_HEADS,
     CLIP,
     NameTable,
     Rule,
@@ -29,7 +30,6 @@ from vitrail.weights.mapping import (
     rows,
     shape_of,
     unbatched,
-    usual_heads,
     within,
     without_stem_bias,
 )
@@ -64,14 +64,14 @@ class Clip(Encoder):
         **apart("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "attentions.0.attention.out.{part}": "self_attn.out_proj.{part}",
         "mlps.0.norm.{part}": "layer_norm2.{part}",
-        "mlps.0.mlp.fc1.{part}": "mlp.fc1.{part}",
-        "mlps.0.mlp.fc2.{part}": "mlp.fc2.{part}",
+        "mlps.0.mlp.fc{number}.{part}": "mlp.fc{number}.{part}",
     }
     in_memory: ClassVar[NameTable] = {}
     lists = ("encoder.layers", "encoder.layers")
     norm_name = "post_layernorm"
     table_axes = 2
-    expresses = frozenset({"LayerNorm before the first block", "pooling by 'gap'", "network without a last LayerNorm"})
+    has = "pooled_norm pre_norm pool=gap unread unnormed"
+    needs = "pre_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-5, patch_size=32, hidden_act="quick_gelu")
     processing: ClassVar[Mapping[str, Any]] = dict(resize="small", crop=1.0, interpolation="bicubic")
     statistics: ClassVar[Statistics] = CLIP
@@ -105,14 +105,8 @@ class Clip(Encoder):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         mean, unnormed = config.pool == "gap", config.origin.final_norm == "none"
-        return {
-            f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
-            f"{cls.bare()} has a LayerNorm before the first block, and this model has none": not config.origin.pre_norm,
-            f"{cls.bare()} has a class token": not config.has_class_token,
-            f"{cls.bare()} normalises the class token, and its classifier reads the mean of the patches as it is": mean
-            != unnormed
-            or (mean and not config.classes),
-        }
+        other = mean != unnormed or (mean and not config.classes)
+        return {"normalises the class token, and its classifier reads the mean of the patches as it is": other}
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:
@@ -125,7 +119,7 @@ class Clip(Encoder):
     @classmethod
     def classifier(cls) -> str:
         """See `Encoder.classifier`."""
-        return f"{cls.title.removesuffix('Vision')}ForImageClassification"
+        return super().classifier().replace("VisionFor", "For")
 
     @classmethod
     def has_head(cls, config: ViTConfig) -> bool:
@@ -173,8 +167,8 @@ class Clip(Encoder):
 _IN_PROJ = "attention.in_proj_{part}"
 _POOL: NameTable = {
     "probe": "probe",
-    "query.{part}": Rule((_IN_PROJ,), lambda joint: joint[: len(joint) // 3], lambda query: (query,)),
-    "key_value.{part}": Rule((_IN_PROJ,), lambda joint: joint[len(joint) // 3 :], lambda both: (both,)),
+    "query.{part}": Rule((_IN_PROJ,), lambda joint: joint[: len(joint) // 3]),
+    "key_value.{part}": Rule((_IN_PROJ,), lambda joint: joint[len(joint) // 3 :]),
     "out.{part}": "attention.out_proj.{part}",
     "norm.{part}": "layernorm.{part}",
     "mlp.fc{number}.{part}": "mlp.fc{number}.{part}",
@@ -198,7 +192,8 @@ class Siglip(Clip):
         **within("pool.", "{prefix}head.", _POOL),
     }
     front = 0
-    expresses = frozenset({"network without a class token", "pooling by 'gap'", "pooling by 'map'"})
+    has = "tokenless pool=gap pool=map"
+    needs = "tokenless"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16, hidden_act="gelu_pytorch_tanh")
     processing: ClassVar[Mapping[str, Any]] = dict(resize="squash", interpolation="bicubic")
     statistics = HALF
@@ -219,13 +214,8 @@ class Siglip(Clip):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        return {
-            f"{cls.bare()} has no class token": config.has_class_token,
-            f"{cls.bare()} has a square table of positions": config.grid[0] != config.grid[1],
-            f"the classifier of {cls.classifier()} reads the mean of the patches": config.classes > 0
-            and config.pool == "map",
-            f"{cls.bare()} normalises the patches, not what is pooled": config.origin.final_norm == "pooled",
-        }
+        probed = config.classes > 0 and config.pool == "map"
+        return {"has a classifier that reads the mean of the patches": probed}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
@@ -261,7 +251,7 @@ class Siglip2(Siglip):
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        other = f"{cls.bare()} resamples positions by 'naflex', not {config.origin.resize_mode!r}"
+        other = f"resamples positions by 'naflex', not {config.origin.resize_mode!r}"
         return {other: config.origin.resize_mode != "naflex", **super().reasons(config)}
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
@@ -273,14 +263,11 @@ class Siglip2(Siglip):
         if config is None:
             return super().table()
         channels, patch = config.channels, config.patch
-
-        def read(flat: Tensor) -> Tensor:
-            return flat.reshape(-1, patch, patch, channels).permute(0, 3, 1, 2)
-
-        def write(kernel: Tensor) -> tuple[Tensor, ...]:
-            return (kernel.permute(0, 2, 3, 1).flatten(1),)
-
-        stem = Rule((f"{{prefix}}{self.stem}.weight",), read, write)
+        stem = Rule(
+            (f"{{prefix}}{self.stem}.weight",),
+            lambda flat: flat.reshape(-1, patch, patch, channels).permute(0, 3, 1, 2),
+            lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1),
+        )
         return {"stem.weight": stem, **super().table(config)}
 
 
@@ -293,6 +280,7 @@ class Aimv2(Siglip):
     model_type = "aimv2_vision_model"
     whole = "aimv2"
     title = "Aimv2Vision"
+    classifies = False
     headed = "aimv2."
     stem = "embeddings.patch_embed"
     outside: ClassVar[NameTable] = {
@@ -311,26 +299,19 @@ class Aimv2(Siglip):
         "mlps.0.norm.{part}": "rms_norm2.{part}",
         **gated("ffn.gate_proj", "ffn.up_proj", "ffn.down_proj"),
     }
+    swiglu: ClassVar[NameTable] = gated("ffn.gate_proj", "ffn.up_proj", "ffn.down_proj")
+    silu = True
     norm_name = "rms_norm"
     eps_name = "rms_norm_eps"
-    expresses = frozenset(
-        {
-            *("network without a class token", "pooling by 'gap'", "pooling by 'probe'"),
-            *("swiglu MLP", "RMSNorm", "norm of the patches", "sincos positions"),
-        }
-    )
+    has = "tokenless pool=gap pool=probe mlp=swiglu norm patch_norm positions=sincos sines"
+    needs = "tokenless mlp=swiglu norm patch_norm"
     defaults: ClassVar[Mapping[str, Any]] = dict(rms_norm_eps=1e-5, patch_size=14, num_attention_heads=8)
     processing: ClassVar[Mapping[str, Any]] = Clip.processing
     statistics = CLIP
+    head_features = AIMV2_HEADS
     unused: ClassVar[tuple[tuple[str, str], ...]] = (
         (Clip.unused[0][0] + r"|visual_projection\.weight", "the tower for texts, and what images share with it"),
     )
-
-    @staticmethod
-    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
-        """See `Encoder.usual_heads`."""
-        heads = width // 128
-        return usual_heads(archive, width) if width % 128 else (heads, f"{heads} heads of 128 features")
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
@@ -344,31 +325,16 @@ class Aimv2(Siglip):
         pool = "probe" if f"{self.prefix}head.cls_token" in archive else "gap"
         return dict(classes=0, pool=pool, class_token=False, norm="rms", patch_norm=True, mlp="swiglu", **positions)
 
-    def mlp_dim(self, archive: Archive) -> int:
-        """See `Encoder.mlp_dim`."""
-        return rows(archive, f"{self.layers}.0.ffn.up_proj.weight")
-
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`."""
         native = self.theirs("positions.embedding") not in archive
         return 224 // self.stem_sizes(archive, {})[2] if native else super().side(archive)
 
-    def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
-        """See `Encoder.activation`."""
-        return self.gate(archive, settings)
-
     @classmethod
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
-        no_place = f"{cls.bare()} has no place for"
-        return {
-            f"{no_place} a classifier": config.classes > 0,
-            f"{no_place} a pre-logits layer": config.pre_logits is not None,
-            f"{no_place} norms other than RMSNorm": config.origin.norm != "rms",
-            f"{no_place} patches without a norm": not config.origin.patch_norm,
-            f"{no_place} MLPs without a gate": config.origin.mlp != "swiglu",
-            **super().reasons(config),
-        }
+        mocos = (config.positions, config.origin.sines) == ("sincos", "moco")
+        return {"has MAE's sines as positions, not those of MoCo v3": mocos}
 
     @classmethod
     def of_model(cls, config: ViTConfig) -> Encoder:

@@ -6,16 +6,22 @@ large, both give the same result, so a model of the official kind is saved for t
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from vitrail.errors import WeightsError
+from vitrail.model.resnet import ResNet
 from vitrail.model.variants import BIT_UNITS, ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected_of
-from vitrail.weights.mapping import Conversion, NameTable, apply_table, reshaped, shape_of, within
+from vitrail.weights.formats import foreign_tensors, state_of
+from vitrail.weights.mapping import Conversion, NameTable, apply_table, count, reshaped, shape_of, within
+from vitrail.weights.parts import first_reason
 from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import BOTTLENECK
-from vitrail.weights.timm.vit import count
 from vitrail.words import shown
 
+SCALE = 10.0
+"""sqrt(1e-8 / 1e-10): kernels times this factor are standardised in timm as the official code does."""
 PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 """Depth and width of timm's architectures `resnetv2_50x1_bit` and so on, which take neither as an argument."""
 
@@ -69,3 +75,19 @@ def bit_architecture(config: ResNetConfig) -> str:
         f"timm has no BiT of units {config.units} and width {config.width}, so no config.json can name it. To save "
         "the tensors alone, give a path that ends in .safetensors."
     )
+
+
+def bit_tensors(model: ResNet) -> dict[str, Tensor]:
+    """Return a ResNet's tensors under timm's names. Raises WeightsError with the reason if timm cannot express it."""
+    config, state = model.config, state_of(model)
+    reasons = {
+        "its 3 x 3 convolutions are axial attention": config.axial,
+        f"its kernels are standardised as {config.std_conv!r}": config.std_conv == "hybrid",
+        f"its GroupNorm has the epsilon {config.group_norm_eps}, timm's {GROUP_NORM_EPS}": config.group_norm_eps
+        != GROUP_NORM_EPS,
+    }
+    if reason := first_reason(reasons):
+        raise WeightsError(f"timm cannot express this ResNet: {reason}")
+    if config.std_conv == "bit":
+        state |= {name: kernel * SCALE for name, kernel in state.items() if kernel.dim() == 4}
+    return foreign_tensors(state, bit_conversions(config), "timm")

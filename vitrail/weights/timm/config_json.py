@@ -15,9 +15,10 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
+from vitrail.weights.parts import first_reason
 from vitrail.weights.timm.bit import bit_architecture
 from vitrail.weights.timm.eva import eva_architecture, eva_arguments
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, EvaNaming, Naming, is_aimv2, ratio_of
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, is_aimv2, ratio_of
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),
@@ -59,20 +60,13 @@ def vit_json(config: ViTConfig, card: Card, naming: Naming) -> dict[str, Any]:
     values["pretrained_cfg"] |= dict(
         fixed_input_size=True, first_conv=conv, classifier=["head", "head_dist"] if config.origin.distilled else "head"
     )
+    if config.origin.rotary:
+        values["architecture"] = eva_architecture(config, card)
+        values["model_args"] = _eva_arguments(config, naming)
+        return values
     values["architecture"] = _architecture(config, card, naming)
     of_class = _beit_arguments if naming.beit else _relpos_arguments if naming.relpos else _vit_arguments
     values["model_args"] = of_class(config, naming)
-    return values
-
-
-def eva_json(config: ViTConfig, card: Card, naming: EvaNaming) -> dict[str, Any]:
-    """Return config.json for a ViT with rotary positions. Raises WeightsError if timm has no architecture for it."""
-    values = _json(config, card, config.width, POOLS[config.pool])
-    values["pretrained_cfg"] |= dict(fixed_input_size=True, first_conv="patch_embed.proj", classifier="head")
-    values["architecture"] = eva_architecture(config, card)
-    values["model_args"] = _arguments(config, naming.bias, config.patch, config.mlp_dim) | eva_arguments(config, naming)
-    if config.layer_scale is None:  # in this class any number makes LayerScale
-        del values["model_args"]["init_values"]
     return values
 
 
@@ -110,37 +104,36 @@ def _json(config: ViTConfig | ResNetConfig, card: Card, features: int, pool: str
 
 def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
     """Return the architecture with which the model was loaded if it is of the right kind, else the usual one."""
-    if config.stem == "resnet":
-        kind = f"hybrid {config.stem_units}"
-    elif naming.beit:
-        kind = "beit, norms behind" if config.origin.norm_after else "beit"
-    elif naming.relpos:
-        kind = "relpos, norms behind" if config.origin.norm_after else "relpos"
-    elif config.origin.distilled:
-        kind = "distilled"
-    elif config.block == "parallel":
-        kind = "parallel"
-    elif is_aimv2(config):
-        kind = "AIMv2"
-    elif config.origin.pre_norm or config.origin.norm_after:
-        kind = "clip" if config.origin.pre_norm else "norms behind"
-    else:
-        kind = "gated" if config.origin.mlp == "swiglu" else "plain"
+    relpos, origin = bool(naming.relpos), config.origin
+    kinds = {
+        f"hybrid {config.stem_units}": config.stem == "resnet",
+        "beit, norms behind": naming.beit and origin.norm_after,
+        "beit": naming.beit,
+        "relpos, norms behind": relpos and origin.norm_after,
+        "relpos": relpos,
+        "distilled": origin.distilled,
+        "parallel": config.block == "parallel",
+        "AIMv2": is_aimv2(config),
+        "clip": origin.pre_norm,
+        "norms behind": origin.norm_after,
+        "gated": origin.mlp == "swiglu",
+    }
+    kind = first_reason(kinds) or "plain"
     if kind not in KINDS:
         raise WeightsError(
             f"timm has no hybrid with ResNet stages {config.stem_units}, so no config.json can name it. To save the "
             "tensors alone, give a path that ends in .safetensors."
         )
     loaded = str(origin_of(card, "timm").get("architecture") or "")
-    kinds = (name for name, (_, pattern) in KINDS.items() if re.match(pattern, loaded))
-    return loaded if next(kinds, "") == kind else KINDS[kind][0]
+    of_loaded = next((name for name, (_, pattern) in KINDS.items() if re.match(pattern, loaded)), "")
+    return loaded if of_loaded == kind else KINDS[kind][0]
 
 
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0) if config.stem == "resnet" else 1
     gated = config.origin.mlp == "swiglu"
     hidden = config.mlp_dim * (2 if gated and not is_aimv2(config) else 1)
-    values = _arguments(config, naming.qkv_bias, patch=config.patch // ratio, hidden=hidden)
+    values = _arguments(config, naming.bias, patch=config.patch // ratio, hidden=hidden)
     values |= dict(
         class_token=config.has_class_token,
         pos_embed="none" if config.positions == "none" else "learn",
@@ -156,7 +149,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 
 def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    values = _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim)
+    values = _arguments(config, naming.bias, patch=config.patch, hidden=config.mlp_dim)
     values |= dict(use_abs_pos_emb=config.positions == "1d")
     if config.origin.norm_after:  # EVA-02-CLIP E, without relative positions
         values |= dict(use_post_norm=True)
@@ -167,13 +160,20 @@ def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 
 def _relpos_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
-    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
+    return _arguments(config, naming.bias, patch=config.patch, hidden=config.mlp_dim) | dict(
         class_token=config.has_class_token,
         fc_norm=config.origin.final_norm == "pooled",
         qk_norm=config.origin.qk_norm == "head",
         rel_pos_type="bias",
         shared_rel_pos=config.place == "shared",
     )
+
+
+def _eva_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
+    values = _arguments(config, naming.bias, config.patch, config.mlp_dim) | eva_arguments(config, naming)
+    if config.layer_scale is None:  # in this class any number makes LayerScale
+        del values["init_values"]
+    return values
 
 
 def _arguments(config: ViTConfig, qkv_bias: bool, patch: int, hidden: int) -> dict[str, Any]:

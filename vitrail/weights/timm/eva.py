@@ -16,10 +16,10 @@ from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
-from vitrail.weights.mapping import eva_heads, rows, shape_of, stem_sizes
-from vitrail.weights.timm.file import NORM_EPS, TimmFile, refuse, statistics
-from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, ratio_of
-from vitrail.weights.timm.vit import count, grid_of, normed_heads, pooling, token_count
+from vitrail.weights.mapping import rows
+from vitrail.weights.parts import first_reason, without_place
+from vitrail.weights.timm.file import NORM_EPS, TimmFile
+from vitrail.weights.timm.names import Naming, ratio_of
 from vitrail.words import shown
 
 LARGE_EPS = 1e-5
@@ -54,78 +54,30 @@ PARTS = (
     "an MLP whose gate is a layer of its own",
 )
 """Parts that the plain ViT of timm lacks, and these have."""
+HAS = "rotary inner_norms qk_norm=head mlp=swiglu layer_scale pre_norm norm_eps pooled_norm unnormed oblong registers"
+HAS += " register_positions cls_position positions=none tokenless unread pool=gap pool=map"
+HAS += " pool_heads pool_mlp_dim pool_prefix"
+"""The parts in `vitrail.weights.parts` that these networks have in timm."""
 
 
 def is_rotary(archive: Archive, architecture: str) -> bool:
-    """Return whether a file in timm's format is one of these networks: by its architecture, or of a bare DINOv3."""
+    """Return whether a file in timm's format is one of these networks: by its architecture, or of a bare DINOv3.
+
+    No other published network of timm has class token, registers and LayerScale, but no table of positions.
+    """
     if architecture:
         return any(re.match(pattern, architecture) for pattern, _ in ARCHITECTURES)
-    return is_dinov3(archive)
+    dinov3 = {"cls_token", "reg_token", "blocks.0.gamma_1", "blocks.0.gamma_2"} <= archive.names
+    return dinov3 and archive.names.isdisjoint({"pos_embed", "rope.freqs", "blocks.0.attn.q_norm.weight"})
 
 
-def is_dinov3(archive: Archive) -> bool:
-    """Return whether the tensors are those of DINOv3: class token, registers and LayerScale, but no table of positions.
-
-    No other published network of timm has them.
-    """
-    needed = {"cls_token", "reg_token", "blocks.0.gamma_1", "blocks.0.gamma_2"}
-    return needed <= archive.names and archive.names.isdisjoint(
-        {"pos_embed", "rope.freqs", "blocks.0.attn.q_norm.weight"}
-    )
+def epsilon(architecture: str) -> float:
+    """Return the epsilon of the LayerNorms of an architecture, "" for a bare file, which is a DINOv3."""
+    return LARGE_EPS if not architecture or re.search("dinov3|^vit_pe_", architecture) else NORM_EPS
 
 
-def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
-    """Return the config of the model in a file and the file's naming.
-
-    Raises WeightsError, naming the tensor or the entry of config.json, if vitrail's ViT cannot express the model.
-    """
-    refuse(file, supported=PARTS)
-    archive = file.archive
-    width, channels, patch = stem_sizes(archive, "patch_embed.proj.weight")
-    blocks, naming = _blocks(archive)
-    cls, registers = token_count(archive, "cls_token"), token_count(archive, "reg_token")
-    given = file.image_size() or (224, 224)
-    grid, front = (given[0] // patch, given[1] // patch), 0
-    if "pos_embed" in archive:
-        grid, front = grid_of(archive, (0, cls, cls + registers), grid)
-    gamma = file.argument("init_values", (int, float))
-    heads = file.argument("num_heads", int) or normed_heads(archive, width)
-    if not heads:
-        heads, why = eva_heads(archive, width)
-        if not file.architecture:
-            file.notes.append(why)
-    if width % heads or width // heads % 4:
-        raise file.error(f"num_heads is {heads}; valid: a number that splits {width} features into multiples of 4")
-    config = ViTConfig.of(
-        **blocks | pooling(file, bool(cls)) | _attention_pool(file, heads, bool(cls or registers)),
-        width=width,
-        heads=heads,
-        patch=patch,
-        channels=channels,
-        image_size=(grid[0] * patch, grid[1] * patch),
-        classes=rows(archive, "head.weight"),
-        positions="1d" if "pos_embed" in archive else "none",
-        cls_position=front >= cls if "pos_embed" in archive else True,
-        register_positions=bool(registers) and front == cls + registers,
-        rotary=_rotary(file),
-        registers=registers,
-        layer_scale=float(gamma or 1e-5) if "blocks.0.gamma_1" in archive else None,
-        resize_mode="timm",
-        pre_norm="norm_pre.weight" in archive,
-        norm_eps=_eps(file.architecture or "dinov3"),  # of bare files only those of DINOv3 are read
-        **statistics(file, channels),
-    )
-    return config, naming
-
-
-def _eps(architecture: str) -> float:
-    return LARGE_EPS if re.search("dinov3|^vit_pe_", architecture) else NORM_EPS
-
-
-def _attention_pool(file: TimmFile, heads: int, front: bool) -> dict[str, Any]:
+def attention_pool(file: TimmFile, heads: int, front: bool) -> dict[str, Any]:
     """Return the settings of attention pooling as config fields; it reads the tokens in `front` of the grid, too."""
-    if "attn_pool.latent" not in file.archive:
-        return {}
     usual = PE_POOL_HEADS if file.architecture.startswith("vit_pe_core_") else heads
     return dict(
         pool_heads=file.argument("attn_pool_num_heads", int) or usual,
@@ -134,28 +86,7 @@ def _attention_pool(file: TimmFile, heads: int, front: bool) -> dict[str, Any]:
     )
 
 
-def _blocks(archive: Archive) -> tuple[dict[str, Any], EvaNaming]:
-    """Return the sizes and kind of the blocks as fields of the config, and the naming of their tensors."""
-    first = "blocks.0"
-    apart, gate_apart = f"{first}.attn.q_proj.weight" in archive, f"{first}.mlp.fc1_g.weight" in archive
-    hidden = rows(archive, f"{first}.mlp.{'fc1_g' if gate_apart else 'fc1'}.weight") * (1 + gate_apart)
-    mlp_dim = shape_of(archive, f"{first}.mlp.fc2.weight", 2)[1]
-    if hidden not in (mlp_dim, 2 * mlp_dim):
-        raise WeightsError(f"{archive.path}: '{first}.mlp.fc1' has {hidden} outputs, but 'fc2' has {mlp_dim} inputs")
-    biases = {f"{first}.attn.{name}" for name in ("qkv.bias", "q_bias", "q_proj.bias")}
-    values = dict(
-        depth=count(archive, "blocks."),
-        mlp_dim=mlp_dim,
-        mlp="gelu" if hidden == mlp_dim else "swiglu",
-        mlp_norm=f"{first}.mlp.norm.weight" in archive,
-        attention_norm=f"{first}.attn.norm.weight" in archive,
-        qk_norm="head" if f"{first}.attn.q_norm.weight" in archive else "none",
-        key_bias=not archive.names.isdisjoint({f"{first}.attn.qkv.bias", f"{first}.attn.k_proj.bias"}),
-    )
-    return values, EvaNaming(apart, not archive.names.isdisjoint(biases), gate_apart)
-
-
-def _rotary(file: TimmFile) -> Rotary:
+def rotary_of(file: TimmFile) -> Rotary:
     """Return how positions rotate: as the arguments in config.json say, else the architecture."""
     known = next((values for pattern, values in ARCHITECTURES if re.match(pattern, file.architecture)), _DINOV3)
     said = known | {name: value for name, value in file.arguments.items() if value is not None}
@@ -183,48 +114,48 @@ def _rotary(file: TimmFile) -> Rotary:
 # writing
 
 
-def naming_of(config: ViTConfig, card: Card, biases: bool) -> EvaNaming:
-    """Return the naming of the file that the model was loaded from, if it fits. `biases`: some are not zero."""
-    layout = origin_of(card, "timm").get("layout", {})
+def eva_naming(config: ViTConfig, layout: Mapping[str, Any], biases: bool) -> Naming:
+    """Return the naming of a file from its `layout` in a card, if it still fits. `biases`: some are not zero."""
     try:
-        found = merge(EvaNaming(gate_apart=config.origin.mlp_norm), layout, "provenance.origin.layout")
+        found = merge(Naming(gate_apart=config.origin.mlp_norm), layout, "provenance.origin.layout")
     except UsageError as error:  # in a card rather than in a flag
         raise WeightsError(f"the model's card does not describe the file it comes from: {error}") from error
     gated = config.origin.mlp == "swiglu" and (found.gate_apart or config.origin.mlp_norm)
     # without a bias, timm's file does not show whether keys would have one
-    return EvaNaming(found.apart, found.bias or biases or config.origin.key_bias, gated)
+    return Naming(bias=found.bias or biases or config.origin.key_bias, apart=found.apart, gate_apart=gated)
 
 
-def eva_refusal(config: ViTConfig) -> dict[str, bool]:
-    """Return reason -> whether it is true, for reasons why timm cannot express a model with rotary positions."""
-    rotary = config.origin.rotary or Rotary()
-    return {
-        f"its stem is {config.stem!r}": config.stem != "linear",
-        f"its blocks are {config.block}": config.block != "sequential",
-        f"it has {config.positions} positions besides the rotary ones": config.positions not in ("none", "1d"),
-        f"its positions are added at place {config.place!r}": config.positions == "1d" and config.place != "input",
-        f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
-        "it has RMSNorm or a norm of the patches": config.origin.norm == "rms" or config.origin.patch_norm,
-        OVER_WIDTH: config.origin.qk_norm == "width",
-        "it has a distillation token": config.origin.distilled,
-        "it has a pre-logits layer": config.pre_logits is not None,
-        f"its GELU is {config.origin.gelu!r}": config.origin.mlp == "gelu" and config.origin.gelu != "erf",
-        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and config.pool == "map",
-        "its attention pooling leaves out the tokens in front of the grid": config.pool == "map"
+def eva_refusal(config: ViTConfig) -> str:
+    """Return why timm cannot express a model with rotary positions, "" if it can."""
+    if part := without_place(config, HAS):
+        return f"it has {part} besides rotary positions"
+    rotary, mapped = config.origin.rotary or Rotary(), config.pool == "map"
+    reasons = {
+        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and mapped,
+        "its attention pooling leaves out the tokens in front of the grid": mapped
         and config.prefix > 0
         and not config.origin.pool_prefix,
         "its mixed frequencies rotate halves": (rotary.frequencies, rotary.pairs) == ("mixed", "halves"),
         "some tokens in front of the grid have positions, and others have none": config.positions == "1d"
         and config.front not in (0, config.prefix),
     }
+    return first_reason(reasons)
 
 
 def eva_architecture(config: ViTConfig, card: Card) -> str:
-    """Return the architecture that a model was loaded with if it still fits, else a usual one. Raises WeightsError."""
-    loaded = str(origin_of(card, "timm").get("architecture") or "")
+    """Return the architecture that a model was loaded with if it still fits, else a usual one. Raises WeightsError.
+
+    The arguments in a config.json cannot change its epsilon, nor take away what it has: null stands for the
+    architecture's own value.
+    """
+    loaded, rotary = str(origin_of(card, "timm").get("architecture") or ""), config.origin.rotary or Rotary()
+    # the grid to which coordinates are scaled; where none are, any would do
+    scaled = rotary.reference or (rotary.frequencies, rotary.coordinates) != ("axial", "index")
     for name in (loaded, *WRITTEN):
         known = next((values for pattern, values in ARCHITECTURES if re.match(pattern, name)), None)
-        if known is not None and _fits(config, name, known):
+        unscaled = config.layer_scale is None and re.match("vit_(?!pe_core_|pe_spatial_(?!gigantic))", name)
+        fits = not unscaled and config.origin.norm_eps == epsilon(name)
+        if known is not None and fits and (scaled or "ref_feat_shape" not in known):
             return name
     scale = "no LayerScale" if config.layer_scale is None else "LayerScale"
     raise WeightsError(
@@ -233,23 +164,7 @@ def eva_architecture(config: ViTConfig, card: Card) -> str:
     )
 
 
-def _fits(config: ViTConfig, architecture: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether the arguments in a config.json can make an architecture a model.
-
-    They cannot change its epsilon, nor take away what it has: null stands for the architecture's own value.
-    """
-    scale = config.layer_scale is not None or not re.match("vit_(?!pe_core_|pe_spatial_(?!gigantic))", architecture)
-    reference = _reference(config) is not None or "ref_feat_shape" not in arguments
-    return scale and reference and config.origin.norm_eps == _eps(architecture)
-
-
-def _reference(config: ViTConfig) -> tuple[int, int] | None:
-    """Return the grid to which coordinates are scaled; where none are used, any would do."""
-    rotary = config.origin.rotary or Rotary()
-    return rotary.reference if rotary.frequencies == "axial" and rotary.coordinates == "index" else config.grid
-
-
-def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
+def eva_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     """Return the arguments of timm's class that only these networks have, for config.json."""
     rotary = config.origin.rotary or Rotary()
     kind = {"centred": "dinov3", "index": "cat"}[rotary.coordinates]

@@ -20,6 +20,8 @@ from vitrail.weights.formats import for_channels
 from vitrail.weights.mapping import imagenet_statistics, numbers_in, size_in
 from vitrail.words import listing, shown
 
+TABLE = "relative_position_bias_table"
+"""End of the names of tables of relative positions."""
 BARE = (".safetensors", ".pth", ".pt", ".bin")
 """Endings of a bare state dict; any other path is a folder with a config.json."""
 
@@ -83,6 +85,17 @@ DEFAULTS = META | dict(crop_pct=0.875)
 def has_timm_config(archive: Archive) -> bool:
     """Return whether timm wrote the config.json next to the tensors."""
     return isinstance(archive.config.get("architecture"), str)
+
+
+def is_deits_own(archive: Archive) -> bool:
+    """Return whether a file is of the DeiT repository's later models: LayerScale, a second branch or the hMLP stem.
+
+    Of timm's models, BEiT and those with rotary positions have such names, too; others have a config.json.
+    """
+    beit = any(name.endswith((TABLE, ".q_bias", ".v_bias")) for name in archive.names)
+    rotary = "pos_embed" not in archive or "rope.freqs" in archive
+    own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"} & archive.names
+    return bool(own) and not (beit or rotary or has_timm_config(archive))
 
 
 def read_timm_file(archive: Archive) -> TimmFile:

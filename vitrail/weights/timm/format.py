@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,47 +24,51 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.files import replacing_text
 from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig, flat
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite, expected
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.mapping import dense_biases, first_reason, own_pool, without_stem_bias
-from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
-from vitrail.weights.timm.config_json import bit_json, descriptive, eva_json, vit_json
-from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
+from vitrail.weights.formats import (
+    ForeignModel,
+    foreign_tensors,
+    origin_of,
+    refuse_folder,
+    state_of,
+    write_folder,
+    write_tensors,
+)
+from vitrail.weights.mapping import dense_biases, qkv_biases, without_stem_bias
+from vitrail.weights.parts import first_reason, own_pool, without_place
+from vitrail.weights.timm.bit import bit_conversions, bit_tensors, infer_bit, is_bit
+from vitrail.weights.timm.config_json import bit_json, descriptive, vit_json
+from vitrail.weights.timm.eva import eva_naming, eva_refusal
 from vitrail.weights.timm.file import (
     BARE,
     CLIP_EPS,
     GROUP_NORM_EPS,
     NORM_EPS,
     class_names,
-    has_timm_config,
+    is_deits_own,
     preprocessing,
     read_timm_file,
 )
-from vitrail.weights.timm.names import OVER_WIDTH, EvaNaming, Naming, absent, conversions, is_aimv2, qkv_biases
-from vitrail.weights.timm.relpos import TABLE
+from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2
 from vitrail.weights.timm.vit import infer, unused
 
-BIT_SCALE = 10.0
-"""sqrt(1e-8 / 1e-10): kernels times this factor are standardised in timm as the official code does (`bit.py`)."""
+HAS = "stem=resnet block=parallel positions=none positions=sincos positions=relative_bias sines cls_position"
+HAS += " registers register_positions distilled tokenless unread pool=gap pool=map pool_prefix pre_logits layer_scale"
+HAS += " mlp=swiglu gelu norm norm_eps patch_norm pre_norm norm_after qk_norm=head pooled_norm unnormed oblong"
+"""The parts in `vitrail.weights.parts` that timm's Vision Transformers without rotary positions have."""
 
 Tensors = dict[str, Tensor]
 
 
-_DEIT = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
-"""Tensors in the DeiT repository's later files. Of timm's models, only BEiT and similar ones have such names."""
-
-
-@dataclass(frozen=True)
 class Timm:
     """The format of timm."""
 
-    name: str = "timm"
+    name = "timm"
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: a BiT ResNet, or a ViT under timm's names that is not the DeiT repository's own."""
@@ -73,26 +77,20 @@ class Timm:
         attention = ("blocks.0.attn.", "blocks.0.attns.0.", "blocks.0.in_proj.")
         vit = any(name.startswith("patch_embed.") for name in archive.names)
         vit = vit and any(name.startswith(attention) for name in archive.names)
-        beit = any(name.endswith((TABLE, ".q_bias", ".v_bias")) for name in archive.names)
-        rotary = "pos_embed" not in archive or "rope.freqs" in archive
-        return vit and (beit or rotary or has_timm_config(archive) or archive.names.isdisjoint(_DEIT))
+        return vit and not is_deits_own(archive)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         file = read_timm_file(archive)
-        naming: Naming | EvaNaming | None = None
+        naming: Naming | None = None
         config: ViTConfig | ResNetConfig
         origin: dict[str, Any] = {"format": self.name, "file": archive.path.name, "architecture": file.architecture}
         origin |= {"pretrained": descriptive(file.pretrained)}
         if is_bit(archive):
             config = infer_bit(file)
-        elif is_rotary(archive, file.architecture):
-            config, naming = infer_eva(file)
-            origin["layout"] = asdict(naming)
         else:
             config, naming = infer(file)
-            origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias, "dense_bias": naming.dense_bias}
-            origin |= {"relpos": True} if naming.relpos else {}
+            origin |= said_of_naming(naming, bool(config.origin.rotary))
         card = Card(
             config,
             class_names=class_names(file, config.classes),
@@ -105,8 +103,7 @@ class Timm:
         if naming is None or isinstance(config, ResNetConfig):
             assert isinstance(config, ResNetConfig)
             return ForeignModel(card, bit_conversions(config), unused(archive), {}, file.notes)
-        computed = isinstance(naming, Naming) and naming.relpos in ("cr", "swin")
-        for_config = partial(conversions, naming=naming) if computed else None
+        for_config = partial(conversions, naming=naming) if naming.relpos in ("cr", "swin") else None
         entries, zeros = conversions(config, naming), absent(config, naming)
         return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config=for_config)
 
@@ -115,13 +112,10 @@ class Timm:
 
         Raises WeightsError with the reason if timm has no such model, or a bare file would describe another one.
         """
-        bare = path.suffix in BARE
-        if path.is_dir() if bare else path.is_file():
-            raise WeightsError(
-                f"{path} is a {'folder' if bare else 'file'}; give the name of a {'file' if bare else 'folder'}"
-            )
+        if bare := path.suffix in BARE:
+            refuse_folder(path, "model.safetensors")
         if isinstance(model, ResNet):
-            tensors, values = _resnet(model, card, bare)
+            tensors, values = bit_tensors(model), None if bare else bit_json(model.config, card)
         elif isinstance(model, ViT):
             tensors, values = _vit(model, card, bare)
         else:
@@ -130,25 +124,11 @@ class Timm:
             check_finite(name, tensor, f"the model is not saved to {path}")
         if values is None:
             write_tensors(path, tensors)
-            return
-        write_tensors(path / "model.safetensors", tensors)
-        text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
-        with replacing_text(path / "config.json") as file:
-            file.write(text)
+        else:
+            write_folder(path, tensors, {"config.json": values})
 
 
 FORMAT = Timm()
-
-
-def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    config = model.config
-    if reason := bit_refusal(config):
-        raise WeightsError(f"timm cannot express this ResNet: {reason}")
-    state = state_of(model)
-    if config.std_conv == "bit":
-        kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
-        state |= {name: state[name] * BIT_SCALE for name in kernels}
-    return foreign_tensors(state, bit_conversions(config), "timm"), None if bare else bit_json(config, card)
 
 
 def vit_tensors(model: ViT, card: Card) -> Tensors:
@@ -157,25 +137,15 @@ def vit_tensors(model: ViT, card: Card) -> Tensors:
 
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    if (
-        reason := first_reason(eva_refusal(model.config))
-        if model.config.origin.rotary
-        else vit_refusal(model.config, bare)
-    ):
+    if reason := eva_refusal(model.config) if model.config.origin.rotary else vit_refusal(model.config, bare):
         raise WeightsError(f"timm cannot express this ViT: {reason}")
     config, state = _folded(model)
     state = without_stem_bias(state, config) if config.origin.pre_norm else state
-    naming = (
-        naming_of(config, card, _any(state, qkv_biases(config)))
-        if config.origin.rotary
-        else _naming(config, card, state)
-    )
+    naming = naming_of(config, card, state)
     missing = absent(config, naming)
     state = {name: tensor for name, tensor in state.items() if name not in missing}
     tensors = foreign_tensors(state, conversions(config, naming), "timm")
-    values = None
-    if not bare:
-        values = eva_json(config, card, naming) if isinstance(naming, EvaNaming) else vit_json(config, card, naming)
+    values = None if bare else vit_json(config, card, naming)
     _check_meaning(tensors, values, config)
     return tensors, values
 
@@ -208,17 +178,28 @@ def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
     return config.changed(cls_position=False, register_positions=False), state
 
 
-def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
+def said_of_naming(naming: Naming, rotary: bool) -> dict[str, Any]:
+    """Return a naming as entries of a card's origin, which `naming_of` reads."""
+    if rotary:
+        return {"layout": dict(apart=naming.apart, bias=naming.bias, gate_apart=naming.gate_apart)}
+    values = {"beit": naming.beit, "qkv_bias": naming.bias, "dense_bias": naming.dense_bias}
+    return values | ({"relpos": True} if naming.relpos else {})
+
+
+def naming_of(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     """Return the naming of the file that the model was loaded from, if it still fits."""
-    origin = origin_of(card, "timm")
+    origin, biases = origin_of(card, "timm"), _any(state, qkv_biases(config))
+    if config.origin.rotary:
+        return eva_naming(config, origin.get("layout", {}), biases)
     relative = config.positions == "relative_bias"
     relpos = relative and (bool(origin.get("relpos")) or config.origin.norm_after or not fits_beit(config))
     beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
     return Naming(
         beit,
-        _any(state, qkv_biases(config)) or bool(origin.get("qkv_bias", True)),
+        biases or bool(origin.get("qkv_bias", True)),
         _any(state, dense_biases(config)) or bool(origin.get("dense_bias", True)),
         "table" if relpos else "",
+        gate_apart=is_aimv2(config),
     )
 
 
@@ -229,8 +210,7 @@ def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTC
     archive = Archive(Path("this model"), "safetensors", shapes, tensors.__getitem__, config=config_json)
     folder = ". Save to a folder, which has a config.json" if values is None else ""
     try:
-        file = read_timm_file(archive)
-        read = _meaning((infer_eva if is_rotary(archive, file.architecture) else infer)(file)[0])
+        read = _meaning(infer(read_timm_file(archive))[0])
     except WeightsError as error:
         raise WeightsError(f"the file would not describe its model: {str(error).rstrip('.')}{folder}") from error
     meant = _meaning(config)
@@ -246,17 +226,14 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
     inner = ("mlp_norm", "attention_norm", "qk_norm", "rotary", "norm", "patch_norm")
     values = flat(config) | {"has_class_token": config.has_class_token}
-    pool = dict(own_pool=own_pool(config), pool_prefix=config.origin.pool_prefix and config.prefix > 0)
-    return (
-        {name: values[name] for name in (*plain, *tokens, *rest, *inner)}
-        | pool
-        | dict(
-            norm_eps=config.origin.norm_eps if config.origin.rotary else None,
-            layer_scale=config.layer_scale is not None,
-            gelu=config.origin.gelu if config.origin.mlp == "gelu" else None,
-            front=config.front if config.positions == "1d" else None,
-            shared=config.positions == "relative_bias" and config.place == "shared",
-        )
+    return {name: values[name] for name in (*plain, *tokens, *rest, *inner)} | dict(
+        own_pool=own_pool(config),
+        pool_prefix=config.origin.pool_prefix and config.prefix > 0,
+        norm_eps=config.origin.norm_eps if config.origin.rotary else None,
+        layer_scale=config.layer_scale is not None,
+        gelu=config.origin.gelu if config.origin.mlp == "gelu" else None,
+        front=config.front if config.positions == "1d" else None,
+        shared=config.positions == "relative_bias" and config.place == "shared",
     )
 
 
@@ -284,68 +261,46 @@ def _read_as_square(config: ViTConfig) -> bool:
 
 def vit_refusal(config: ViTConfig, bare: bool) -> str:
     """Return why timm cannot express this ViT, "" if it can. `bare`: there is no config.json."""
-    positions, hybrid = config.positions, config.stem == "resnet"
+    if part := without_place(config, HAS):
+        return f"it has {part}"
+    origin, hybrid, relative = config.origin, config.stem == "resnet", config.positions == "relative_bias"
+    gated = origin.mlp == "swiglu"
     special = {
         "a ResNet stem": hybrid,
-        "a distillation token": config.origin.distilled,
+        "a distillation token": origin.distilled,
         "parallel blocks": config.block == "parallel",
-        "gated MLPs": config.origin.mlp == "swiglu" and not is_aimv2(config),
+        "gated MLPs": gated and not is_aimv2(config),
         "RMSNorm and a norm of the patches": is_aimv2(config),
-        "BEiT's positions": positions == "relative_bias" and not fits_relpos(config),
-        "a norm before the first block": config.origin.pre_norm,
-        "norms behind attention and MLP": config.origin.norm_after,
+        "BEiT's positions": relative and not fits_relpos(config),
+        "a norm before the first block": origin.pre_norm,
+        "norms behind attention and MLP": origin.norm_after,
     }
     together = " together with ".join(name for name, there in special.items() if there)
     kernels, eps = config.std_conv, config.group_norm_eps
-    norm_eps = CLIP_EPS if config.origin.pre_norm or is_aimv2(config) else NORM_EPS
-    like_deit = (config.registers, config.cls_position, positions, config.origin.final_norm) == (
-        0,
-        True,
-        "1d",
-        "tokens",
-    )
+    norm_eps = CLIP_EPS if origin.pre_norm or is_aimv2(config) else NORM_EPS
+    like_deit = config.positions == "1d" and config.cls_position and not config.registers
     checks = {
-        f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
-        "its blocks are axial": config.block == "axial",
-        f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
-        f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
-        f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
-        OVER_WIDTH: config.origin.qk_norm == "width",
         "it has RMSNorm or a norm of the patches, but not both with gated MLPs, as AIMv2": (
-            config.origin.norm == "rms" or config.origin.patch_norm
+            origin.norm == "rms" or origin.patch_norm
         )
         and not is_aimv2(config),
-        f"its LayerNorm has the epsilon {config.origin.norm_eps}, timm's {norm_eps}": config.origin.norm_eps
-        != norm_eps,
-        "it has LayerScale and norms behind attention and MLP": config.origin.norm_after
-        and config.layer_scale is not None,
+        f"its LayerNorm has the epsilon {origin.norm_eps}, timm's {norm_eps}": origin.norm_eps != norm_eps,
+        "it has LayerScale and norms behind attention and MLP": origin.norm_after and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
         f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
         f"its ResNet starts with {config.stem_width} features, timm's with 64": hybrid and config.stem_width != 64,
-        "its attention pooling has its own number of heads or hidden width": own_pool(config) != (None, None),
         f"it has {together}": sum(special.values()) > 1,
-        "its attention pooling comes after gated MLPs": config.origin.mlp == "swiglu" and config.pool == "map",
-        "its distillation token has no learned position, registers beside it, or no norm": config.origin.distilled
-        and not like_deit,
+        "its attention pooling comes after gated MLPs": gated and config.pool == "map",
+        "its distillation token has no learned position, registers beside it, or no norm": origin.distilled
+        and not (like_deit and origin.final_norm == "tokens"),
         "its positions are those of BEiT and of timm's relpos networks, but neither has all of its other parts": (
-            positions == "relative_bias" and not (fits_beit(config) or fits_relpos(config))
+            relative and not (fits_beit(config) or fits_relpos(config))
         ),
         f"timm would take its positions for a grid of {config.grid[0]} x {config.grid[1]} for those of a square grid, "
-        "because a square grid has as many offsets": positions == "relative_bias" and _read_as_square(config),
+        "because a square grid has as many offsets": relative and _read_as_square(config),
         f"it has {config.branches} branches in a block; timm's architectures have 2 (to save the tensors alone, give a "
         "path that ends in .safetensors)": config.branches > 2 and not bare,
         "it has a pre-logits layer, which current versions of timm lack (to save the tensors under the names of older "
         "versions, give a path that ends in .safetensors)": config.pre_logits is not None and not bare,
-    }
-    return first_reason(checks)
-
-
-def bit_refusal(config: ResNetConfig) -> str:
-    """Return why timm cannot express this ResNet, "" if it can."""
-    eps = config.group_norm_eps
-    checks = {
-        "its 3 x 3 convolutions are axial attention": config.axial,
-        f"its kernels are standardised as {config.std_conv!r}": config.std_conv == "hybrid",
-        f"its GroupNorm has the epsilon {eps}, timm's {GROUP_NORM_EPS}": eps != GROUP_NORM_EPS,
     }
     return first_reason(checks)

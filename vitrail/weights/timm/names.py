@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.assemble import expected_of
@@ -20,6 +18,7 @@ from vitrail.weights.mapping import (
     apply_table,
     dense_biases,
     joined,
+    qkv_biases,
     within,
     without_key_bias,
 )
@@ -30,13 +29,6 @@ POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 
 ACTIVATIONS: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 """`ViTConfig.gelu` -> timm's `act_layer`."""
-
-OVER_WIDTH = "it normalises queries and keys over all heads together; timm does so for each head"
-"""Why timm cannot express a model whose `qk_norm` is "width"."""
-
-
-def _exchanged(table: Tensor) -> Tensor:
-    return table.transpose(0, 1)
 
 
 BOTTLENECK = {
@@ -58,7 +50,9 @@ OUTSIDE: NameTable = {
     "dist": "dist_token",
     "registers": "reg_token",
     "positions.embedding": "pos_embed",
-    "positions.rotary.frequencies": Rule(("rope.freqs",), _exchanged, lambda table: (_exchanged(table),)),
+    "positions.rotary.frequencies": Rule(
+        ("rope.freqs",), lambda table: table.transpose(0, 1), lambda table: table.transpose(0, 1)
+    ),
     "pre_norm.{part}": "norm_pre.{part}",
     "norm.{part}": "{norm}.{part}",
     "pool.probe": "attn_pool.latent",
@@ -75,27 +69,22 @@ OUTSIDE: NameTable = {
 
 ATTENTION: NameTable = {
     "norm.{part}": "norm1.{part}",
-    "attention.qkv.weight": "attn.qkv.weight",
-    "attention.qkv.bias": "attn.qkv.bias",
+    "attention.qkv.{part}": "attn.qkv.{part}",
     "attention.qk_norm.query.{part}": "attn.q_norm.{part}",
     "attention.qk_norm.key.{part}": "attn.k_norm.{part}",
+    "attention.norm.{part}": "attn.norm.{part}",
     "attention.out.{part}": "attn.proj.{part}",
     "residual.gamma": "ls1.gamma",
 }
 MLP: NameTable = {
     "norm.{part}": "norm2.{part}",
-    "mlp.fc1.{part}": "mlp.fc1.{part}",
-    "mlp.fc2.{part}": "mlp.fc2.{part}",
+    "mlp.fc{number}.{part}": "mlp.fc{number}.{part}",
+    "mlp.norm.{part}": "mlp.norm.{part}",
     "residual.gamma": "ls2.gamma",
 }
-INSIDE: NameTable = {"attention.norm.{part}": "attn.norm.{part}", "mlp.norm.{part}": "mlp.norm.{part}"}
-"""Norms inside attention and MLP (EVA-02); the plain ViT of timm has none."""
 PARALLEL: NameTable = {"norm.{part}": "norm.{part}", "residual.gamma": "ls.gamma"}
 """The rows that are otherwise in parallel blocks, in `attns.0` and `ffns.0`."""
-APART: NameTable = {
-    "attention.qkv.weight": joined("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight"),
-    "attention.qkv.bias": joined("attn.q_proj.bias", "attn.k_proj.bias", "attn.v_proj.bias"),
-}
+APART: NameTable = {"attention.qkv.{part}": joined(*(f"attn.{name}_proj.{{part}}" for name in "qkv"))}
 """Queries, keys and values in layers of their own (EVA-02 B and L)."""
 KEYLESS = without_key_bias("attn.q_bias", "attn.v_bias")
 KEYLESS_APART = without_key_bias("attn.q_proj.bias", "attn.v_proj.bias")
@@ -109,26 +98,19 @@ class Naming:
     """The properties of the names in a file that the model's config does not determine."""
 
     beit: bool = False
-    qkv_bias: bool = True
-    """Whether queries, keys and values have a bias in the file; otherwise the model's are zero."""
+    """Whether the names are BEiT's, whose keys have no bias. (With rotary positions, the config says so.)"""
+    bias: bool = True
+    """Whether queries and values have a bias in the file; otherwise the model's are zero."""
     dense_bias: bool = True
     """Whether the other dense layers of the blocks have a bias in the file (not in AIMv2)."""
     relpos: RelposKind = ""
-
-
-@dataclass(frozen=True)
-class EvaNaming:
-    """The same for the networks with rotary positions (`eva.py`)."""
-
     apart: bool = False
     """Whether queries, keys and values are separate layers."""
-    bias: bool = True
-    """Whether queries and values have a bias in the file; otherwise the model's are zero."""
     gate_apart: bool = False
     """Whether gate and value of SwiGLU are separate layers."""
 
 
-def conversions(config: ViTConfig, naming: Naming | EvaNaming) -> list[Conversion]:
+def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a timm file."""
     missing = absent(config, naming)
     names = [name for name in expected_of(config) if name not in missing]
@@ -136,28 +118,25 @@ def conversions(config: ViTConfig, naming: Naming | EvaNaming) -> list[Conversio
     return apply_table(names, _table(config, naming), root=root, norm=norm)
 
 
-def _table(config: ViTConfig, naming: Naming | EvaNaming) -> NameTable:
+def _table(config: ViTConfig, naming: Naming) -> NameTable:
     """Return the table of a file."""
-    if isinstance(naming, EvaNaming):
-        gammas, keyless, apart, gates = True, not config.origin.key_bias, naming.apart, naming.gate_apart
-    else:
-        gammas, keyless, apart, gates = naming.beit, naming.beit, False, is_aimv2(config)
-    inside = INSIDE if isinstance(naming, EvaNaming) else {}
-    attention, mlp, table = {**ATTENTION, **inside}, {**MLP, **inside}, dict(OUTSIDE)
+    rotary = config.origin.rotary is not None
+    keyless = not config.origin.key_bias if rotary else naming.beit
+    attention, mlp, table = dict(ATTENTION), dict(MLP), dict(OUTSIDE)
     first, second = "blocks.{layer}.", "blocks.{layer}."
     if config.block == "parallel":
         attention |= PARALLEL
         mlp |= PARALLEL
         first, second = f"{first}attns.{{branch}}.", f"{second}ffns.{{branch}}."
-    if gammas:
+    if rotary or naming.beit:
         attention["residual.gamma"], mlp["residual.gamma"] = "gamma_1", "gamma_2"
-    if apart:
+    if naming.apart:
         attention |= APART
     if keyless:
-        attention["attention.qkv.bias"] = KEYLESS_APART if apart else KEYLESS
-    if gates:
-        mlp |= GATES
-    if isinstance(naming, Naming) and config.positions == "relative_bias":
+        attention = {"attention.qkv.bias": KEYLESS_APART if naming.apart else KEYLESS, **attention}
+    if naming.gate_apart:
+        mlp = {**GATES, **mlp}
+    if config.positions == "relative_bias":
         table["positions.bias"] = bias_rule(config, naming.relpos)
     return {
         **table,
@@ -166,25 +145,16 @@ def _table(config: ViTConfig, naming: Naming | EvaNaming) -> NameTable:
     }
 
 
-def absent(config: ViTConfig, naming: Naming | EvaNaming) -> dict[str, str]:
+def absent(config: ViTConfig, naming: Naming) -> dict[str, str]:
     """Return the model's tensors that are zero because the file lacks them, and why."""
-    qkv = naming.bias if isinstance(naming, EvaNaming) else naming.qkv_bias
-    zeros = {} if qkv else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
+    zeros = {} if naming.bias else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
     zeros |= {"stem.bias": "no bias of the patch embedding"} if config.origin.pre_norm else {}
-    if isinstance(naming, EvaNaming) or naming.dense_bias:
-        return zeros
-    return zeros | dict.fromkeys(dense_biases(config), "no bias in attention and MLP")
+    return zeros if naming.dense_bias else zeros | dict.fromkeys(dense_biases(config), "no bias in attention and MLP")
 
 
 def is_aimv2(config: ViTConfig) -> bool:
     """Return whether a network is of AIMv2's kind: RMSNorm, also on the patches, and gated MLPs."""
     return config.origin.norm == "rms" and config.origin.patch_norm and config.origin.mlp == "swiglu"
-
-
-def qkv_biases(config: ViTConfig) -> list[str]:
-    """Return vitrail's names of the biases of queries, keys and values."""
-    branches = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
-    return [f"blocks.{layer}.attentions.{branch}.attention.qkv.bias" for layer, branch in branches]
 
 
 def ratio_of(hidden: int, width: int) -> float:

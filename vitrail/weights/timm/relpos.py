@@ -30,11 +30,10 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import Rule, shape_of, stacked
-from vitrail.weights.timm.file import TimmFile
+from vitrail.weights.timm.file import TABLE, TimmFile
 
 RelposKind = Literal["", "table", "cr", "swin"]
 """How a relpos network computes its bias; "" for other networks."""
-TABLE = "relative_position_bias_table"
 _FIRST, _SHARED = "blocks.0.attn.rel_pos", "shared_rel_pos"
 BEIT_TABLES = (f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}")
 SOURCES = (*BEIT_TABLES, *(f"{place}.{part}" for place in (_FIRST, _SHARED) for part in (TABLE, "mlp.fc2.weight")))
@@ -99,19 +98,13 @@ def bias_rule(config: ViTConfig, kind: RelposKind) -> Rule:
     place = f"{shared}." if config.place == "shared" else f"blocks.{{layer}}.attn.{within}"
     if kind in ("cr", "swin"):
         return _computed(config, kind, place)
-    return stacked(f"{place}{TABLE}") if not kind or config.has_class_token else _without_class_rows(f"{place}{TABLE}")
-
-
-def _without_class_rows(theirs: str) -> Rule:
-    """Return the rule of tables that lack the rows for a class token, which the model does not have either."""
-
-    def read(*tables: Tensor) -> Tensor:
-        return F.pad(torch.stack(tables), (0, 0, 0, _CLASS_ROWS))
-
-    def write(stack: Tensor) -> tuple[Tensor, ...]:
-        return tuple(table[:-_CLASS_ROWS].clone() for table in stack)
-
-    return Rule((theirs,), read, write)
+    if not kind or config.has_class_token:
+        return stacked(f"{place}{TABLE}")
+    return Rule(  # tables without rows for a class token, which the model does not have either
+        (f"{place}{TABLE}",),
+        lambda *tables: F.pad(torch.stack(tables), (0, 0, 0, _CLASS_ROWS)),
+        lambda stack: [table[:-_CLASS_ROWS] for table in stack],
+    )
 
 
 def _computed(config: ViTConfig, kind: RelposKind, place: str) -> Rule:

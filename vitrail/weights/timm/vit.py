@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import isqrt
 from typing import Any
 
 from vitrail.errors import WeightsError
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.mapping import AIMV2_HEADS, ROTARY_HEADS, count, grid_of, rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.timm.eva import PARTS as ROTARY_PARTS
+from vitrail.weights.timm.eva import attention_pool, epsilon, is_rotary, rotary_of
 from vitrail.weights.timm.file import AIMV2_PARTS, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, refuse, statistics
 from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming
 from vitrail.weights.timm.relpos import BEIT_TABLES, SOURCES, relative_positions, relpos_kind
@@ -28,6 +29,9 @@ _HEADS = (
     (r"test_vit[34]$", 3),
 )
 """(pattern of the architecture, heads) for architectures whose number of heads does not follow from their width."""
+
+SO400M_HEADS = {1152: 72}
+"""Width of SO-400M models -> features of a head."""
 
 _GAMMAS = ("blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma")
 """Names of the first LayerScale, of which a file with LayerScale has one."""
@@ -50,49 +54,48 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
 
     Raises WeightsError, naming the tensor or the entry of config.json, if vitrail's ViT cannot express the model.
     """
-    archive = file.archive
+    archive, architecture = file.archive, file.architecture
+    rotary = is_rotary(archive, architecture)
     aimv2 = {"patch_embed.norm.weight", "blocks.0.mlp.fc1_g.weight"} <= archive.names
-    refuse(file, supported=AIMV2_PARTS if aimv2 else ())
-    blocks, naming = _blocks(archive)
-    if not file.architecture and not aimv2:
-        _refuse_untold(file, blocks, naming)
+    refuse(file, supported=ROTARY_PARTS if rotary else AIMV2_PARTS if aimv2 else ())
     stem = _stem(archive)
-    tokens = {name: token_count(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
-    positions = _positions(file, stem["patch"], tokens)
-    architecture = file.architecture
-    if not architecture and not tokens["cls_token"]:
-        architecture = _siglip2(blocks["width"], stem["patch"], positions["image_size"][0])
-    heads = positions.pop("heads", None) or _heads(file, architecture, blocks["width"])
+    blocks, naming = _blocks(archive, rotary)
+    if not (architecture or aimv2 or rotary):
+        _refuse_untold(file, stem | blocks, naming)
+    tokens = ("cls_token", "dist_token", "reg_token")
+    cls, dist, registers = (shape_of(archive, name, 3)[1] if name in archive else 0 for name in tokens)
+    positions = _positions(file, stem["patch"], (cls, dist, registers), rotary)
+    if not architecture and not cls:
+        mine = (stem["width"], stem["patch"], positions["image_size"][0])
+        architecture = next((name for *sizes, name in _SIGLIP_2 if tuple(sizes) in (mine, (*mine[:2], None))), "")
+    heads = positions.pop("heads", None) or _heads(file, architecture, stem["width"], rotary)
+    pool = pooling(file, bool(cls))
+    if "attn_pool.latent" in archive:
+        prefix = dict(pool_prefix=bool(file.argument("pool_include_prefix", bool)))
+        pool |= attention_pool(file, heads, bool(cls or registers)) if rotary else prefix
     clip = "norm_pre.weight" in archive
     gamma = file.argument("init_values", (int, float)) or 1e-5
+    usual_eps = epsilon(architecture) if rotary else CLIP_EPS if clip or aimv2 else NORM_EPS
     config = ViTConfig.of(
-        **blocks | stem | positions | pooling(file, bool(tokens["cls_token"])),
+        **stem | blocks | positions | pool,
         heads=heads,
         classes=rows(archive, "head.weight"),
-        distilled=bool(tokens["dist_token"]),
-        registers=tokens["reg_token"],
+        distilled=bool(dist),
+        registers=registers,
+        rotary=rotary_of(file) if rotary else None,
         layer_scale=None if archive.names.isdisjoint(_GAMMAS) else float(gamma),
         pre_logits=rows(archive, "pre_logits.fc.weight") or None,
         gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
         pre_norm=clip,
         norm_after="_rpn_" in file.architecture or file.architecture.startswith("eva02_enormous_"),
-        pool_prefix="attn_pool.latent" in archive and bool(file.argument("pool_include_prefix", bool)),
         norm="rms" if aimv2 else "layer",
         patch_norm=aimv2,
-        norm_eps=CLIP_EPS if clip or aimv2 else NORM_EPS,
+        norm_eps=usual_eps,
         **statistics(file, stem["channels"]),
     )
     _refuse_combinations(file, config)
     return config, naming
-
-
-def _siglip2(width: int, patch: int, side: int) -> str:
-    """Return the architecture in `_SIGLIP_2` with these sizes, "" if there is none."""
-    for its_width, its_patch, its_side, architecture in _SIGLIP_2:
-        if (width, patch) == (its_width, its_patch) and its_side in (None, side):
-            return architecture
-    return ""
 
 
 def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
@@ -111,80 +114,77 @@ def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
         )
 
 
-def _refuse_untold(file: TimmFile, blocks: Mapping[str, Any], naming: Naming) -> None:
+def _refuse_untold(file: TimmFile, values: Mapping[str, Any], naming: Naming) -> None:
     """Raise WeightsError for a file without config.json whose tensors fit networks that compute different things.
 
-    `blocks` are sizes and kind of the blocks, as fields of the config.
+    `values` are stem and blocks, as fields of the config.
     """
     networks = None
     if "norm_pre.weight" in file.archive:
         networks = "CLIP, which has the exact GELU or, as OpenAI's own weights, quick_gelu"
     tokenless = file.archive.names.isdisjoint({"cls_token", "attn_pool.latent"})
-    if naming.beit and (blocks["mlp"] == "swiglu" or blocks["width"] == 1792):
+    if naming.beit and (values["mlp"] == "swiglu" or values["width"] == 1792):
         networks = "EVA-02, which has rotary positions or norms behind attention and MLP"
     elif naming.relpos:
         networks = (
             "timm's relpos networks, which differ in the size of their images, and in norms that stand before or "
             "behind attention and MLP"
         )
-    elif not naming.beit and not naming.qkv_bias and tokenless:
+    elif not naming.beit and not naming.bias and tokenless:
         networks = (
             "timm's gap and rpn networks (no class token, no bias of queries, keys and values): they differ in their "
             "heads, and in norms that stand before or behind attention and MLP"
         )
-    elif tokenless and blocks["width"] == 768 and stem_sizes(file.archive, "patch_embed.proj.weight")[2] == 16:
+    elif tokenless and (values["width"], values["patch"]) == (768, 16):
         networks = "timm's SigLIP and gap networks, which have 12 or 16 heads"
     if networks is not None:
         raise file.error(f"its tensors are those of {networks}. Add a config.json that names the architecture")
 
 
-def count(archive: Archive, prefix: str) -> int:
-    """Return the number of numbered parts below `prefix`. Raises WeightsError if a number is missing."""
-    pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
-    numbers = {int(match[1]) for name in archive.names if (match := pattern.match(name))}
-    for number in range(len(numbers)):
-        if number not in numbers:
-            raise WeightsError(f"{archive.path} has '{prefix}{max(numbers)}' but no '{prefix}{number}'")
-    return len(numbers)
-
-
-def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
+def _blocks(archive: Archive, rotary: bool) -> tuple[dict[str, Any], Naming]:
     """Return the sizes and kind of the blocks as fields of the config, and the naming of their tensors."""
     parallel = "blocks.0.attns.0.attn.qkv.weight" in archive
     attention = "blocks.0.attns.0.attn" if parallel else "blocks.0.attn"
     mlp = "blocks.0.ffns.0.mlp" if parallel else "blocks.0.mlp"
-    joint, width = shape_of(archive, f"{attention}.qkv.weight", 2)
-    if joint != 3 * width:
-        raise WeightsError(f"{archive.path}: '{attention}.qkv.weight' has {joint} rows; expected {3 * width}")
     gates = rows(archive, f"{mlp}.fc1_g.weight") + rows(archive, f"{mlp}.fc1_x.weight")
     hidden, mlp_dim = gates or rows(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
     if hidden not in (mlp_dim, 2 * mlp_dim):
         raise WeightsError(f"{archive.path}: '{mlp}.fc1' has {hidden} outputs, but '{mlp}.fc2' has {mlp_dim} inputs")
+    keys = {f"{attention}.qkv.bias", f"{attention}.k_proj.bias"}
     values = dict(
-        width=width,
         depth=count(archive, "blocks."),
         mlp_dim=mlp_dim,
         mlp="gelu" if hidden == mlp_dim else "swiglu",
+        mlp_norm=f"{mlp}.norm.weight" in archive,
+        attention_norm=f"{attention}.norm.weight" in archive,
         qk_norm="head" if f"{attention}.q_norm.weight" in archive else "none",
+        key_bias=not rotary or not archive.names.isdisjoint(keys),
         block="parallel" if parallel else "sequential",
         branches=count(archive, "blocks.0.attns.") if parallel else 1,
     )
-    beit = not archive.names.isdisjoint({f"{attention}.q_bias", *BEIT_TABLES})
-    qkv_bias, dense_bias = f"{attention}.{'q_bias' if beit else 'qkv.bias'}", f"{mlp}.fc2.bias"
-    return values, Naming(beit, qkv_bias in archive, dense_bias in archive, relpos_kind(archive))
+    naming = Naming(
+        beit=not rotary and not archive.names.isdisjoint({f"{attention}.q_bias", *BEIT_TABLES}),
+        bias=not archive.names.isdisjoint({*keys, f"{attention}.q_bias", f"{attention}.q_proj.bias"}),
+        dense_bias=rotary or f"{mlp}.fc2.bias" in archive,
+        relpos=relpos_kind(archive),
+        apart=f"{attention}.q_proj.weight" in archive,
+        gate_apart=bool(gates),
+    )
+    return values, naming
 
 
 def _stem(archive: Archive) -> dict[str, Any]:
-    """Return patch, channels and, for a hybrid, the ResNet in front as fields of the config."""
-    _, channels, kernel = stem_sizes(archive, "patch_embed.proj.weight")
+    """Return width, patch, channels and, for a hybrid, the ResNet in front as fields of the config."""
+    width, channels, kernel = stem_sizes(archive, "patch_embed.proj.weight")
     backbone = "patch_embed.backbone."
     if not any(name.startswith(backbone) for name in archive.names):
-        return dict(patch=kernel, channels=channels)
+        return dict(width=width, patch=kernel, channels=channels)
     stages = range(count(archive, f"{backbone}stages."))
     units = tuple(count(archive, f"{backbone}stages.{stage}.blocks.") for stage in stages)
     root = shape_of(archive, f"{backbone}{'stem.' if units else ''}conv.weight", 4)
     return dict(
         stem="resnet",
+        width=width,
         stem_units=units,
         stem_width=root[0],
         patch=kernel * 4 * 2 ** max(len(units) - 1, 0),
@@ -192,11 +192,6 @@ def _stem(archive: Archive) -> dict[str, Any]:
         std_conv="timm",
         group_norm_eps=GROUP_NORM_EPS,
     )
-
-
-def token_count(archive: Archive, name: str) -> int:
-    """Return the number of tokens in the tensor `name`, 0 if the archive lacks it."""
-    return shape_of(archive, name, 3)[1] if name in archive else 0
 
 
 def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:
@@ -209,19 +204,16 @@ def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:
     return next(gelu for gelu, theirs in ACTIVATIONS.items() if theirs == act)
 
 
-def _heads(file: TimmFile, architecture: str, width: int) -> int:
+def _heads(file: TimmFile, architecture: str, width: int, rotary: bool) -> int:
     """Return the number of heads: from `num_heads`, else the architecture, else as usual for this width."""
     given: int | None = file.argument("num_heads", int) or normed_heads(file.archive, width)
     known = (number for pattern, number in _HEADS if re.match(pattern, architecture))
-    heads = given or next(known, None)
-    if heads:
+    if heads := given or next(known, None):
+        if rotary and (width % heads or width // heads % 4):
+            raise file.error(f"num_heads is {heads}; valid: a number that splits {width} features into multiples of 4")
         return heads
-    if "patch_embed.norm.weight" in file.archive and width % 128 == 0:
-        heads, why = width // 128, f"{width // 128} heads of 128 features, as in AIMv2"
-    elif width == 1152:
-        heads, why = 16, "16 heads, as in SO-400M models, which have this width of 1152"
-    else:
-        heads, why = usual_heads(file.archive, width)
+    own = ROTARY_HEADS if rotary else AIMV2_HEADS if "patch_embed.norm.weight" in file.archive else SO400M_HEADS
+    heads, why = usual_heads(file.archive, width, own)
     if not file.architecture:
         file.notes.append(why)
     return heads
@@ -268,19 +260,22 @@ def pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
     return dict(pool=pool, class_token=token, final_norm=places[norms[0]] if norms else "none")
 
 
-def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
-    """Return positions, image size and tokens with positions as config fields; relative positions also tell heads."""
-    archive = file.archive
-    found = [name for name in ("pos_embed", *SOURCES) if name in archive]
+def _positions(file: TimmFile, patch: int, tokens: tuple[int, int, int], rotary: bool) -> dict[str, Any]:
+    """Return positions, image size and tokens with positions as config fields; relative positions also tell heads.
+
+    `tokens` are the numbers of class tokens, distillation tokens and registers.
+    """
+    archive, (cls, dist, registers) = file.archive, tokens
+    found = [name for name in ("pos_embed", *(() if rotary else SOURCES)) if name in archive]
     if len(found) > 1:
         raise WeightsError(f"{archive.path} has two kinds of positions, {found[0]!r} and {found[1]!r}; valid: one kind")
     if found and found != ["pos_embed"]:
-        return relative_positions(file, found[0], patch, class_token=bool(tokens["cls_token"]))
-    given = file.image_size()
+        return relative_positions(file, found[0], patch, class_token=bool(cls))
+    given = file.image_size() or ((224, 224) if rotary else None)
     grid = None if given is None else (given[0] // patch, given[1] // patch)
     fields: dict[str, Any]
     if not found:
-        if not file.architecture:
+        if not file.architecture and not rotary:
             raise WeightsError(
                 f"{archive.path} lacks the tensor 'pos_embed'. Its positions may be rotary, as in RoPE-ViT, or it may "
                 "have none. Add a config.json that names the architecture."
@@ -288,28 +283,12 @@ def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, 
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
     else:
-        first, registers = tokens["cls_token"] + tokens["dist_token"], tokens["reg_token"]
-        size, front = grid_of(archive, (0, first, first + registers), grid)
-        own = bool(registers) and front == first + registers
-        fields = dict(positions="1d", cls_position=front >= first, register_positions=own)
+        length = shape_of(archive, "pos_embed", 3)[1]
+        hint = "Add a config.json with an architecture and pretrained_cfg.input_size."
+        size, front = grid_of(archive, "pos_embed", length, (0, cls + dist, cls + dist + registers), grid, hint)
+        own = bool(registers) and front == cls + dist + registers
+        fields = dict(positions="1d", cls_position=front >= cls + dist, register_positions=own)
     return fields | dict(image_size=(size[0] * patch, size[1] * patch))
-
-
-def grid_of(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
-    """Return the grid (rows, columns) of the positions, and the number of positions in front for other tokens."""
-    length = shape_of(archive, "pos_embed", 3)[1]
-    possible = sorted(set(fronts))
-    if given and length - given[0] * given[1] in possible:
-        return given, length - given[0] * given[1]
-    squares = [front for front in possible if length > front and isqrt(length - front) ** 2 == length - front]
-    if len(squares) != 1:
-        raise WeightsError(
-            f"{archive.path}: 'pos_embed' has {length} positions, which fit {'more than one' if squares else 'no'} "
-            f"square grid with {' or '.join(map(str, possible))} in front of it. Add a config.json with an "
-            "architecture and pretrained_cfg.input_size."
-        )
-    side = isqrt(length - squares[0])
-    return (side, side), squares[0]
 
 
 _UNUSED = (

@@ -30,13 +30,13 @@ from vitrail.model.compute import attention_path
 from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import foreign_tensors
+from vitrail.weights.formats import foreign_tensors, state_of
 from vitrail.weights.load import DINOV3, DINOV3_LICENCE, load
 from vitrail.weights.save import save
-from vitrail.weights.timm.eva import infer_eva, naming_of
 from vitrail.weights.timm.file import read_timm_file
-from vitrail.weights.timm.format import FORMAT
-from vitrail.weights.timm.names import EvaNaming, conversions
+from vitrail.weights.timm.format import FORMAT, naming_of
+from vitrail.weights.timm.names import Naming, conversions
+from vitrail.weights.timm.vit import infer
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "vit_small_patch16_dinov3": {},
@@ -87,7 +87,7 @@ def test_gradients_are_timms(architecture: str, how: Any, tmp_path: Path) -> Non
     theirs = peer(architecture)
     path = hub(theirs, tmp_path / "a")
     ours = load(path)
-    _, naming = infer_eva(read_timm_file(open_archive(path)))
+    _, naming = infer(read_timm_file(open_archive(path)))
     batch = images(ours)
     theirs(batch).square().sum().backward()
     with attention_path(how):
@@ -169,14 +169,15 @@ def test_networks_of_our_own_become_timms(kind: str, tmp_path: Path) -> None:
         again.config.origin.rotary == ours.config.origin.rotary
         and again.config.origin.key_bias == ours.config.origin.key_bias
     )
-    assert naming_of(again.config, again.card, biases=True) == EvaNaming(gate_apart=ours.config.origin.mlp_norm)
+    naming = naming_of(again.config, again.card, state_of(again))
+    assert naming == Naming(gate_apart=ours.config.origin.mlp_norm)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (dict(block="parallel", branches=2), "parallel"),
-        (dict(positions="sincos"), "sincos positions besides"),
+        (dict(positions="sincos"), "positions 'sincos' .* besides rotary"),
         (dict(norm_eps=1e-4), "epsilon 0.0001"),
         (dict(layer_scale=None, norm_eps=1e-5), "no LayerScale and the LayerNorm epsilon 1e-05"),
         (dict(rotary=Rotary("mixed", pairs="halves")), "rotate halves"),
@@ -224,7 +225,7 @@ def test_every_architecture_of_timm_is_what_its_name_says() -> None:
         shapes = {key: tuple(value.shape) for key, value in theirs.state_dict().items()}
         given = dict(architecture=name, global_pool=theirs.global_pool, pretrained_cfg=theirs.pretrained_cfg)
         path = Path("model.safetensors")
-        config, naming = infer_eva(read_timm_file(Archive(path, "safetensors", shapes, torch.empty, config=given)))
+        config, naming = infer(read_timm_file(Archive(path, "safetensors", shapes, torch.empty, config=given)))
         assert {theirs for entry in conversions(config, naming) for theirs in entry.theirs} == shapes.keys(), name
         rope, rotary = theirs.rope, config.origin.rotary
         assert rotary is not None and config.heads == theirs.blocks[0].attn.num_heads, name
