@@ -101,13 +101,13 @@ def seeds_note_no_stack() -> Iterator[None]:
         yield
 
 
-AFFORDABLE = "vitrail.training.validation.floor._affordable"
+AFFORDABLE = "vitrail.training.floor._affordable"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_linear_classifier_after_training() -> Iterator[Any]:
     """Training in this process computes no linear classifier, as if there were no time: thousands of runs are tiny."""
-    from vitrail.training.validation import floor
+    from vitrail.training import floor
 
     whole = floor._affordable
     with pytest.MonkeyPatch.context() as patch:

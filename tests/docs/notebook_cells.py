@@ -16,7 +16,7 @@ from sklearn import datasets
 from sklearn.utils import Bunch
 
 from vitrail import cli
-from vitrail.training.validation import floor
+from vitrail.training import floor
 from vitrail.verbs.train import train
 
 

@@ -17,10 +17,10 @@ from benchmarks.first_run import hog
 from vitrail.data.item import IndexedSource
 from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import read_digits
+from vitrail.training import floor
 from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.floor import FREQUENT, LINEAR, floors, floors_in_words, shortfall, unbeaten
 from vitrail.training.result import Result
-from vitrail.training.validation import floor
-from vitrail.training.validation.floor import FREQUENT, LINEAR, floors, floors_in_words, shortfall, unbeaten
 from vitrail.verbs.train.train import show
 
 pytestmark = pytest.mark.page

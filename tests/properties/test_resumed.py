@@ -160,7 +160,7 @@ def test_a_run_that_another_began_goes_on_without_it(name: str, tmp_path: Path) 
 
 MOMENTS = {
     "a save": ("vitrail.training.checkpoints.checkpoint", "write_durably", 1),
-    "the test at the end": ("vitrail.training.validation.saved_network", "load", 2),
+    "the test at the end": ("vitrail.training.saved_network", "load", 2),
 }
 """Where Ctrl-C comes: a function, and at which of its calls."""
 

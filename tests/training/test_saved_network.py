@@ -14,7 +14,7 @@ from vitrail.objective.settings import Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training.folder import RunFolder
 from vitrail.training.python_objects import ForeignNetwork
-from vitrail.training.validation.saved_network import saved_network
+from vitrail.training.saved_network import saved_network
 from vitrail.weights.card import Card
 
 CONFIG = variant("Ti/4", width=16, depth=1, heads=2, classes=3, image_size=8)

@@ -27,7 +27,7 @@ from vitrail.training.batches import evaluation_loader
 from vitrail.training.loop import fit
 from vitrail.training.optim.average import Averager
 from vitrail.training.run import Average, Model, Run
-from vitrail.training.validation.validation import Validation, describe
+from vitrail.training.validation import Validation, describe
 from vitrail.weights.load import load
 
 

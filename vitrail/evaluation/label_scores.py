@@ -1,6 +1,11 @@
 """Results of a network that predicts several labels for an image: mean average precision, F1, exact matches.
 
 Every probability of every image is stored, [images, classes], because a ranking of all images by each class is needed.
+
+A label is predicted from a probability that is chosen for each class on validation images. 0.5 is seldom the best for
+F1: labels are rare, so probabilities are low ("Optimal Thresholding of Classifiers to Maximize F1 Measure", Lipton,
+Elkan and Naryanaswamy 2014). For calibration each label is a yes-or-no question: of all labels with a probability of
+80 %, 80 % should be there.
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.errors import DataError
+from vitrail.evaluation.calibration import BINS, Calibration, binned
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.confidence import at_temperature
 from vitrail.evaluation.results import Guess, Results
-from vitrail.evaluation.thresholds import best_thresholds
 
 STORED = {
     "index": "index",
@@ -275,3 +280,88 @@ def score_labels(
     chosen = best_thresholds(target[known] == 1, probability[known]) if thresholds is None else np.array(thresholds)
     loss = loss[first].astype(np.float64)
     return LabelScores(list(class_names), index, target, probability, loss, chosen, bad, temperature)
+
+
+@dataclass(frozen=True)
+class LabelCalibration:
+    """Agreement of probabilities and frequencies, over images with known labels."""
+
+    ece: np.ndarray
+    """float64 [classes]: expected calibration error of each label: mean over images of |frequency - probability| of
+    their bin; NaN for a label without images."""
+    brier: np.ndarray
+    """float64 [classes]: mean squared distance of the probability from 1 (the image has the label) or 0."""
+    together: Calibration
+    """All labels of all images in one diagram: `accuracy` is the share of labels that are there, `confidence` the mean
+    probability."""
+
+    @property
+    def mean_ece(self) -> float:
+        """Mean over labels of the calibration error."""
+        return float(np.nanmean(self.ece))
+
+    @property
+    def mean_brier(self) -> float:
+        """Mean over labels of the Brier score."""
+        return float(self.brier.mean())
+
+
+def label_calibration(found: LabelScores, bins: int = BINS) -> LabelCalibration:
+    """Return the calibration of each label, and of all together. Raises UsageError for fewer than one bin."""
+    probability, truth = found.probability[found.known], found.truth
+    ece = _each_ece(found, probability, bins)
+    return LabelCalibration(
+        ece=ece,
+        brier=np.square(probability.astype(np.float64) - truth).mean(axis=0),
+        together=binned(probability.reshape(-1), truth.reshape(-1), bins, nll=found.nll),
+    )
+
+
+def labels_before_scaling(found: LabelScores, bins: int = BINS) -> float:
+    """Return the mean over labels of the calibration error with temperature 1."""
+    return float(np.nanmean(_each_ece(found, found.uncalibrated[found.known], bins)))
+
+
+def _each_ece(found: LabelScores, probability: np.ndarray, bins: int) -> np.ndarray:
+    """Return the calibration error of each label for probabilities [count, classes]."""
+    each = [binned(column, truth, bins).ece for column, truth in zip(probability.T, found.truth.T, strict=True)]
+    return np.where(found.class_count > 0, each, np.nan)
+
+
+UNCHOSEN = 0.5
+"""Threshold of a class before any validation."""
+FEWEST = 5
+"""Number of images with a label from which its threshold is chosen by its own F1. Labels with fewer share one."""
+
+
+def best_thresholds(target: np.ndarray, probability: np.ndarray) -> np.ndarray:
+    """Return the threshold of each class with the best F1 on these images, float64 [classes].
+
+    target: bool [N, classes]; probability: [N, classes]. Labels that fewer than `FEWEST` images have share the
+    threshold with the best F1 of all labels together, because one of their own would fit only these few images.
+    Thresholds are 0.5 if a probability is not finite.
+    """
+    if not np.isfinite(probability).all() or not target.any():
+        return np.full(target.shape[1], UNCHOSEN)
+    shared = best_threshold(target.reshape(-1), probability.reshape(-1))
+    counts = target.sum(axis=0)
+    return np.array(
+        [
+            best_threshold(target[:, label], probability[:, label]) if counts[label] >= FEWEST else shared
+            for label in range(target.shape[1])
+        ]
+    )
+
+
+def best_threshold(target: np.ndarray, probability: np.ndarray) -> float:
+    """Return the threshold with the best F1 for one class: halfway between two probabilities.
+
+    target: bool [N], with at least one image of the class; probability: [N]. Of equal F1, the highest threshold.
+    """
+    order = np.argsort(-probability, kind="stable")
+    scores, hits = probability[order].astype(np.float64), np.cumsum(target[order])
+    f1 = 2 * hits / (np.arange(1, len(hits) + 1) + hits[-1])
+    next_score = np.append(scores[1:], 0.0)
+    f1[scores == next_score] = -1.0  # images with equal probabilities are predicted together
+    cut = int(f1.argmax())
+    return float((scores[cut] + next_score[cut]) / 2)

@@ -23,9 +23,7 @@ from vitrail.costs.estimate import amount
 from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.label_calibration import before_scaling as labels_before_scaling
-from vitrail.evaluation.label_calibration import label_calibration
-from vitrail.evaluation.label_scores import LabelScores
+from vitrail.evaluation.label_scores import LabelScores, label_calibration, labels_before_scaling
 from vitrail.evaluation.metric import wilson
 from vitrail.evaluation.number_scores import NumberScores
 from vitrail.evaluation.results import Results

@@ -25,9 +25,9 @@ from vitrail.files import names_near, open_regular, read_bytes, read_json, read_
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.tasks.catalog import load_results
+from vitrail.training.floor import shortfall
 from vitrail.training.recorded import located
 from vitrail.training.run import Run
-from vitrail.training.validation.floor import shortfall
 from vitrail.words import without_folders
 
 T = TypeVar("T")

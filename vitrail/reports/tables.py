@@ -9,8 +9,7 @@ import numpy as np
 
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.confidence import SHOWN, counts_at
-from vitrail.evaluation.label_calibration import LabelCalibration
-from vitrail.evaluation.label_scores import LabelScores
+from vitrail.evaluation.label_scores import LabelCalibration, LabelScores
 from vitrail.evaluation.number_scores import NumberScores
 from vitrail.reports.run_record import RunRecord
 

@@ -18,8 +18,7 @@ from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import draw_reliability, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
-from vitrail.evaluation.label_calibration import before_scaling, label_calibration
-from vitrail.evaluation.label_scores import STORED, LabelScores, score_labels
+from vitrail.evaluation.label_scores import STORED, LabelScores, label_calibration, labels_before_scaling, score_labels
 from vitrail.evaluation.metric import NUMBERS, ONE_LABEL, TITLES, Metric
 from vitrail.evaluation.ranked import ranked
 from vitrail.files import replacing_text
@@ -147,7 +146,7 @@ class LabelTask(Task[LabelScores]):
 
     def confidence(self, found: LabelScores, temperature: float) -> Confidence:
         """See `Task`."""
-        return Confidence(temperature, found.count, before_scaling(found), label_calibration(found).mean_ece)
+        return Confidence(temperature, found.count, labels_before_scaling(found), label_calibration(found).mean_ece)
 
     def on_card(self, card: Card, found: LabelScores) -> Card:
         """See `Task`: with the thresholds of the classes."""
@@ -181,7 +180,7 @@ class LabelTask(Task[LabelScores]):
             f"F1 {found.micro_f1:.2%} (micro), {found.macro_f1:.2%} (macro), exact match {found.exact:.2%}, "
             f"loss {found.nll:.4f}, {found.count:,} images",
             f"calibration of each label: ECE {calibrated.mean_ece:.2%}"
-            f"{before(before_scaling(found), found.temperature)} (mean over labels), "
+            f"{before(labels_before_scaling(found), found.temperature)} (mean over labels), "
             f"Brier score {calibrated.mean_brier:.4f}",
             notes,
             table(SHOWN, worst, "labels with the lowest average precision (AP)"),
@@ -199,7 +198,7 @@ class LabelTask(Task[LabelScores]):
             **found.metrics(),
             "chance_map": found.chance,
             "ece": calibrated.mean_ece,
-            "ece_before": before_scaling(found),
+            "ece_before": labels_before_scaling(found),
             "temperature": found.temperature,
             "brier": calibrated.mean_brier,
             "calibration": list(calibrated.together.rows()),

@@ -52,7 +52,7 @@ from vitrail.training.parallel import Parallel, distribute
 from vitrail.training.python_objects import Losses, PythonObjects, trained_network
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
-from vitrail.training.validation.validation import Validation
+from vitrail.training.validation import Validation
 from vitrail.weights.archive import open_archive
 from vitrail.weights.assemble import HEAD
 from vitrail.weights.load import load, local, weights_fingerprint

@@ -22,8 +22,8 @@ from vitrail.data.images.ops import colour_changes_left_out
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.label_scores import UNCHOSEN
 from vitrail.evaluation.metric import Metric
-from vitrail.evaluation.thresholds import UNCHOSEN
 from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text

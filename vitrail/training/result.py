@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from vitrail.evaluation.metric import headline, interval, metric_in_words, on_images
+from vitrail.training import floor
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
-from vitrail.training.validation import floor
 from vitrail.words import one_line
 
 GAP = 0.05
@@ -39,7 +39,7 @@ class Result:
     skipped: int = 0
     """Number of steps that were skipped because their update was not finite."""
     floors: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What a classifier must beat on the same images as the headline (`vitrail.training.validation.floor`)."""
+    """What a classifier must beat on the same images as the headline (`vitrail.training.floor`)."""
     no_floor: str = ""
     """Why there is no linear classifier among them."""
     lost: dict[str, str] = field(default_factory=dict)

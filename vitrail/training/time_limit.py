@@ -26,8 +26,8 @@ from vitrail import world
 from vitrail.device import core_share
 from vitrail.tasks.catalog import task_for
 from vitrail.training.assemble import Setup
+from vitrail.training.floor import FEWEST, MOST, allowed
 from vitrail.training.run import Run
-from vitrail.training.validation.floor import FEWEST, MOST, allowed
 from vitrail.words import time_span
 
 SAVING = 0.6

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import IndexedSource
     from vitrail.data.masks import MaskedData
-    from vitrail.transfer.segmentation.probe import EmbedTokens, Segmentation
+    from vitrail.transfer.segmentation import EmbedTokens, Segmentation
 
 FILES = ("result.json", "classes.csv", "predictions.png")
 SHOWN = 40
@@ -81,7 +81,7 @@ def segment(
     compute = Compute(image_size, batch_size, workers, device, precision)
     folder = None if out is None else _folder(out, data)
     from vitrail.data.masks import open_masks
-    from vitrail.transfer.segmentation.probe import probe_segmentation as measure
+    from vitrail.transfer.segmentation import probe_segmentation as measure
 
     images = open_masks(data, tuple(ignore), seed)
     embedder = Embedder(model, compute, whole=True)

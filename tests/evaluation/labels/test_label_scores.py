@@ -15,10 +15,14 @@ from sklearn import metrics
 
 from vitrail.errors import DataError
 from vitrail.evaluation import label_scores as scores
-from vitrail.evaluation.label_calibration import label_calibration
-from vitrail.evaluation.label_scores import LabelScores, score_labels
+from vitrail.evaluation.label_scores import (
+    LabelScores,
+    best_threshold,
+    best_thresholds,
+    label_calibration,
+    score_labels,
+)
 from vitrail.evaluation.ranked import ranked
-from vitrail.evaluation.thresholds import best_threshold, best_thresholds
 from vitrail.reports.tables import wrong_beside
 from vitrail.tasks.catalog import load_results, save_results
 

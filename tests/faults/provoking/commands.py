@@ -21,7 +21,7 @@ from typing import Any
 from forked import server
 
 from vitrail import cli
-from vitrail.training.validation import floor
+from vitrail.training import floor
 from vitrail.verbs.train import train
 
 REPORTED = train.reported

@@ -30,12 +30,12 @@ from vitrail.tasks.catalog import save_results, task_of
 from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.floor import Floors, floors
 from vitrail.training.folder import RunFolder
+from vitrail.training.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss, Rounds
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
-from vitrail.training.validation.floor import Floors, floors
-from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss, Rounds
-from vitrail.training.validation.saved_network import saved_network
+from vitrail.training.saved_network import saved_network
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence

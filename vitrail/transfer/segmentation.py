@@ -1,0 +1,282 @@
+"""The linear segmentation probe: how well frozen patch tokens tell the classes of pixels, as DINOv2 measures it.
+
+The tokens of all training images are computed, a linear layer learns the class of each pixel from them, and it is
+scored on validation images.
+
+Source: Oquab et al. 2023, DINOv2, section 7.4, "linear", and its code (dinov2/eval/segmentation and the configuration
+dinov2_vits14_ade20k_linear): batch normalisation of the tokens, a linear layer to the classes, bilinear upsampling of
+the logits to the pixels, cross-entropy without ignored pixels. AdamW, learning rate 0.001, weight decay 0.0001, batch
+16, linear warm-up in the first 1,500 of 40,000 steps, then linear decay to 0.
+
+What differs: the whole image is resized to the square input, once, in place of random crops of 512 pixels with random
+scale, mirroring and colours in training and a sliding window in evaluation. So the tokens are computed once. The steps
+are fewer, and the loss is the mean over the pixels that count, where mmsegmentation divides by all pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.data.item import IndexedSource, evenly_spaced
+from vitrail.data.loading.order import stream
+from vitrail.data.masks import IGNORED, MaskedData, MaskedImages
+from vitrail.device import fast_float32
+from vitrail.evaluation.classify import confusion_counts
+from vitrail.evaluation.feature_files import growing_npy
+
+LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-4, 16
+WARMUP = 1_500 / 40_000
+"""Share of the steps in which the learning rate rises."""
+BATCHES = 29
+"""Purpose of a random stream (the others are in `vitrail.data`)."""
+_LOGITS = 1 << 24
+"""Number of logits that are upsampled at a time."""
+
+
+class TokenClassifier(nn.Module):
+    """Batch normalisation and a linear layer: tokens [B, rows, columns, width] -> logits [B, classes, rows, columns].
+
+    The weights start as mmsegmentation's do, from a normal distribution with deviation 0.01.
+    """
+
+    def __init__(self, width: int, classes: int, seed: int = 0) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(width)
+        self.linear = nn.Conv2d(width, classes, 1)
+        nn.init.normal_(self.linear.weight, std=0.01, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(self.linear.bias)  # type: ignore[arg-type]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        logits: Tensor = self.linear(self.norm(tokens.movedim(-1, 1)))
+        return logits
+
+
+@fast_float32()
+def fit_tokens(
+    tokens: np.ndarray,
+    truth: np.ndarray,
+    classes: int,
+    *,
+    steps: int,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> TokenClassifier:
+    """Return the classifier, in eval mode, that is trained on tokens float32 [N, rows, columns, width].
+
+    `truth` uint8 [N, H, W] are the classes of the pixels of each image, IGNORED where they do not count. Both may be
+    memory maps: only batches are read. `progress(step, steps)` is called after each step.
+    """
+    model = TokenClassifier(tokens.shape[-1], classes, seed).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), LR, weight_decay=WEIGHT_DECAY)
+    for step, rows in zip(range(steps), _batches(len(tokens), seed), strict=False):
+        for group in optimiser.param_groups:
+            group["lr"] = LR * _factor(step, steps)
+        wanted = torch.from_numpy(truth[rows]).to(device).long()
+        logits = model(torch.from_numpy(tokens[rows]).to(device))
+        logits = F.interpolate(logits, wanted.shape[1:], mode="bilinear", align_corners=False)
+        loss = F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
+        optimiser.zero_grad()
+        (loss / (wanted != IGNORED).sum().clamp(min=1)).backward()
+        optimiser.step()
+        if progress is not None:
+            progress(step + 1, steps)
+    return model.eval()
+
+
+def _factor(step: int, steps: int) -> float:
+    """Return the learning rate of a step as a share of the highest one."""
+    return min(1.0, (step + 1) / max(WARMUP * steps, 1)) * (1 - step / steps)
+
+
+def _batches(count: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the rows of each batch, ascending, epoch after epoch; the last ones of an epoch are left out."""
+    epoch, size = 0, min(BATCH, count)
+    while True:
+        order = stream(seed, epoch, 0, BATCHES).permutation(count)
+        for begin in range(0, count - size + 1, size):
+            yield np.sort(order[begin : begin + size])
+        epoch += 1
+
+
+@torch.inference_mode()
+@fast_float32()
+def predict_pixels(model: TokenClassifier, tokens: Tensor, height: int, width: int) -> np.ndarray:
+    """Return the class of each pixel, uint8 [height, width], from tokens [rows, columns, width] of one image.
+
+    The logits are upsampled bilinearly, some rows of pixels at a time, so that memory does not grow with the image.
+    """
+    logits = model(tokens[None])[0]
+    down, across = (_weights(*sides).to(logits.device) for sides in zip(logits.shape[1:], (height, width), strict=True))
+    wide = logits @ across.T
+    at_a_time = max(1, _LOGITS // (len(logits) * width))
+    parts = [torch.einsum("hr,krw->khw", part, wide).argmax(dim=0) for part in down.split(at_a_time)]
+    return torch.cat(parts).to(torch.uint8).cpu().numpy()
+
+
+def _weights(cells: int, pixels: int) -> Tensor:
+    """Return the share of each cell in each pixel's value, float32 [pixels, cells], as torch interpolates."""
+    return F.interpolate(torch.eye(cells)[None], pixels, mode="linear", align_corners=False)[0].T.contiguous()
+
+
+def confusions(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Return the number of pixels of each true class (row) that are predicted as each class (column), int64 [K, K].
+
+    `truth` and `predicted` are arrays of one shape with the numbers of classes; pixels with IGNORED in `truth` do not
+    count.
+    """
+    counted = truth != IGNORED
+    return confusion_counts(truth[counted], predicted[counted], classes)
+
+
+@dataclass(frozen=True)
+class PixelScores:
+    """The scores of all pixels together, as Pascal VOC and ADE20K define them."""
+
+    class_names: Sequence[str]
+    confusion: np.ndarray
+    """int64 [K, K]: see `confusions`"""
+
+    @property
+    def iou(self) -> np.ndarray:
+        """Return intersection over union of each class, float64 [K]; NaN for a class that is neither there nor seen."""
+        right = self.confusion.diagonal()
+        union = self.confusion.sum(axis=0) + self.confusion.sum(axis=1) - right
+        return np.divide(right, union, out=np.full(len(right), np.nan), where=union > 0)
+
+    @property
+    def miou(self) -> float:
+        """Return the mean IoU of the classes that have one."""
+        return float(np.nanmean(self.iou))
+
+    @property
+    def pixel_accuracy(self) -> float:
+        """Return the share of the pixels whose class is right."""
+        return float(self.confusion.trace() / self.confusion.sum())
+
+    @property
+    def largest_share(self) -> float:
+        """Return the share of the pixels that have the most frequent class: the accuracy without looking."""
+        return float(self.confusion.sum(axis=1).max() / self.confusion.sum())
+
+
+DRAWN = 8
+"""Maximum number of validation images whose predictions are kept, to be drawn."""
+EmbedTokens = Callable[[IndexedSource, Callable[[np.ndarray], None]], tuple[np.ndarray, list[tuple[str, str]]]]
+"""Images, and a function that receives their tokens batch by batch, float32 [batch, rows, columns, width] ->
+the index of each readable image, and (id, reason) of the others."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One validation image with its mask and the prediction."""
+
+    path: Path
+    truth: np.ndarray
+    """uint8 [H, W]: classes, IGNORED where they do not count"""
+    predicted: np.ndarray
+    """uint8 [H, W]"""
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """The result of a segmentation probe."""
+
+    scores: PixelScores
+    train_images: int
+    validation_images: int
+    width: int
+    """Number of features of a token, those of all layers together."""
+    grid: tuple[int, int]
+    """Rows and columns of tokens of an image."""
+    examples: list[Example]
+    unreadable: list[tuple[str, str]]
+    """(image, reason) of each unreadable image; they do not count."""
+
+
+def probe_segmentation(
+    data: MaskedData,
+    embed: EmbedTokens,
+    size: tuple[int, int],
+    *,
+    steps: int,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> Segmentation:
+    """Fit a linear layer to the tokens of the training images, and measure it on the validation images.
+
+    `size` (height, width) is that of the network's input, at which the loss is computed. The scores count the pixels of
+    the validation masks as they are stored. Tokens wait in a temporary folder, so they may be larger than memory.
+    Raises DataError.
+    """
+    classes = len(data.values)
+    with _stored(data, data.train, embed, size) as train:
+        model = fit_tokens(train.tokens, train.truth, classes, steps=steps, seed=seed, device=device, progress=progress)
+    confusion, examples = np.zeros((classes, classes), dtype=np.int64), []
+    with _stored(data, data.validation, embed) as asked:
+        drawn = set(evenly_spaced(len(asked.images), DRAWN))
+        for row, number in enumerate(asked.images.tolist()):
+            truth = data.read_mask(data.validation.masks[number])
+            predicted = predict_pixels(model, torch.tensor(asked.tokens[row]).to(device), *truth.shape)
+            confusion += confusions(truth, predicted, classes)
+            if row in drawn:
+                examples.append(Example(data.validation.images.path(number), truth, predicted))
+    return Segmentation(
+        PixelScores(data.class_names, confusion),
+        len(train.images),
+        len(asked.images),
+        int(asked.tokens.shape[3]),
+        asked.tokens.shape[1:3],
+        examples,
+        [*train.bad, *asked.bad],
+    )
+
+
+class _Stored(NamedTuple):
+    """Tokens of images in a temporary file."""
+
+    tokens: np.ndarray
+    """float32 [N, rows, columns, width]"""
+    truth: np.ndarray
+    """uint8 [N, H, W]: classes of the pixels at the size of the network's input; [0] if they are not needed"""
+    images: np.ndarray
+    """int64 [N]: index of each image in its source"""
+    bad: list[tuple[str, str]]
+
+
+@contextmanager
+def _stored(
+    data: MaskedData, images: MaskedImages, embed: EmbedTokens, size: tuple[int, int] | None = None
+) -> Iterator[_Stored]:
+    """Context of the tokens of all readable images, and with `size` of their masks at that size."""
+    with TemporaryDirectory(prefix="vitrail-segment-") as temporary:
+        folder = Path(temporary) / "arrays"
+        with growing_npy(folder) as arrays:
+            index, bad = embed(images.images, lambda tokens: arrays.append("", {"tokens": tokens}))
+            for number in index.tolist() if size is not None else ():
+                arrays.append("", {"truth": _nearest(data.read_mask(images.masks[number]), *size)[None]})  # type: ignore[misc]
+            arrays.save({})
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+        truth = np.load(folder / "truth.npy", mmap_mode="r") if size is not None else np.empty(0, np.uint8)
+        yield _Stored(tokens, truth, index, bad)
+
+
+def _nearest(mask: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return a mask [H, W] resized to [height, width]: each pixel takes the value at its centre."""
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(np.int64)
+        for new, old in zip((height, width), mask.shape, strict=True)
+    )
+    return mask[rows[:, None], columns]
