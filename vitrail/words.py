@@ -58,12 +58,14 @@ def distinct_labels(paths: Sequence[str | Path]) -> list[str]:
 
 
 def time_span(seconds: float) -> str:
-    """Return a time span in words: "42 s", "3 min 5 s", "2 h 3 min"."""
+    """Return a time span in words: "0.42 s", "42 s", "3 min 5 s", "2 h 3 min", "4.1 days"."""
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
+        return f"{seconds:.2g} s" if seconds < 10 else f"{whole} s"
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{seconds / 86_400:.1f} days"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 

@@ -307,4 +307,4 @@ def test_impossible_plans_are_refused() -> None:
 
 
 def test_time_spans_read_well() -> None:
-    assert [time_span(s) for s in (0.4, 59.4, 185, 7385)] == ["0 s", "59 s", "3 min 5 s", "2 h 3 min"]
+    assert [time_span(s) for s in (0.4, 59.4, 185, 7385)] == ["0.4 s", "59 s", "3 min 5 s", "2 h 3 min"]

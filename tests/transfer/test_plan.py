@@ -38,9 +38,9 @@ from vitrail.transfer.recommend import (
     best_tuned,
     expectation,
     recommend,
-    span,
 )
 from vitrail.transfer.timing import Rehearsal, Speeds, training_seconds
+from vitrail.words import time_span
 
 SMALL: dict[str, Any] = {
     "model": "Ti/4",
@@ -147,15 +147,15 @@ def test_a_network_without_attention_is_tuned_otherwise() -> None:
 def test_the_reason_is_two_sentences(seen: Situation) -> None:
     why = recommend(seen, ALL).why
     assert why.endswith(".") and len([part for part in why.split(". ") if part]) == 2
-    assert f"{seen.images:,}" in why and span(60.0) in why
+    assert f"{seen.images:,}" in why and time_span(60.0) in why
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.42, "0.42 s"), (42.4, "42 s"), (185, "3:05 min"), (7_380, "2:03 h"), (86_400 * 4.1, "4.1 days")],
+    [(0.42, "0.42 s"), (42.4, "42 s"), (185, "3 min 5 s"), (7_380, "2 h 3 min"), (86_400 * 4.1, "4.1 days")],
 )
 def test_times_are_written_as_people_do(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert time_span(seconds) == text
 
 
 # from a few steps to a run

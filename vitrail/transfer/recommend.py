@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vitrail.errors import UsageError
-from vitrail.words import binary_size, one_line
+from vitrail.words import binary_size, one_line, time_span
 
 Method = Literal["few-shot", "linear probe", "attention-only", "full fine-tuning", "from scratch"]
 METHODS: tuple[Method, ...] = ("few-shot", "linear probe", "attention-only", "full fine-tuning", "from scratch")
@@ -179,7 +179,7 @@ def _does_enough(option: Option) -> bool:
 
 def _obstacle(method: Method, wanted: Option | None, chosen: Option, seconds: float | None, memory: float) -> str:
     """Return why the method of the rule is not recommended, as the beginning of a sentence; "" if it is."""
-    name, limit = method.capitalize(), span(seconds or 0.0)
+    name, limit = method.capitalize(), time_span(seconds or 0.0)
     if wanted is None:
         return f"{name} is not possible with this network, so {chosen.name} is the next choice: it "
     if wanted.name == chosen.name:
@@ -189,28 +189,17 @@ def _obstacle(method: Method, wanted: Option | None, chosen: Option, seconds: fl
     elif not _does_enough(wanted):
         obstacle = f"could do only {wanted.share:.0%} of its steps in {limit}"
     else:
-        obstacle = f"takes {span(wanted.seconds)}, more than the available {limit}"
+        obstacle = f"takes {time_span(wanted.seconds)}, more than the available {limit}"
     return f"{name} {obstacle}, so {chosen.name} is the next choice: it "
 
 
 def _takes(chosen: Option, seconds: float | None) -> str:
     """Return the time and memory of the recommended method, and whether the time is too short for it."""
-    takes = f"takes {span(chosen.seconds)} and {binary_size(chosen.memory_bytes)} of memory"
+    takes = f"takes {time_span(chosen.seconds)} and {binary_size(chosen.memory_bytes)} of memory"
     if chosen.share < 1:
         takes += f", with {chosen.share:.0%} of its steps"
     if _in_time(chosen, seconds):
         return takes
     if chosen.seconds > (seconds or 0.0):
-        return f"{takes}, more than the available {span(seconds or 0.0)}, and no other method is quicker"
+        return f"{takes}, more than the available {time_span(seconds or 0.0)}, and no other method is quicker"
     return f"{takes}; more time would improve it"
-
-
-def span(seconds: float) -> str:
-    """Write a time: "42 s", "3:05 min", "2:03 h", "4.1 days"."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{whole} s"
-    if whole < 6_000:
-        return f"{whole // 60}:{whole % 60:02} min"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02} h" if minutes < 2_880 else f"{minutes / 1440:.1f} days"

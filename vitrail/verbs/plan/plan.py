@@ -132,8 +132,7 @@ def _data(request: PlanRequest) -> dict[str, Any]:
 
 def show(result: Recommendation) -> TerminalPage:
     """Return the plan as text for a terminal; commands stay on lines of their own, to copy."""
-    from vitrail.transfer.recommend import span
-    from vitrail.words import binary_size
+    from vitrail.words import binary_size, time_span
 
     data, machine = result.data, result.machine
     use = {"train": "train on", "validation": "choose by", "test": "test"}
@@ -156,7 +155,7 @@ def show(result: Recommendation) -> TerminalPage:
         rate = f"{option.images_per_second:,.{0 if option.images_per_second >= 100 else 1}f}"
         mark = "> " * option.recommended
         memory = binary_size(option.memory_bytes)
-        rows.append((mark + option.name, option.expected, span(option.seconds), memory, rate, option.why))
+        rows.append((mark + option.name, option.expected, time_span(option.seconds), memory, rate, option.why))
     width = max(len(option.name) for option in result.options)
     return page(
         lines,
