@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from vitrail.costs.count import activation_bytes, largest_batch, parameters, sized, state_bytes
+from vitrail.costs.count import activation_bytes, largest_batch, learned_values, sized, state_bytes
 from vitrail.costs.measure import TimedNetwork, peak_bytes
 from vitrail.model.variants import variant
 
@@ -33,7 +33,7 @@ MEASURED = (("Ti/16", 224, 16), ("S/16", 224, 8), ("B/16", 224, 4))
 def fits(name: str, side: int) -> dict[str, Any]:
     """Return parameters, bytes, and the largest batch for each size of memory."""
     config = sized(variant(name), side)
-    count, activations = parameters(config), activation_bytes(config)
+    count, activations = learned_values(config), activation_bytes(config)
     batches = [largest_batch(count, activations, (1 - SCRATCH) * size * 2**30) for size in SIZES]
     return {"network": name, "side": side, "parameters": count, "activations": activations, "batches": batches}
 
@@ -41,7 +41,7 @@ def fits(name: str, side: int) -> dict[str, Any]:
 def measured(name: str, side: int, batch: int) -> dict[str, Any]:
     """Return the computed bytes of a step on a CPU, and the largest number of bytes that were alive in one."""
     config = sized(variant(name), side)
-    computed = state_bytes(parameters(config)) + batch * activation_bytes(config, place="cpu")
+    computed = state_bytes(learned_values(config)) + batch * activation_bytes(config, place="cpu")
     timed = TimedNetwork(config, "training", torch.device("cpu"), "bf16")
     timed(timed.images(1))  # the optimiser's state exists from here on
     return {"network": name, "side": side, "batch": batch, "computed": computed, "peak": peak_bytes(timed, batch)}

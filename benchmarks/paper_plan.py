@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import input_pipeline, paper_text, record
 from benchmarks.paper_input import TOGETHER, Feed, Store, needed, shares, waiting
 from benchmarks.paper_measured import decoding, index, photographs, written
-from vitrail.costs.count import activation_bytes, parameters, state_bytes, training_flops
+from vitrail.costs.count import activation_bytes, learned_values, state_bytes, training_flops
 from vitrail.costs.devices import DAY, DEVICES, dollars, implied_utilisation
 from vitrail.costs.estimate import ROWS
 from vitrail.costs.published import published_table
@@ -90,7 +90,7 @@ def step_seconds(config: ViTConfig, batch: int, cluster: Cluster, utilisation: f
     device, count = DEVICES[cluster.device], cluster.devices
     share = device.utilisation if utilisation is None else utilisation
     arithmetic = training_flops(config) * batch / (count * device.peak * share)
-    sent = 2 * (count - 1) / count * 4 * parameters(config)
+    sent = 2 * (count - 1) / count * 4 * learned_values(config)
     reduce = sent / cluster.rate
     return {
         "arithmetic": arithmetic,
@@ -118,10 +118,10 @@ def run_of(config: ViTConfig, epochs: float, batch: int, cluster: Cluster, secon
 
 def memory(config: ViTConfig, batch: int, cluster: Cluster) -> dict[str, Any]:
     """Return the bytes on one device, by kind, whole or sharded over all devices."""
-    count, everything = cluster.devices, parameters(config)
+    count, everything = cluster.devices, learned_values(config)
     each = activation_bytes(config)
     block = activation_bytes(replace(config, depth=3)) - activation_bytes(replace(config, depth=2))
-    weights = parameters(replace(config, depth=3)) - parameters(replace(config, depth=2))
+    weights = learned_values(replace(config, depth=3)) - learned_values(replace(config, depth=2))
     tokens = config.prefix + config.grid[0] * config.grid[1]
     recomputed = each - (config.depth - 1) * block + config.depth * tokens * config.width * FLOAT32
     local = batch // count
@@ -157,7 +157,7 @@ def communication(config: ViTConfig, cluster: Cluster) -> dict[str, dict[str, fl
     """Return the bytes that a device sends in a step and their seconds: ring algorithms, each n - 1 n-ths of the
     tensor.
     """
-    count, everything = cluster.devices, parameters(config)
+    count, everything = cluster.devices, learned_values(config)
     part = (count - 1) / count * everything
     sent = {
         "float32 gradients are summed": 2 * 4 * part,

@@ -82,11 +82,11 @@ def duration(days: float) -> str:
     """Return days in words, in the largest unit that gives at least 1: days, hours, minutes or seconds."""
     for unit, size in (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0)):
         if days * size >= 1:
-            return f"{digits(days * size)} {unit}"
-    return f"{digits(days * 86_400)} seconds"
+            return f"{four_digits(days * size)} {unit}"
+    return f"{four_digits(days * 86_400)} seconds"
 
 
-def digits(value: float) -> str:
+def four_digits(value: float) -> str:
     """Return a number with four significant digits; from 1,000 on, with all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
@@ -115,7 +115,7 @@ def from_text(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), text)
 
 
-def is_name(text: str) -> bool:
+def is_class_name(text: str) -> bool:
     """Return whether a text can be the name of a class: it can be written as UTF-8 and holds no NUL.
 
     Bytes of a folder's name that are not UTF-8, which Python reads as surrogates, are valid.

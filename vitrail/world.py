@@ -98,7 +98,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a sharded tensor, detached, in the same memory. Return other tensors as given."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 

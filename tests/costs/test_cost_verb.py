@@ -11,7 +11,7 @@ import pytest
 
 import vitrail
 from vitrail import cli
-from vitrail.costs.count import macs, parameters, training_flops
+from vitrail.costs.count import learned_values, macs, training_flops
 from vitrail.costs.published import published_table
 from vitrail.errors import UsageError
 from vitrail.model.build import build
@@ -45,7 +45,7 @@ def test_flags_change_what_they_say(capsys: Captured) -> None:
     argv = ["cost", "B/16", "--image-size", "384", "--classes", "10", "--images", "1e6", "--device", "h100"]
     found = as_json([*argv, "--utilisation", "0.5", "--usd-per-hour", "2"], capsys)
     config = variant("B/16", image_size=(384, 384), classes=10)
-    assert (found["params"], found["macs"]) == (parameters(config), macs(config))
+    assert (found["params"], found["macs"]) == (learned_values(config), macs(config))
     assert found["exaflops"] == pytest.approx(training_flops(config) * 1e6 / 1e18)  # one epoch where none is said
     assert found["device_days"] == pytest.approx(found["exaflops"] * 1e18 / (989e12 * 0.5) / 86_400)
     assert found["usd"] == pytest.approx(found["device_days"] * 24 * 2)
@@ -55,7 +55,7 @@ def test_flags_change_what_they_say(capsys: Captured) -> None:
 @pytest.mark.full_size
 def test_without_images_only_the_network(capsys: Captured) -> None:
     found = as_json(["cost", "R50+L/32"], capsys)
-    assert found["params"] == parameters(variant("R50+L/32"))
+    assert found["params"] == learned_values(variant("R50+L/32"))
     assert (found["exaflops"], found["device_days"], found["core_days"], found["usd"]) == (None,) * 4
 
 
@@ -143,7 +143,7 @@ def test_this_machine(capsys: Captured) -> None:
 def test_a_model_folder(tmp_path: Path) -> None:
     config = ViTConfig(width=32, depth=1, heads=2, mlp_dim=64, patch=4, image_size=(16, 16), classes=3)
     save_model(tmp_path / "model", build(config), Card(config))
-    assert vitrail.cost(tmp_path / "model").cost.params == parameters(config)
+    assert vitrail.cost(tmp_path / "model").cost.params == learned_values(config)
     larger = vitrail.cost(str(tmp_path / "model"), image_size=32, classes=7).cost
     assert larger.macs == macs(replace(config, image_size=(32, 32), classes=7))
 
@@ -192,7 +192,7 @@ def test_bench_measures_and_writes(tmp_path: Path, capsys: Captured) -> None:
         config = variant("Ti/16", image_size=row["image_size"])
         flops = training_flops(config) if row["mode"] == "training" else 2 * macs(config)
         assert row["flops_per_second"] == pytest.approx(flops * row["best"]["images_per_second"])
-        assert row["peak_bytes"] > 1.9 * parameters(config)
+        assert row["peak_bytes"] > 1.9 * learned_values(config)
     training, larger = (row["largest_batch"] for row in found["measured"] if row["mode"] == "training")
     assert training > larger > 0
 
@@ -211,7 +211,7 @@ def test_a_dry_run_tells_the_cost(tmp_path: Path) -> None:
     assert cost is not None
     run = recipe("smoke")
     config = variant("Ti/2", width=32, depth=2, heads=2, mlp_dim=64, classes=10, image_size=(8, 8))
-    assert cost.params == parameters(config)
+    assert cost.params == learned_values(config)
     assert cost.images == 20 * 64 == run.duration.value * run.batch_size
     assert cost.flops == pytest.approx(training_flops(config) * 20 * 64)
     assert cost.device_days and cost.device_days > 0

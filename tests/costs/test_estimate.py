@@ -12,7 +12,7 @@ from vitrail.costs.estimate import amount, estimate
 from vitrail.costs.published import published_table
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
-from vitrail.words import digits, duration
+from vitrail.words import duration, four_digits
 
 TPU = DEVICES["tpu-v3"]
 # the runs of Table 2: column, model, images, epochs (Table 3)
@@ -129,4 +129,4 @@ def test_amounts_and_durations_are_short() -> None:
     assert [duration(x) for x in (2500.4, 2.5, 0.25, 1 / 96, 1 / 86_400)] == [
         *("2,500 days", "2.5 days", "6 hours", "15 minutes", "1 seconds"),
     ]
-    assert digits(0.00012346) == "0.0001235"
+    assert four_digits(0.00012346) == "0.0001235"

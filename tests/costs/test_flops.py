@@ -11,7 +11,7 @@ import torch
 from pairwise import pairwise
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.costs.count import macs, parameters, training_flops
+from vitrail.costs.count import learned_values, macs, training_flops
 from vitrail.model.build import build
 from vitrail.model.compute import attention_path
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
@@ -44,7 +44,7 @@ def every_token(model, images):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name(name):
     config = variant(name)
-    assert (parameters(config), macs(config)) == (closed_form.parameters(config), closed_form.macs(config))
+    assert (learned_values(config), macs(config)) == (closed_form.parameters(config), closed_form.macs(config))
 
 
 def prefixes() -> list[ViTConfig]:
@@ -95,7 +95,7 @@ def options() -> list:
 
 @pytest.mark.parametrize("config", options(), ids=lambda config: "")
 def test_every_option(config):
-    assert (parameters(config), macs(config)) == (closed_form.parameters(config), closed_form.macs(config))
+    assert (learned_values(config), macs(config)) == (closed_form.parameters(config), closed_form.macs(config))
 
 
 @pytest.mark.parametrize("config", options()[::5], ids=lambda config: "")
@@ -105,7 +105,7 @@ def test_another_image_size(config):
     size = (4 * patch, 5 * patch)
     learned, flops = counted(config, size)
     assert flops == 2 * macs(config, size) == 2 * closed_form.macs(config, size)
-    assert learned == parameters(config)
+    assert learned == learned_values(config)
 
 
 def test_one_number_is_a_square():
@@ -154,16 +154,16 @@ def test_the_papers_pre_training_compute(run, expected):
 def test_parallel_branches_cost_what_depth_costs():
     """Follow-up, section 3: S18x2 has the parameters and FLOPs of S36."""
     wide, deep = variant("S18x2/16"), variant("S36x1/16")
-    assert (parameters(wide), macs(wide)) == (parameters(deep), macs(deep))
+    assert (learned_values(wide), macs(wide)) == (learned_values(deep), macs(deep))
 
 
 def test_published_parameter_counts():
-    assert parameters(variant("B/16")) == 86_567_656
-    assert parameters(variant("L/16")) == 304_326_632
-    assert parameters(variant("H/14")) == 632_045_800
+    assert learned_values(variant("B/16")) == 86_567_656
+    assert learned_values(variant("L/16")) == 304_326_632
+    assert learned_values(variant("H/14")) == 632_045_800
 
 
-@pytest.mark.parametrize("count", [parameters, macs], ids=["parameters", "MACs"])
+@pytest.mark.parametrize("count", [learned_values, macs], ids=["parameters", "MACs"])
 def test_the_follow_ups_complexity_claims(count: Callable[[ViTConfig | ResNetConfig], int]) -> None:
     """Section 3.1, without stem and classifier: proportional to depth, quadratic in width at a fixed number of tokens.
 

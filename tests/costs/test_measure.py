@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from vitrail.costs.count import LiveTensors, activation_bytes
-from vitrail.costs.figure import Curve, draw_curves
+from vitrail.costs.figure import Curve, draw_speed
 from vitrail.costs.measure import (
     Line,
     Mode,
@@ -154,6 +154,6 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         Curve("B/16", "inference", [64, 224], [90.0, 9.0], [1000, 100]),
         Curve("B/16", "training", [64, 224], [30.0, 3.0], [100, 0]),
     ]
-    draw_curves(curves, tmp_path / "bench.png", "a machine")
+    draw_speed(curves, tmp_path / "bench.png", "a machine")
     with Image.open(tmp_path / "bench.png") as picture:
         assert picture.width > 1000

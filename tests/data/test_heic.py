@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data import image_names
-from vitrail.data.check import check, read_header
+from vitrail.data.check import check, header_facts
 from vitrail.data.images.decode import FORMATS, decode
 from vitrail.data.settings import Data
 from vitrail.data.sources.files import find_images
@@ -62,7 +62,7 @@ def test_damaged_and_large_files() -> None:
             decode(broken)
     with pytest.raises(DecodeError, match="more than the 1,000 allowed"):
         decode(data, max_pixels=2000)
-    assert read_header(data) == ((48, 64), "HEIC", "RGB")
+    assert header_facts(data) == ((48, 64), "HEIC", "RGB")
 
 
 def phone(root: Path, *names: str) -> Path:

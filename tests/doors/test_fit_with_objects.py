@@ -29,7 +29,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ForeignConfig, ResNetConfig
 from vitrail.objective.settings import MAE
 from vitrail.training.assemble import set_up
-from vitrail.training.checkpoints.state import completed, defaults, differing, identity, of_foreign
+from vitrail.training.checkpoints.state import defaults, differing, identity, of_foreign, with_defaults
 from vitrail.training.python_objects import PythonObjects
 
 TINY: dict[str, Any] = dict(width=16, depth=1, heads=2, mlp_dim=16, patch=4)
@@ -143,10 +143,10 @@ def test_checkpoints_that_call_any_network_a_resnet_are_of_the_same_run(tmp_path
     run = small(tmp_path)
     now, before = (identity(run, config, [], "0") for config in (foreign, resnet))
     expected = defaults(run, foreign)
-    assert differing(completed(of_foreign(before, now), expected), now) == []
+    assert differing(with_defaults(of_foreign(before, now), expected), now) == []
     assert of_foreign(now, before) == now and of_foreign(before, before) == before
     other = identity(run, replace(resnet, image_size=(16, 8)), [], "0")
-    assert differing(completed(of_foreign(other, now), expected), now) == ["model.image_size[0]: 16 there, 8 here"]
+    assert differing(with_defaults(of_foreign(other, now), expected), now) == ["model.image_size[0]: 16 there, 8 here"]
 
 
 @pytest.mark.train

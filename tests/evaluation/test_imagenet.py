@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.benchmarks.imagenet import PROTOCOLS, Benchmark, open_benchmark
-from vitrail.data.benchmarks.imagenet_labels import part, read_labels, read_mapping, wnids
+from vitrail.data.benchmarks.imagenet_labels import part, read_answers, read_mapping, wnids
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
@@ -290,7 +290,7 @@ def test_labels_that_say_too_little_are_refused(three: Path, text: str, message:
 
 def test_files_of_labels_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: No such file"):
-        read_labels(tmp_path / "no.txt")
+        read_answers(tmp_path / "no.txt")
     for text, message in (
         ("{}", "is not real.json"),
         ("[[1000]]", "is not real.json"),

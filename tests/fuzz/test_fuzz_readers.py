@@ -19,7 +19,7 @@ from safetensors.torch import save
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.images.decode import decode
 from vitrail.data.images.pixels import EIGHT_BIT_RGB
-from vitrail.data.images.stored import read, stored
+from vitrail.data.images.stored import read_stored, stored
 from vitrail.data.images.tiles import Tiling, open_image, read_tile
 from vitrail.data.sources.open import open_path
 from vitrail.errors import DecodeError, UsageError, VitrailError
@@ -177,7 +177,7 @@ def test_120_changed_bands(data: st.DataObject) -> None:
     try:
         found = stored(content, 2_000_000)
         assert found.bits is not None
-        image = read(content, found.size()[2], found.bits, 2_000_000)
+        image = read_stored(content, found.size()[2], found.bits, 2_000_000)
     except DecodeError as error:
         assert error.reason in {"empty", "not-an-image", "truncated", "corrupt", "too-many-pixels", "unsupported"}
     else:

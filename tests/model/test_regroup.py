@@ -12,7 +12,7 @@ from random_inputs import MANY
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor
 
-from vitrail.costs.count import macs, parameters
+from vitrail.costs.count import learned_values, macs
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.regroup import regroup, regrouped
@@ -127,7 +127,10 @@ def test_the_follow_ups_networks_are_each_others_blocks() -> None:
     for row, branches, parallel in (("S36x1", 2, "S18x2"), ("S36x1", 4, "S9x4"), ("S30x2", 3, "S20x3")):
         found = regrouped(variant(f"{row}/16"), branches)
         assert found == variant(f"{parallel}/16")
-        assert (parameters(found), macs(found)) == (parameters(variant(f"{row}/16")), macs(variant(f"{row}/16")))
+        assert (learned_values(found), macs(found)) == (
+            learned_values(variant(f"{row}/16")),
+            macs(variant(f"{row}/16")),
+        )
 
 
 def test_what_learns_where_and_how_it_was_is_kept() -> None:

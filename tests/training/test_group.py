@@ -52,7 +52,7 @@ from vitrail.training import loop, processes
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.parallel import Replicated
-from vitrail.training.processes import Failed, environment, joined, launch
+from vitrail.training.processes import Failed, in_process_group, launch, process_environment
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.training.validation import validation as evaluation
 from vitrail.weights.save import save
@@ -186,7 +186,7 @@ def together(out: Path) -> NoReturn:
     """What each process of a group does: every objective, and the second half of what two processes began."""
     # TorchInductor's minutes are those of `test_step`; what it gets to compile is cut by hooks here as there
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
-    with joined():
+    with in_process_group():
         if not world.is_main():
             evaluation.load = None  # as where each machine has a folder of its own
         learned = {**OBJECTIVES, **PARTS}
@@ -244,7 +244,7 @@ def make_runs(out: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        members = [Forked(together, out, env=environment(rank, size, port)) for rank in range(size)]
+        members = [Forked(together, out, env=process_environment(rank, size, port)) for rank in range(size)]
         assert ended(members, 300) == [0] * size
     for name, began, way, size in GOING_ON:
         if size == 1:
@@ -507,7 +507,8 @@ def test_torchruns_variables_and_nproc_are_the_same_command_and_speak_once(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     members = [
-        Forked(what_torchrun_starts, words, tmp_path / "said", env=environment(rank, 2, port)) for rank in range(2)
+        Forked(what_torchrun_starts, words, tmp_path / "said", env=process_environment(rank, 2, port))
+        for rank in range(2)
     ]
     assert ended(members, 120) == [0, 0]
     with_rank_one("pass", monkeypatch)
@@ -577,7 +578,7 @@ def reading(data: Path, out: Path) -> NoReturn:
         return setups[-1]
 
     loop.set_up = kept
-    with joined(), open(out / f"stderr-{world.rank()}", "w") as said, redirect_stderr(said):
+    with in_process_group(), open(out / f"stderr-{world.rank()}", "w") as said, redirect_stderr(said):
         loop.fit(tiny(out, data=Data(str(data), holdout=0.0, max_bad=0.9), batch_size=8, duration=Steps(6)))
         (out / f"unreadable-{world.rank()}.json").write_text(json.dumps(setups[0].loader.bad))
     world.leave(0)
@@ -595,7 +596,7 @@ def test_unreadable_images_of_all_processes_are_counted(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = (tmp_path / "images", tmp_path)
-    members = [Forked(reading, *arguments, env=environment(rank, 2, port)) for rank in range(2)]
+    members = [Forked(reading, *arguments, env=process_environment(rank, 2, port)) for rank in range(2)]
     assert ended(members, 120) == [0, 0]
     main, other = (json.loads((tmp_path / f"unreadable-{rank}.json").read_text()) for rank in range(2))
     assert main and other and len({name for name, _ in main + other}) == 5

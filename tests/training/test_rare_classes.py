@@ -17,7 +17,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import Supervised
 from vitrail.training import loop
-from vitrail.training.checkpoints.state import completed, defaults, differing, identity
+from vitrail.training.checkpoints.state import defaults, differing, identity, with_defaults
 from vitrail.training.run import Run
 
 
@@ -76,9 +76,9 @@ def test_a_checkpoint_from_before_a_setting_existed_has_its_default() -> None:
     before = json.loads(json.dumps(now))
     for section, name in (("objective", "class_weights"), ("splits", "sampler"), ("model", "logit_adjustment")):
         del before[section][name]
-    assert differing(before, plain(now)) and not differing(completed(before, defaults(run, Supervised())), now)
+    assert differing(before, plain(now)) and not differing(with_defaults(before, defaults(run, Supervised())), now)
     other = replace(run, data=replace(run.data, sampler="sqrt"))
-    filled = completed(before, defaults(other, Supervised()))
+    filled = with_defaults(before, defaults(other, Supervised()))
     assert differing(filled, identity(other, Supervised(), ["a", "b"], "mark")) == [
         "splits.sampler: 'uniform' there, 'sqrt' here"
     ]

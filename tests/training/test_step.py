@@ -19,7 +19,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Moment, Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.training.parallel import prepare
+from vitrail.training.parallel import prepare_model
 from vitrail.training.run import Average, Optim, Run, Schedule
 from vitrail.training.step import backward, seed_step
 from vitrail.training.timetable import Timetable
@@ -123,7 +123,7 @@ def test_randomness_is_a_function_of_seed_step_and_rank() -> None:
 @pytest.mark.parametrize("drop", [0.0, 0.2])
 def test_activation_checkpointing_changes_neither_gradients_nor_names(drop: float) -> None:
     plain, wrapped = make(dropout=drop, drop_path=drop), make(dropout=drop, drop_path=drop)
-    prepare(wrapped.model, Run(activation_checkpointing=True))
+    prepare_model(wrapped.model, Run(activation_checkpointing=True))
     assert wrapped.state_dict().keys() == plain.state_dict().keys()
     assert all(block.recompute for block in wrapped.model.blocks)  # each on its own
     seed_step(0, 0, 0)
@@ -136,7 +136,7 @@ def test_activation_checkpointing_changes_neither_gradients_nor_names(drop: floa
 def test_activation_checkpointing_keeps_less() -> None:
     def kept(run: Run) -> int:
         objective, total = make(), 0
-        prepare(objective.model, run)
+        prepare_model(objective.model, run)
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal total
@@ -152,7 +152,7 @@ def test_activation_checkpointing_keeps_less() -> None:
 
 def check_compilation(checkpointing: bool) -> None:
     plain, compiled = make(), make()
-    prepare(compiled.model, Run(compile=True, activation_checkpointing=checkpointing))
+    prepare_model(compiled.model, Run(compile=True, activation_checkpointing=checkpointing))
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     expected = gradients(plain, data())
     for name, value in gradients(compiled, data()).items():
@@ -193,7 +193,7 @@ def test_every_block_of_a_deep_network_is_compiled(
     model = build(replace(CONFIG, depth=9, **changes))
     config: Any = torch.compiler.config
     with config.patch(recompile_limit=8):  # torch's
-        prepare(model, Run(compile=True))
+        prepare_model(model, Run(compile=True))
         torch._dynamo.reset()
         model(torch.rand(2, 3, *CONFIG.image_size)).sum().backward()
     assert len(graphs) == count

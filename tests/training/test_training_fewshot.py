@@ -27,7 +27,7 @@ from vitrail.training.batches import evaluation_loader
 from vitrail.training.loop import fit
 from vitrail.training.optim.average import Averager
 from vitrail.training.run import Average, Model, Run
-from vitrail.training.validation import Validation, describe
+from vitrail.training.validation import Validation, evaluation_in_words
 from vitrail.weights.load import load
 
 
@@ -125,11 +125,11 @@ def test_it_needs_validation_images_and_sensible_shots(tmp_path: Path) -> None:
 
 def test_it_is_told_with_the_other_numbers() -> None:
     numbers = {"top1": 0.5, "top5": 0.9, "nll": 1.0, "count": 10.0, "5-shot": 0.25, "5-shot std": 0.01}
-    assert describe(numbers, TASKS["classes"], 10).endswith("on 10 images, 5-shot 25.00%")
+    assert evaluation_in_words(numbers, TASKS["classes"], 10).endswith("on 10 images, 5-shot 25.00%")
 
 
 def test_top5_is_told_only_where_it_can_be_wrong() -> None:
     """Of five classes, the five best are all: their top-5 is 100 % whatever the network computes."""
     numbers = {"top1": 0.5, "top5": 1.0, "nll": 1.0, "count": 10.0}
-    assert "top-1 50.00%, top-5 100.00%, loss" in describe(numbers, TASKS["classes"], 6)
-    assert "top-1 50.00%, loss" in describe(numbers, TASKS["classes"], 5)
+    assert "top-1 50.00%, top-5 100.00%, loss" in evaluation_in_words(numbers, TASKS["classes"], 6)
+    assert "top-1 50.00%, loss" in evaluation_in_words(numbers, TASKS["classes"], 5)

@@ -25,7 +25,7 @@ from vitrail import world
 from vitrail.durations import Steps
 from vitrail.training import loop
 from vitrail.training import step as stepping
-from vitrail.training.processes import environment, joined
+from vitrail.training.processes import in_process_group, process_environment
 from vitrail.training.run import Optim, Run, Schedule
 from vitrail.world import leave
 
@@ -145,7 +145,7 @@ def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: py
 
 def together(out: Path) -> None:
     """Write what a process of two counted."""
-    with joined():
+    with in_process_group():
         for name, run in {"whole": short(out, "adamw", False), "sharded": short(out, "sgd", False)}.items():
             with counted() as calls:
                 loop.fit(replace(run, shard=name == "sharded"))
@@ -160,7 +160,7 @@ def test_a_step_talks_to_other_processes_once(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [Forked(together, tmp_path, env={**environment(rank, 2, port)}) for rank in range(2)]
+    processes = [Forked(together, tmp_path, env={**process_environment(rank, 2, port)}) for rank in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     for name, rank in product(("whole", "sharded"), range(2)):
         calls = json.loads((tmp_path / f"{name}-{rank}.json").read_text())

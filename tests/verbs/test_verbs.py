@@ -27,7 +27,7 @@ from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.train.resume import newest
+from vitrail.verbs.train.resume import newest_run
 from vitrail.verbs.train.train import Preview
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,13 +266,13 @@ def test_resume_finds_the_newest_run(photos_run: Path, tmp_path: Path) -> None:
     for name in ("old", "new"):
         shutil.copytree(photos_run / "train-1", runs / f"{name}-1")
     os.utime(runs / "old-1" / "checkpoints", (1, 1))
-    assert newest(runs) == runs / "new-1"
+    assert newest_run(runs) == runs / "new-1"
     result = vitrail.train(resume="latest", out=str(runs), duration="31 steps")
     assert (result.folder, result.steps) == (runs / "new-1", 31)
     for part in (runs / "new-1" / "checkpoints").rglob("*.safetensors"):
         part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="new-1"):
-        newest(runs)
+        newest_run(runs)
 
 
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:

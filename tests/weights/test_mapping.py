@@ -13,7 +13,7 @@ from vitrail.weights.mapping import (
     Rule,
     apply_table,
     conv_kernel,
-    dense,
+    dense_rows,
     joined,
     reshaped,
     scale_bias,
@@ -56,7 +56,7 @@ def test_writing_undoes_reading(entry: Conversion, shapes: list[tuple[int, ...]]
 
 def test_a_flax_dense_layer_computes_the_same_as_ours() -> None:
     kernel, bias, x = _values(3, 5), _values(5), _values(7, 3)
-    weight, offset = apply_table(["layer.weight", "layer.bias"], dense("layer", "Dense_0"))
+    weight, offset = apply_table(["layer.weight", "layer.bias"], dense_rows("layer", "Dense_0"))
     assert (weight.ours, weight.theirs) == ("layer.weight", ("Dense_0/kernel",))
     assert (offset.ours, offset.theirs) == ("layer.bias", ("Dense_0/bias",))
     expected = x.numpy() @ kernel.numpy() + bias.numpy()

@@ -18,7 +18,7 @@ from vitrail.data.labels.numbers import TargetScale
 from vitrail.exports.write import export_model
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
-from vitrail.weights.publish import prepare
+from vitrail.weights.publish import prepare_upload
 from vitrail.weights.save import save
 
 RUN = {"run": "train-1", "step": 40, "data": "photos", "from": "google/vit-tiny"}
@@ -138,7 +138,7 @@ def test_a_soup_names_its_parents(tmp_path: Path) -> None:
     save(first, tmp_path / "soup")
     card: Any = vitrail.load(tmp_path / "soup").card
     assert card.provenance == {"parents": ["runs/a", "runs/b"]} and card.metrics == {}
-    prepare(first, tmp_path / "pushed", "owner/soup")
+    prepare_upload(first, tmp_path / "pushed", "owner/soup")
     text = (tmp_path / "pushed" / "README.md").read_text(encoding="utf-8")
     assert "- runs/a\n- runs/b" in text and "model-index" not in yaml.safe_load(text.split("---\n")[1])
 
@@ -146,10 +146,10 @@ def test_a_soup_names_its_parents(tmp_path: Path) -> None:
 @pytest.mark.export
 def test_the_hub_and_exports_do_not_publish_old_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = trained(tmp_path / "run")
-    prepare(model, tmp_path / "true", "owner/name")
+    prepare_upload(model, tmp_path / "true", "owner/name")
     assert "0.7778" in (tmp_path / "true" / "README.md").read_text(encoding="utf-8")
     averaged(model)
-    prepare(model, tmp_path / "pushed", "owner/name")
+    prepare_upload(model, tmp_path / "pushed", "owner/name")
     readme = (tmp_path / "pushed" / "README.md").read_text(encoding="utf-8")
     assert "0.7778" not in readme and "train-1, step 40, trained on photos, from google/vit-tiny" in readme
     export_model(model, tmp_path / "program", "program", output="probabilities")

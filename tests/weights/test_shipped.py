@@ -11,7 +11,7 @@ import torch
 import vitrail
 from vitrail.errors import WeightsError
 from vitrail.recipes.finetune_by_data import WEIGHTS
-from vitrail.weights.load import SHIPPED, local, read_card
+from vitrail.weights.load import SHIPPED, local_path, read_card
 from vitrail.weights.verify import verify
 
 NAMES = [f"vitrail/{folder.name}" for folder in sorted(SHIPPED.iterdir())]
@@ -29,7 +29,7 @@ def test_they_load_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(socket.socket, "connect", refused)
     model = vitrail.load(name)
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    assert sum(file.stat().st_size for file in local(name).iterdir()) <= 12e6
+    assert sum(file.stat().st_size for file in local_path(name).iterdir()) <= 12e6
 
 
 @pytest.mark.parametrize("name", NAMES)

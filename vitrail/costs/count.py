@@ -40,7 +40,7 @@ ACCELERATOR = "cuda"
 
 
 @cache
-def parameters(config: Config) -> int:
+def learned_values(config: Config) -> int:
     """Return the number of learned values, without the running statistics of BatchNorm."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build(config).parameters())

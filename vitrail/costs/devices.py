@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.errors import UsageError, did_you_mean
-from vitrail.words import digits, duration
+from vitrail.words import duration, four_digits
 
 GIB = 2**30
 DAY = 86_400
@@ -161,10 +161,10 @@ class Bill:
         lines["money"] = self._money()
         if self.power is not None and self.kwh is not None and self.kg_co2 is not None:
             lines["energy"] = (
-                f"{digits(self.kwh)} kWh: {self.power.watts:g} W for each {self.device.name}, and "
+                f"{four_digits(self.kwh)} kWh: {self.power.watts:g} W for each {self.device.name}, and "
                 f"{self.power.overhead - 1:.0%} more for the building"
             )
-            lines["carbon"] = f"{digits(self.kg_co2)} kg CO2, at {self.power.intensity:g} kg per kWh"
+            lines["carbon"] = f"{four_digits(self.kg_co2)} kg CO2, at {self.power.intensity:g} kg per kWh"
         return lines
 
     def _money(self) -> str:
@@ -173,7 +173,7 @@ class Bill:
         example = self.usd_per_hour == self.device.usd_per_hour
         what = "an example of 2026; the host is extra" if example else "as asked for"
         price = f"{self.usd_per_hour:,.2f}" if round(self.usd_per_hour, 2) == self.usd_per_hour else self.usd_per_hour
-        return f"${self.usd:,.2f}: {digits(self.hours)} hours at ${price} ({what})"
+        return f"${self.usd:,.2f}: {four_digits(self.hours)} hours at ${price} ({what})"
 
     def as_json(self) -> dict[str, Any]:
         """Return the bill as JSON values."""

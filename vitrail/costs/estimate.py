@@ -15,8 +15,8 @@ from vitrail.costs.count import (
     DeviceKind,
     activation_bytes,
     largest_batch,
+    learned_values,
     macs,
-    parameters,
     state_bytes,
     training_flops,
 )
@@ -24,7 +24,7 @@ from vitrail.costs.devices import DEVICES, GIB, Bill, Device, Power, check_utili
 from vitrail.costs.published import published_table
 from vitrail.device import ComputePrecision
 from vitrail.model.variants import Config, variant
-from vitrail.words import digits, duration, one_line
+from vitrail.words import duration, four_digits, one_line
 
 CONVENTION = (
     "FLOPs = 2 x MACs x 3 x images: a multiply-accumulate is 2 FLOPs, and forward and backward pass are 3 forward "
@@ -142,9 +142,11 @@ class Cost:
         why = self.device.because if self.utilisation == self.device.utilisation else "as asked for"
         text = (
             f"{duration(days)} of one {self.device.name} ({self.device.description}): {self.utilisation:.0%} of "
-            f"{digits(self.device.peak / 1e12)} TFLOP/s ({why})"
+            f"{four_digits(self.device.peak / 1e12)} TFLOP/s ({why})"
         )
-        return text if self.device is CORE else f"{text}; {digits(cores)} TPUv3-core-days at {CORE.utilisation:.0%}"
+        return (
+            text if self.device is CORE else f"{text}; {four_digits(cores)} TPUv3-core-days at {CORE.utilisation:.0%}"
+        )
 
 
 def estimate(
@@ -179,7 +181,7 @@ def estimate(
         model=name,
         image_size=config.image_size,
         classes=config.classes,
-        params=parameters(config),
+        params=learned_values(config),
         macs=macs(config),
         images=images,
         flops=flops,
@@ -197,8 +199,8 @@ def amount(flops: float) -> str:
     """Return FLOPs in words, such as "223 exaFLOPs"."""
     for prefix, size in (("exa", 1e18), ("peta", 1e15), ("tera", 1e12)):
         if flops >= size:
-            return f"{digits(flops / size)} {prefix}FLOPs"
-    return f"{digits(flops / 1e9)} gigaFLOPs"
+            return f"{four_digits(flops / size)} {prefix}FLOPs"
+    return f"{four_digits(flops / 1e9)} gigaFLOPs"
 
 
 def _gib(count: float) -> str:

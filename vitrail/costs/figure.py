@@ -27,7 +27,7 @@ class Curve:
     largest_batch: list[int]
 
 
-def draw_curves(curves: Sequence[Curve], path: Path, title: str) -> None:
+def draw_speed(curves: Sequence[Curve], path: Path, title: str) -> None:
     """Write the figure to `path`, in the format its suffix names.
 
     The left plot shows images/s at the best batch size, the right plot the largest batch, by the side of the image on

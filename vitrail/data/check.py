@@ -180,14 +180,14 @@ def _look(source: IndexedSource, index: int, *, decoded: bool) -> Look:
     try:
         data = source[index].image
         if not decoded:
-            return Look(*read_header(data))
+            return Look(*header_facts(data))
         height, width, _ = picture(data).shape
-        return Look((height, width), *read_header(data)[1:], digest(data))
+        return Look((height, width), *header_facts(data)[1:], digest(data))
     except DecodeError as error:
         return Look(error=error)
 
 
-def read_header(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
+def header_facts(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
     """Return ((height, width) as stored, format, mode) by the header alone; of an array its type and its bands."""
     if isinstance(data, np.ndarray):
         usual = data.dtype == np.uint8 and data.ndim == 3 and data.shape[2] == 3

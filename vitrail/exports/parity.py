@@ -161,7 +161,7 @@ OUTPUTS = 1_000
 
 
 @dataclass(frozen=True)
-class Origin:
+class ExportRecord:
     """Where a program was exported, and what it computed there for a fixed image."""
 
     processor: str
@@ -171,9 +171,9 @@ class Origin:
     """Its first outputs for `vitrail.weights.reference.fixed_pixels`."""
 
 
-def origin_here(run: RunProgram, to: str, card: Card) -> Origin:
+def origin_here(run: RunProgram, to: str, card: Card) -> ExportRecord:
     """Return this machine and what a program computes on it."""
-    return Origin(processor(), runtime_version(to), _outputs(run, card).tolist())
+    return ExportRecord(processor(), runtime_version(to), _outputs(run, card).tolist())
 
 
 def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
@@ -188,7 +188,7 @@ def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
     if "origin" not in about:
         return
     try:
-        there, allowed = Origin(**about["origin"]), TOLERANCES[about["program"]["precision"]]
+        there, allowed = ExportRecord(**about["origin"]), TOLERANCES[about["program"]["precision"]]
         expected = torch.tensor(there.outputs, dtype=torch.float32)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ExportError(f"{beside} has no usable origin of the program. Export the model again") from error

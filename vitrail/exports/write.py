@@ -119,7 +119,7 @@ def export_model(
         log.warning("not in the program's card: %s", gone)
     model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
     model.card = card
-    check_arguments(card, folder, to, output, precision, overwrite)
+    check_export(card, folder, to, output, precision, overwrite)
     check_opset(opset, to)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)
@@ -162,7 +162,7 @@ def export_model(
     return Exported(folder, to, precision, output, *signature, files, parity, quantised, temperature, *versions)
 
 
-def check_arguments(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
+def check_export(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
     """Check all arguments of an export before anything is computed. Raises UsageError and ExportError."""
     for name, value, valid in (
         ("to", to, tuple(KINDS)),

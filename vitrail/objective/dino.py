@@ -186,7 +186,7 @@ class DINOObjective(SelfSupervised):
         self.centre.lerp_((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
         self._total, self._counted = None, 0
         theirs, ours = (  # with sharding, this process's part
-            [world.local(parameter) for part in parts for parameter in part.parameters()]
+            [world.local_part(parameter) for part in parts for parameter in part.parameters()]
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
         )
         torch_private.foreach_lerp_(theirs, ours, 1 - self.momentum)

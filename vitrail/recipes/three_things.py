@@ -75,7 +75,7 @@ def baseline(row: Row, layer_scale: bool = False) -> Run:
     )
 
 
-def regrouped(network: str, layer_scale: bool = False) -> Run:
+def regrouped_run(network: str, layer_scale: bool = False) -> Run:
     """Return the run of a network of section 3, such as "S18x2", with the settings of Table 1 for its width.
 
     With LayerScale it takes 300 epochs as well, so that only LayerScale differs; the paper does not print the length.
@@ -111,7 +111,7 @@ def _recipes() -> Iterator[Recipe]:
         length = "300 epochs with LayerScale" if layer_scale else "300 epochs"
         yield published(
             f"three-things/vit-{network.lower()}-300{'-ls' * layer_scale}",
-            regrouped(network, layer_scale),
+            regrouped_run(network, layer_scale),
             f"ViT-{network}/16 on ImageNet for {length}, as in the follow-up (section 3).",
             expected=EXPECTED.get((network, layer_scale), UNPRINTED),
         )

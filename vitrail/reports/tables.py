@@ -94,7 +94,7 @@ def rejections(evaluation: Classification) -> list[tuple[float, int, int]]:
 
 
 @dataclass(frozen=True)
-class LabelRow:
+class ScoredLabel:
     """One label in the table of all labels. Shares are NaN if no image has the label."""
 
     name: str
@@ -107,11 +107,11 @@ class LabelRow:
     ece: float
 
 
-def weakest_labels(scores: LabelScores, calibrated: LabelCalibration) -> list[LabelRow]:
+def weakest_labels(scores: LabelScores, calibrated: LabelCalibration) -> list[ScoredLabel]:
     """Return the labels, the lowest average precision first and labels without images last."""
     shares = (scores.average_precision, scores.precision, scores.recall, scores.class_f1, scores.thresholds)
     columns = zip(scores.class_count.tolist(), *(one.tolist() for one in (*shares, calibrated.ece)), strict=True)
-    rows = [LabelRow(name, *values) for name, values in zip(scores.class_names, columns, strict=True)]
+    rows = [ScoredLabel(name, *values) for name, values in zip(scores.class_names, columns, strict=True)]
     order = np.argsort(np.nan_to_num(scores.average_precision, nan=2.0), kind="stable")
     return [rows[label] for label in order[:MOST_CLASSES].tolist()]
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.costs.count import parameters
+from vitrail.costs.count import learned_values
 from vitrail.data.images.ops import eval_transform
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
@@ -236,7 +236,7 @@ class ServedModel:
             class_names=self.class_names,
             several_labels=self.card.several,
             reject=self.reject,
-            parameters=parameters(config),
+            parameters=learned_values(config),
             image_size=list(self.card.preprocess.image_size),
             attention=vit,
             layers=config.depth if vit else 0,

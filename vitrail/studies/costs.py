@@ -13,7 +13,7 @@ from vitrail.durations import Epochs
 from vitrail.studies.measure import config_of
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import column
-from vitrail.words import digits, one_line
+from vitrail.words import four_digits, one_line
 
 CORE = DEVICES["tpu-v3"]
 IMAGES = {"down": 10_000, "all": 50_000, "digits": 1_438}
@@ -67,13 +67,13 @@ class Planned:
         """Return the plan as lines."""
         found = [f"{self.study.where}: {self.study.title}, at {self.scale} scale", ""]
         for one in self.stages:
-            cost = f"{digits(one.flops / 1e15)} petaFLOPs"
+            cost = f"{four_digits(one.flops / 1e15)} petaFLOPs"
             if self.scale == "paper":
-                cost = f"{digits(one.flops / 1e18)} exaFLOPs, {digits(one.core_days)} TPUv3-core-days"
-            found.append(f"{one.name}, {digits(one.images / 1e6)} million images, {cost}")
+                cost = f"{four_digits(one.flops / 1e18)} exaFLOPs, {four_digits(one.core_days)} TPUv3-core-days"
+            found.append(f"{one.name}, {four_digits(one.images / 1e6)} million images, {cost}")
         days = device_days(self.flops, CORE)
-        total = f"{len(self.stages)} trainings x {self.seeds} seeds: {digits(self.flops / 1e18)} exaFLOPs"
-        found += ["", f"{total}, {digits(days)} TPUv3-core-days, ${dollars(days, CORE.usd_per_hour or 0):,.0f}"]
+        total = f"{len(self.stages)} trainings x {self.seeds} seeds: {four_digits(self.flops / 1e18)} exaFLOPs"
+        found += ["", f"{total}, {four_digits(days)} TPUv3-core-days, ${dollars(days, CORE.usd_per_hour or 0):,.0f}"]
         if count := sum(cell.metric in COUNTED for cell in self.cells):
             found.append(f"{count} numbers of speed, memory and size, measured without training")
         needed = sorted({one.data for one in self.stages if one.data in CATALOG})
@@ -95,7 +95,7 @@ class Planned:
         }
 
 
-def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: LaptopData, seeds: int) -> Planned:
+def study_cost(study: Study, scale: Scale, cells: Sequence[Cell], given: LaptopData, seeds: int) -> Planned:
     """Return the cost of these cells of a study."""
     first: dict[Stage, Cell] = {}
     for cell in cells:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from vitrail.costs.count import macs, parameters
+from vitrail.costs.count import learned_values, macs
 from vitrail.costs.measure import TimedNetwork, peak_bytes, rate, sweep
 from vitrail.costs.measure import best as fastest
 from vitrail.data.benchmarks.imagenet import open_benchmark
@@ -146,7 +146,7 @@ def count_cost(metric: Counted, stage: Stage) -> float:
     """
     config = config_of(stage)
     if metric == "parameters":
-        return parameters(config) / 1e6
+        return learned_values(config) / 1e6
     if metric == "MACs":
         return macs(config) / 1e6
     device = choose_device(None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
-from vitrail.studies.costs import Planned, plan
+from vitrail.studies.costs import Planned, study_cost
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, count_cost
 from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, with_data
@@ -72,7 +72,7 @@ def planned(study: Study, asked: StudyRequest) -> Planned:
         with tempfile.TemporaryDirectory() as scratch:
             given = place(asked, Path(scratch)).given
     seeds = 1 if asked.scale == "paper" else len(asked.seeds)
-    return plan(study, asked.scale, grid(study, asked, given), given, seeds)
+    return study_cost(study, asked.scale, grid(study, asked, given), given, seeds)
 
 
 def place(asked: StudyRequest, folder: Path) -> Sets:

@@ -55,7 +55,7 @@ from vitrail.training.timetable import Timetable
 from vitrail.training.validation import Validation
 from vitrail.weights.archive import open_archive
 from vitrail.weights.assemble import HEAD
-from vitrail.weights.load import load, local, weights_fingerprint
+from vitrail.weights.load import load, local_path, weights_fingerprint
 from vitrail.weights.store import is_ours
 from vitrail.words import shown
 
@@ -335,7 +335,7 @@ def load_objective_weights(run: Run, objective: Objective) -> dict[str, str]:
     owned = [name for name in objective.state_dict() if not name.startswith(NETWORK)]
     if run.weights is None or not owned:
         return {}
-    path = local(run.weights)
+    path = local_path(run.weights)
     if (newest := checkpoint.latest_valid(path / "checkpoints")) is not None:
         return {"pre-training": _from_run(newest, run, objective, owned)}
     load = objective.load_decoder if isinstance(objective, MAEObjective) else None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitrail import world
-from vitrail.data.images.bands import Layout, layouts, measure_bands
+from vitrail.data.images.bands import HeaderFacts, layouts, measure_bands
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import Labels
 from vitrail.data.settings import Bands, Bits
@@ -32,7 +32,7 @@ class Facts:
     """Names of the classes, or of the targets if labels are numbers."""
     labels: Labels
     """Labels of the training images."""
-    layouts: Sequence[Layout]
+    layouts: Sequence[HeaderFacts]
     """What the headers of a sample of the training images say; empty if none can be opened."""
     statistics: Callable[[int, Bits], tuple[Bands, str]]
     """Measures mean and deviation of this number of bands, with these bits, on training images. The text says on how

@@ -258,7 +258,7 @@ def require_finite(module: nn.Module) -> None:
     If tensors are sharded, all processes must call it, and all raise the same error.
     """
     state = module.state_dict()
-    floating = {name: world.local(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
+    floating = {name: world.local_part(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
     bad = next((name for name, tensor in floating.items() if not bool(torch.isfinite(tensor).all())), None)
     if any(world.is_sharded(tensor) for tensor in state.values()):
         bad = next((name for name in world.gather(bad) if name is not None), None)

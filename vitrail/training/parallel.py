@@ -47,7 +47,7 @@ SHARDING = ("cpu", "cuda")
 def distribute(objective: Objective, run: Run) -> Parallel:
     """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
     whole = empty_copy(objective) if sharded(run) else None
-    prepare(objective.model, run)
+    prepare_model(objective.model, run)
     if whole is not None:
         return Sharded(objective, whole)
     return Replicated(objective) if world.size() > 1 else Parallel(objective)
@@ -58,7 +58,7 @@ def sharded(run: Run) -> bool:
     return run.shard and world.size() > 1
 
 
-def prepare(model: nn.Module, run: Run) -> None:
+def prepare_model(model: nn.Module, run: Run) -> None:
     """Apply activation checkpointing and compilation to `model`, in place, as `run` asks for.
 
     A network without encoder blocks (a ResNet) is treated as one block.
@@ -98,7 +98,7 @@ class Parallel:
 
     def mean(self, count: float | Tensor) -> None:
         """Divide the gradients, which are sums, by the number of examples `count`, in place."""
-        gradients = [world.local(each.grad) for each in self.objective.parameters() if each.grad is not None]
+        gradients = [world.local_part(each.grad) for each in self.objective.parameters() if each.grad is not None]
         if gradients:
             torch_private.foreach_div_(gradients, count)
 

@@ -116,4 +116,4 @@ def _set(parameter: Any, value: Tensor) -> None:
     """Copy a whole tensor into a parameter, which may be sharded over the processes."""
     whole = value.to(parameter.device, parameter.dtype)
     sharded = world.is_sharded(parameter)
-    world.local(parameter).copy_(world.local(world.copied_like(whole, parameter)) if sharded else whole)
+    world.local_part(parameter).copy_(world.local_part(world.copied_like(whole, parameter)) if sharded else whole)

@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
-from vitrail.costs.count import activation_bytes, parameters, state_bytes
+from vitrail.costs.count import activation_bytes, learned_values, state_bytes
 from vitrail.device import (
     BEGAN,
     available_cores,
@@ -110,7 +110,7 @@ def launch(
         children: list[subprocess.Popen[bytes]] = []
         with _forwarding_signals(children):
             for rank in range(processes):
-                children.append(start(command, env=environment(rank, processes, port)))
+                children.append(start(command, env=process_environment(rank, processes, port)))
             try:
                 code, killed = _wait(children)
             finally:
@@ -133,7 +133,7 @@ def _failure(note: Path, code: int, codes: list[int | None]) -> Failed:
     return Failed(json.loads(note.read_text())["error"], code)
 
 
-def environment(rank: int, processes: int, port: int) -> dict[str, str]:
+def process_environment(rank: int, processes: int, port: int) -> dict[str, str]:
     """Return the environment of a process on this machine, with torchrun's variables; `port` is a free port."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": python_path()}
@@ -188,7 +188,7 @@ def _forwarding_signals(children: list[subprocess.Popen[bytes]]) -> Iterator[Non
 
 
 @contextmanager
-def joined(timeout: float = Run.timeout) -> Iterator[None]:
+def in_process_group(timeout: float = Run.timeout) -> Iterator[None]:
     """Context in which this process belongs to the group of the run, if torchrun or `launch` has started it.
 
     timeout: seconds that a collective waits for the other processes.
@@ -227,7 +227,7 @@ def main(config: str, note: str, resume: str, asked: str, *, report: Callable[[R
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
         objects, reported = PythonObjects(asked=json.loads(asked)), report is not None
-        with joined(run.timeout):
+        with in_process_group(run.timeout):
             with training(run, objects, resume=resume or None, reported=reported) as result:
                 result = result if report is None else report(result)
             if world.is_main():
@@ -316,7 +316,7 @@ def check_room(flag: str, processes: int, run: Run, device: str | None = None) -
     gpu, cores, free = _on_gpu(run, device), available_cores(), free_memory(torch.device("cpu"))
     each = PROCESS_BYTES
     if not gpu:
-        each += state_bytes(parameters(_network(run)))
+        each += state_bytes(learned_values(_network(run)))
     fitting = max(1, min(free // each, processes if gpu else PER_CORE * cores))
     if processes > fitting:
         raise UsageError(
@@ -348,7 +348,7 @@ def _bytes_of_batches(runs: Sequence[Run]) -> Iterator[float]:
     """Yield the bytes that a process of each different network takes on a CPU with a whole batch."""
     for config, batch, precision in {(_network(run), run.batch_size or LARGEST, run.precision) for run in runs}:
         activations = activation_bytes(config, None, compute_precision(torch.device("cpu"), precision), "cpu")
-        yield PROCESS_BYTES + state_bytes(parameters(config)) + OVERHEAD * activations * batch
+        yield PROCESS_BYTES + state_bytes(learned_values(config)) + OVERHEAD * activations * batch
 
 
 def _network(run: Run) -> ViTConfig | ResNetConfig:

@@ -71,7 +71,7 @@ class Clock:
     """
 
     def __init__(self, setup: Setup, began: float, *, reported: bool) -> None:
-        self._setup, self._ending = setup, ending_of(setup, reported)
+        self._setup, self._ending = setup, predicted_end(setup, reported)
         self._command_began = self._began = self._started = began
         self.end = 0.0
         """Seconds after the last step, as predicted."""
@@ -186,7 +186,7 @@ class Ending:
         return 0.0 if most < fewest else min(most, self.floor * FLOOR / self._share)
 
 
-def ending_of(setup: Setup, reported: bool) -> Ending:
+def predicted_end(setup: Setup, reported: bool) -> Ending:
     """Return what predicts the end of a run."""
     run, splits, validation = setup.run, setup.splits, setup.validation
     count = 0 if splits.validation is None else len(splits.validation)

@@ -166,7 +166,7 @@ class Validation:
 
     def in_words(self, numbers: dict[str, float]) -> str:
         """Return the numbers of an evaluation as a phrase."""
-        return describe(numbers, self.measure.task, len(self.card.class_names))
+        return evaluation_in_words(numbers, self.measure.task, len(self.card.class_names))
 
     def __call__(self, status: RunStatus, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
         """Evaluate after `status.step` steps, log the numbers, update `status`, and return the numbers.
@@ -324,7 +324,7 @@ class Validation:
         return self.measure.described(replace(self.card, metrics=metrics, provenance=provenance))
 
 
-def describe(numbers: dict[str, float], task: Task[Any] | None, classes: int) -> str:
+def evaluation_in_words(numbers: dict[str, float], task: Task[Any] | None, classes: int) -> str:
     """Return the numbers of an evaluation as a phrase.
 
     task: What the network learns to predict; None for a network that learns without labels. classes: Number of classes

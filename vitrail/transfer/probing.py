@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vitrail.costs.count import activation_bytes, parameters
+from vitrail.costs.count import activation_bytes, learned_values
 from vitrail.evaluation.fewshot import Ridge
 from vitrail.evaluation.softmax import solve
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -78,7 +78,7 @@ def answering_bytes(config: ViTConfig | ResNetConfig, image_size: InputSize | No
     layers = sum(config.units) if isinstance(config, ResNetConfig) else config.depth
     layer = activation_bytes(config, image_size) / max(layers, 1)
     pixels = math.prod(config.image_size if image_size is None else height_width(image_size))
-    return round(8 * parameters(config) + batch * (layer + COPIES * config.channels * pixels))
+    return round(8 * learned_values(config) + batch * (layer + COPIES * config.channels * pixels))
 
 
 def _features(images: int, width: int, classes: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learnin
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Optim, Run
 from vitrail.training.step import backward, seed_step
-from vitrail.training.time_limit import ENOUGH, PICTURED, ending_of
+from vitrail.training.time_limit import ENOUGH, PICTURED, predicted_end
 from vitrail.training.timetable import Timetable
 from vitrail.words import time_span
 
@@ -183,7 +183,7 @@ def seen_in_time(run: Run, splits: Splits, seconds: float) -> int:
         torch.set_num_threads(most)
     image = min(each.values())
     left = 60 * run.time_limit - (time.monotonic() - began) - rehearsal.start
-    left = max(left - ending_of(setup, reported=True).seconds(image, left), 0.0)
+    left = max(left - predicted_end(setup, reported=True).seconds(image, left), 0.0)
     speeds = ", ".join(f"{1 / value:.3g} images/s with {count} of {most} threads" for count, value in each.items())
     slower = "" if len(each) == len(counts) else ", and several are not tried: others keep the cores busy"
     log.info(

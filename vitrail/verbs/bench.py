@@ -231,7 +231,7 @@ def _largest(timed: TimedNetwork, line: Line) -> int:
 
 
 def _write(result: Bench, folder: Path) -> None:
-    from vitrail.costs.figure import Curve, draw_curves
+    from vitrail.costs.figure import Curve, draw_speed
 
     with writing(folder, UsageError):
         with replacing_text(folder / "bench.json") as file:
@@ -242,7 +242,7 @@ def _write(result: Bench, folder: Path) -> None:
             curve.sizes.append(row.image_size)
             curve.images_per_second.append(row.best.images_per_second)
             curve.largest_batch.append(row.largest_batch)
-        draw_curves(list(curves.values()), folder / "bench.png", result.machine)
+        draw_speed(list(curves.values()), folder / "bench.png", result.machine)
 
 
 def show(result: Bench | EngineBench) -> Any:

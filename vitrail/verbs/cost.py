@@ -122,12 +122,14 @@ def cost(
 def _config(model: str | Path, image_size: InputSize | None, classes: int | None) -> ViTConfig | ResNetConfig:
     """Return the config of a name or of weights. Raises UsageError and WeightsError."""
     from vitrail.model.variants import variant
-    from vitrail.weights.download import is_name
+    from vitrail.weights.download import is_hub_name
 
     changes: dict[str, Any] = {} if classes is None else {"classes": classes}
     if image_size is not None:
         changes["image_size"] = height_width(image_size)
-    on_a_hub = is_name(model) and not str(model).rpartition("/")[2].isdigit()  # a variant ends in its patch size: B/16
+    on_a_hub = (
+        is_hub_name(model) and not str(model).rpartition("/")[2].isdigit()
+    )  # a variant ends in its patch size: B/16
     if Path(model).exists() or on_a_hub:
         from vitrail.weights.load import read_card
 

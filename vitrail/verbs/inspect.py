@@ -155,7 +155,7 @@ def split_networks_and_images(words: Sequence[str | Path]) -> tuple[list[str | P
 def _is_network(word: str | Path) -> bool:
     from vitrail.data.image_names import is_image_name
     from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
-    from vitrail.weights.download import is_name
+    from vitrail.weights.download import is_hub_name
     from vitrail.weights.store import is_ours
 
     path = Path(word).expanduser()
@@ -163,7 +163,7 @@ def _is_network(word: str | Path) -> bool:
         return is_ours(path) or any((path / name).is_file() for name in (*SINGLE, *INDEX))
     if path.suffix in SUFFIXES:
         return True
-    return not path.exists() and not is_image_name(path.name) and is_name(word)
+    return not path.exists() and not is_image_name(path.name) and is_hub_name(word)
 
 
 def inspected_network(source: str | Path, label: str, compute: Compute) -> InspectedNetwork:

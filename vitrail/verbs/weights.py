@@ -157,7 +157,7 @@ def push(
     from tempfile import TemporaryDirectory
 
     from vitrail.weights.load import load
-    from vitrail.weights.publish import README, prepare
+    from vitrail.weights.publish import README, prepare_upload
     from vitrail.weights.publish import push as upload
 
     folder_here = repository.startswith((".", "/", "~"))
@@ -170,7 +170,7 @@ def push(
     stays = folder_here and not dry_run
     with TemporaryDirectory() as temporary:
         folder = Path(repository).expanduser() if stays else Path(temporary)
-        files = prepare(model, folder, folder.resolve().name if stays else repository, licence, format)
+        files = prepare_upload(model, folder, folder.resolve().name if stays else repository, licence, format)
         text = (folder / README).read_text(encoding="utf-8")
         if stays:
             return Pushed(str(folder), files, text, str(folder))

@@ -37,7 +37,7 @@ LARGEST_HEADER = 1 << 16
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^@\s]+))?")
 
 
-def is_name(source: str | Path) -> bool:
+def is_hub_name(source: str | Path) -> bool:
     """Return whether `source` may be a name on the hub, "owner/name" or "owner/name@revision", rather than a path.
 
     An existing path, or a path in an existing folder, is not a name.

@@ -69,7 +69,7 @@ def load(source: Path | str, *, kind: type[Any] | None = None, **changes: Unpack
     """
     if kind not in (None, ViT, ResNet):
         raise UsageError(f"kind is {shown(kind)}; valid: vitrail.ViT, vitrail.ResNet, or None for both")
-    model = _model(local(source), Overrides(**changes), ())
+    model = _model(local_path(source), Overrides(**changes), ())
     if kind is not None and not isinstance(model, kind):
         raise WeightsError(
             f"{source} holds a {type(model).__name__}, and kind is {kind.__name__}. Give other weights, or call load "
@@ -117,7 +117,7 @@ def _from_base(
             tried.append(f"{place}: does not exist")
             continue
         try:
-            path = local(place)
+            path = local_path(place)
             if is_ours(path) and find_model(path).resolve() in within:
                 tried.append(f"{place}: this model itself needs the tuned part as its base")
                 continue
@@ -137,7 +137,7 @@ def read_card(source: Path | str) -> Card:
 
     A command asks for the card of its weights several times; unchanged files are read once.
     """
-    path = local(source)
+    path = local_path(source)
     try:
         stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in _files(path)]
     except OSError as error:
@@ -154,7 +154,7 @@ def _card_at(path: Path, *stamps: tuple[str, int, int]) -> Card:
         return describe(unwrapped(archive))[1].card
 
 
-def local(source: Path | str) -> Path:
+def local_path(source: Path | str) -> Path:
     """Return the path of `source` on this machine: a path, shipped weights, or a hub name, which is downloaded.
 
     An existing path is never taken for a name. Raises WeightsError if there is nothing.
@@ -166,9 +166,9 @@ def local(source: Path | str) -> Path:
     if owner == "vitrail" and (SHIPPED / name / store.WEIGHTS).is_file():
         return SHIPPED / name
     if isinstance(source, str):
-        from vitrail.weights.download import is_name, resolve
+        from vitrail.weights.download import is_hub_name, resolve
 
-        if is_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
+        if is_hub_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
             return resolve(source)
     raise WeightsError(
         f"there is nothing at {source}.{names_near(path)} Give a model or run folder, a weight file, "
@@ -325,7 +325,7 @@ def weights_fingerprint(source: Path | str) -> str:
 
     A copy in another place has the same hash. Raises WeightsError if there is nothing, or it cannot be read.
     """
-    path = local(source)
+    path = local_path(source)
     total = hashlib.blake2b(digest_size=8)
     try:
         for file in _files(path):

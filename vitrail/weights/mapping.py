@@ -153,7 +153,7 @@ def unbatched(theirs: str) -> Rule:
     return Rule((theirs,), write=lambda tensor: tensor[0], reshape=True)
 
 
-def dense(ours: str, theirs: str) -> NameTable:
+def dense_rows(ours: str, theirs: str) -> NameTable:
     """Return the rows of a flax `Dense` {kernel [in, out], bias [out]} for a linear layer."""
     return {f"{ours}.weight": turned(f"{theirs}/kernel"), f"{ours}.bias": f"{theirs}/bias"}
 
@@ -204,7 +204,7 @@ def shape_of(archive: Archive, name: str, dimensions: int) -> tuple[int, ...]:
     return shape
 
 
-def rows(archive: Archive, name: str) -> int:
+def row_count(archive: Archive, name: str) -> int:
     """Return the number of rows of a matrix, 0 if the archive lacks it."""
     return shape_of(archive, name, 2)[0] if name in archive else 0
 

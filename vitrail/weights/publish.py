@@ -43,7 +43,7 @@ NAMED = 1000
 """Class names written into the README; card.json has all of them."""
 
 
-def prepare(
+def prepare_upload(
     model: nn.Module, folder: Path | str, repository: str, licence: str | None = None, format: HubFormat = "vitrail"
 ) -> dict[str, int]:
     """Write everything that `push` uploads into `folder`, and return the size of each file in bytes.
@@ -68,7 +68,7 @@ def prepare(
 
 
 def push(folder: Path | str, repository: str, *, private: bool = False) -> str:
-    """Upload a folder that `prepare` made to the hub, into a new repository if need be; return its address.
+    """Upload a folder that `prepare_upload` made to the hub, into a new repository if need be; return its address.
 
     Raises WeightsError where the hub refuses (say who you are with `hf auth login`) or cannot be reached.
     """

@@ -22,7 +22,7 @@ from vitrail.model.resnet import ResNet
 from vitrail.model.variants import ViTConfig, flat
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import open_archive
-from vitrail.weights.load import load, local
+from vitrail.weights.load import load, local_path
 from vitrail.weights.reference import IMAGE, TOLERANCE, differences, fixed_images, outputs, relative_error
 from vitrail.weights.save import save
 from vitrail.words import one_line, shown
@@ -67,7 +67,7 @@ def verify(source: Path | str) -> Verification:
     If the library that the weights come from is installed, every layer is compared with it, too. Raises WeightsError
     if the weights cannot be loaded; `notes` lists what could not be compared.
     """
-    path = local(source)
+    path = local_path(source)
     model: Any = load(path)
     card, format = model.card, model.load_report.format
     notes: list[str] = []

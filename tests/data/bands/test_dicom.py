@@ -22,7 +22,7 @@ from vitrail.data.check import stats
 from vitrail.data.image_names import images_among
 from vitrail.data.images.decode import decode
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, picture
-from vitrail.data.images.stored import read, stored
+from vitrail.data.images.stored import read_stored, stored
 from vitrail.data.images.tiff_parts import TiffParts
 from vitrail.data.images.tiles import open_image
 from vitrail.data.settings import Augment, Bands, Data
@@ -80,20 +80,21 @@ def test_grey_values_are_those_of_the_modality(name: str) -> None:
     data = real(name)
     about = dcmread(io.BytesIO(data))
     expected = apply_modality_lut(pixel_array(about), about)
-    found = read(data, 1, "32f")
+    found = read_stored(data, 1, "32f")
     assert found.dtype == np.float32 and np.array_equal(found[..., 0], expected.astype(np.float32))
     assert stored(data).size() == (about.Rows, about.Columns, 1)
 
 
 def test_hounsfield_units() -> None:
-    found = read(saved(RAMP, RescaleSlope=2, RescaleIntercept=-1024), 1, "32f")
+    found = read_stored(saved(RAMP, RescaleSlope=2, RescaleIntercept=-1024), 1, "32f")
     assert np.array_equal(found[..., 0], 2 * RAMP.astype(np.float32) - 1024)
     assert found[..., 0].min() == -1040
     enhanced, transformation = Dataset(), Dataset()
     transformation.RescaleSlope, transformation.RescaleIntercept, transformation.RescaleType = 3, 1, "US"
     enhanced.PixelValueTransformationSequence = [transformation]
     assert np.array_equal(
-        read(saved(RAMP, SharedFunctionalGroupsSequence=[enhanced]), 1, "32f")[..., 0], 3 * RAMP.astype(np.float32) + 1
+        read_stored(saved(RAMP, SharedFunctionalGroupsSequence=[enhanced]), 1, "32f")[..., 0],
+        3 * RAMP.astype(np.float32) + 1,
     )
 
 
@@ -101,7 +102,7 @@ def test_hounsfield_units() -> None:
     "compressed", ["MR_small_RLE.dcm", "MR_small_jp2klossless.dcm", "MR_small_jpeg_ls_lossless.dcm"]
 )
 def test_lossless_compressions_give_the_uncompressed_values(compressed: str) -> None:
-    assert np.array_equal(read(real(compressed), 1, "32f"), read(real("MR_small.dcm"), 1, "32f"))
+    assert np.array_equal(read_stored(real(compressed), 1, "32f"), read_stored(real("MR_small.dcm"), 1, "32f"))
 
 
 def test_large_is_white_whatever_the_photometric_interpretation() -> None:
@@ -109,13 +110,13 @@ def test_large_is_white_whatever_the_photometric_interpretation() -> None:
     about = dcmread(radiograph)
     assert about.PhotometricInterpretation == "MONOCHROME1" and about.BitsStored == 12
     expected = (4095 - about.pixel_array.astype(np.float64)) * 0.684 + 200
-    assert np.allclose(read(radiograph.read_bytes(), 1, "32f")[..., 0], expected, rtol=1e-6)
-    signed = read(saved(RAMP, PhotometricInterpretation="MONOCHROME1"), 1, "32f")
+    assert np.allclose(read_stored(radiograph.read_bytes(), 1, "32f")[..., 0], expected, rtol=1e-6)
+    signed = read_stored(saved(RAMP, PhotometricInterpretation="MONOCHROME1"), 1, "32f")
     assert np.array_equal(signed[..., 0], -1 - RAMP.astype(np.float32))  # the ends are -32768 and 32767
     lut = Dataset()
     lut.LUTDescriptor, lut.LUTData, lut.ModalityLUTType = [16, 0, 16], (np.arange(16, dtype="<u2") ** 2).tobytes(), "OD"
-    table = read(saved((RAMP + 8).astype(np.uint16), PhotometricInterpretation="MONOCHROME1", BitsStored=4, HighBit=3,
-                       ModalityLUTSequence=[lut]), 1, "32f")  # fmt: skip
+    monochrome = {"PhotometricInterpretation": "MONOCHROME1", "BitsStored": 4, "HighBit": 3}
+    table = read_stored(saved((RAMP + 8).astype(np.uint16), **monochrome, ModalityLUTSequence=[lut]), 1, "32f")
     assert np.array_equal(table.ravel(), 225 - np.arange(16) ** 2)
 
 
@@ -125,7 +126,7 @@ def test_colour_with_8_bits_is_a_picture(name: str) -> None:
     data = real(name)
     expected = pixel_array(io.BytesIO(data))
     assert expected.dtype == np.uint8
-    for found in (decode(data), read(data, 3, "8"), picture(data)):
+    for found in (decode(data), read_stored(data, 3, "8"), picture(data)):
         assert np.array_equal(found, expected)
     with pytest.raises(DecodeError) as error:
         decode(data, max_pixels=8)
@@ -155,9 +156,9 @@ def test_too_many_pixels_name_a_command_that_writes_the_same_values(
 
 def test_more_bits_and_palettes_are_bands() -> None:
     deep, palette = real("SC_rgb_rle_16bit.dcm"), real("examples_palette.dcm")
-    assert np.array_equal(read(deep, 3, "16"), pixel_array(io.BytesIO(deep)))
+    assert np.array_equal(read_stored(deep, 3, "16"), pixel_array(io.BytesIO(deep)))
     about = dcmread(io.BytesIO(palette))
-    assert np.array_equal(read(palette, 3, "16"), apply_color_lut(pixel_array(about), about))
+    assert np.array_equal(read_stored(palette, 3, "16"), apply_color_lut(pixel_array(about), about))
     with pytest.raises(DecodeError, match="DICOM image of uint16 values is not 8-bit RGB"):
         decode(deep)
 
@@ -200,7 +201,7 @@ def test_broken_files_have_a_reason(name: str) -> None:
     data, reason = BROKEN[name]
     with pytest.raises(DecodeError) as error, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        read(data, 1, "32f")
+        read_stored(data, 1, "32f")
     assert error.value.reason == reason and len(str(error.value).splitlines()) == 1
 
 
@@ -212,7 +213,7 @@ def test_a_file_that_is_cut_or_changed_anywhere_gives_values_or_a_reason() -> No
             data = bytearray(whole if turn % 2 else J2K)
             data[rng.integers(128, len(data))] = rng.integers(256)
             try:
-                read(bytes(data[: rng.integers(132, 2 * len(data))]), 1, "32f", 2**20)
+                read_stored(bytes(data[: rng.integers(132, 2 * len(data))]), 1, "32f", 2**20)
             except DecodeError as error:
                 assert NAME not in str(error)
 
@@ -221,13 +222,13 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr("pydicom.pixels.decoders.base.JPEG2000LosslessDecoder._available", {})
         with pytest.raises(DecodeError) as error:
-            read(J2K, 1, "32f")
+            read_stored(J2K, 1, "32f")
         assert f"JPEG 2000 Image Compression (Lossless Only) needs more packages: {install_extra('medical')}" in str(
             error.value
         )
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(DecodeError) as error:
-        read(J2K, 1, "32f")
+        read_stored(J2K, 1, "32f")
     assert str(error.value) == f"DICOM files need the package pydicom: {install_extra('medical')}"
     assert error.value.reason == "unsupported"
 

@@ -10,7 +10,7 @@ import tifffile
 from PIL import Image
 
 from vitrail.data.images.bands import layouts
-from vitrail.data.images.stored import read
+from vitrail.data.images.stored import read_stored
 from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_path
@@ -31,7 +31,7 @@ def arrays(root: Path) -> Path:
 
 def packed(folder: Path, bands: int, bits: str) -> list[np.ndarray]:
     source = open_path(str(folder)).splits[""]
-    return [read(source[number].image, bands, bits) for number in range(len(source))]  # type: ignore[arg-type]
+    return [read_stored(source[number].image, bands, bits) for number in range(len(source))]  # type: ignore[arg-type]
 
 
 ORDER = (0, 2, 1, 3)  # class a holds the images 0 and 2

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitrail.data.images.decode import decode
 from vitrail.data.images.pixels import picture
-from vitrail.data.images.stored import bands_first, read, stored
+from vitrail.data.images.stored import bands_first, read_stored, stored
 from vitrail.data.npz import read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
@@ -73,31 +73,31 @@ FIRST = np.moveaxis(VALUES, 2, 0)
     ],
 )
 def test_every_way_to_store_bands_gives_the_same_values(data: bytes | np.ndarray) -> None:
-    found = read(data, 4, "16")
+    found = read_stored(data, 4, "16")
     assert np.array_equal(found, VALUES) and found.dtype == np.uint16
     assert stored(data).size(4) == (5, 7, 4)
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
 def test_grey_of_16_bits(format: str) -> None:
-    assert np.array_equal(read(pillow(VALUES[..., 0], format), 1, "16"), VALUES[..., :1])
+    assert np.array_equal(read_stored(pillow(VALUES[..., 0], format), 1, "16"), VALUES[..., :1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint32"])
 def test_numbers_of_other_types(dtype: str) -> None:
     values = VALUES.astype(dtype) if dtype != "float16" else (VALUES / 65536).astype(dtype)
-    assert np.array_equal(read(npy(values), 4, "32f"), values)
+    assert np.array_equal(read_stored(npy(values), 4, "32f"), values)
 
 
 def test_pictures_of_8_bits_keep_their_channels() -> None:
     eight = (VALUES >> 8).astype(np.uint8)
-    assert np.array_equal(read(pillow(eight, "PNG"), 4, "8"), eight)
-    assert np.array_equal(read(pillow(eight[..., :3], "BMP"), 3, "8"), eight[..., :3])
-    assert np.array_equal(read(pillow(eight[..., 0], "PNG"), 1, "8"), eight[..., :1])
+    assert np.array_equal(read_stored(pillow(eight, "PNG"), 4, "8"), eight)
+    assert np.array_equal(read_stored(pillow(eight[..., :3], "BMP"), 3, "8"), eight[..., :3])
+    assert np.array_equal(read_stored(pillow(eight[..., 0], "PNG"), 1, "8"), eight[..., :1])
     repeated = np.repeat(eight[..., :1], 3, axis=2)
-    assert np.array_equal(read(repeated, 1, "8"), eight[..., :1])
+    assert np.array_equal(read_stored(repeated, 1, "8"), eight[..., :1])
     with pytest.raises(DecodeError, match="three different bands"):
-        read(eight[..., :3], 1, "8")
+        read_stored(eight[..., :3], 1, "8")
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_overviews_and_masks_are_no_bands() -> None:
     with tifffile.TiffWriter(file) as writer:
         writer.write(VALUES[..., 0], subifds=0)
         writer.write(VALUES[::2, ::2, 0], subfiletype=1)
-    assert np.array_equal(read(file.getvalue(), 1, "16"), VALUES[..., :1])
+    assert np.array_equal(read_stored(file.getvalue(), 1, "16"), VALUES[..., :1])
 
 
 def test_real_files(shared_data: Path) -> None:
     real = shared_data / "awkward-images"
     microscope = (real / "16bit.cropped.tif").read_bytes()
-    assert np.array_equal(read(microscope, 1, "16")[..., 0], np.asarray(Image.open(io.BytesIO(microscope))))
+    assert np.array_equal(read_stored(microscope, 1, "16")[..., 0], np.asarray(Image.open(io.BytesIO(microscope))))
     colours = (real / "tiff_16bit_RGBa.tiff").read_bytes()
-    assert np.array_equal(read(colours, 4, "16"), tifffile.imread(io.BytesIO(colours)))
+    assert np.array_equal(read_stored(colours, 4, "16"), tifffile.imread(io.BytesIO(colours)))
     flag = (real / "Flag_of_the_Netherlands-16bit.png").read_bytes()
-    assert np.array_equal(read(flag, 3, "16") >> 8, decode(flag))  # RGB with 8 bits keeps the upper half
+    assert np.array_equal(read_stored(flag, 3, "16") >> 8, decode(flag))  # RGB with 8 bits keeps the upper half
 
 
 def test_any_awkward_file_gives_bands_or_a_reason(shared_data: Path) -> None:
@@ -135,7 +135,7 @@ def test_any_awkward_file_gives_bands_or_a_reason(shared_data: Path) -> None:
         try:
             found = stored(data, 2**20)
             assert found.bits is not None
-            assert read(data, found.size()[2], found.bits, 2**20).shape == found.size()
+            assert read_stored(data, found.size()[2], found.bits, 2**20).shape == found.size()
             kinds.add((found.size()[2], found.bits))
         except DecodeError as error:
             kinds.add(error.reason)
@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[bytes | np.ndarray, int, Bits, str]] = {
 def test_broken_bands_have_a_reason(name: str) -> None:
     data, bands, bits, reason = BROKEN[name]
     with pytest.raises(DecodeError) as error:
-        read(data, bands, bits)
+        read_stored(data, bands, bits)
     assert error.value.reason == reason
 
 
@@ -186,7 +186,7 @@ def test_a_header_that_claims_too_much_allocates_nothing(shape: tuple[int, ...])
 def test_more_pixels_or_bytes_than_allowed() -> None:
     for data in (npy(VALUES), tiff(*FIRST), VALUES):
         with pytest.raises(DecodeError) as error:
-            read(data, 4, "16", 34)
+            read_stored(data, 4, "16", 34)
         assert error.value.reason == "too-many-pixels"
     for data in (
         npy(VALUES),
@@ -247,5 +247,5 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, shared
     for package, data, bands in (("tifffile", tiff(*FIRST), 4), ("imagecodecs", flag, 3)):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(DecodeError, match=rf"package {package}: pip install .*extra bands") as error:
-            read(data, bands, "16")
+            read_stored(data, bands, "16")
         assert error.value.reason == "unsupported"

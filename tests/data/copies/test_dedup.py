@@ -63,7 +63,7 @@ def gathered(**splits: IndexedSource) -> HashedImages:
 
 
 def named(left: HashedImages, right: HashedImages, pairs: dedup.Pairs) -> set[tuple[str, str, str, str]]:
-    return {tuple(map(str, (*row[1:3], *row[4:6]))) for row in dedup.rows(left, right, pairs)}
+    return {tuple(map(str, (*row[1:3], *row[4:6]))) for row in dedup.pair_rows(left, right, pairs)}
 
 
 # the hashes

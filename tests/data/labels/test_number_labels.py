@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.data.item import Concatenated, DataSet, Findings, Subset, Unlabelled
 from vitrail.data.labels.kind import of_one_kind
-from vitrail.data.labels.numbers import Numbers, numbers_in
+from vitrail.data.labels.numbers import Numbers, parse_numbers
 from vitrail.data.labels.sets import class_counts, known, label_text
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Columns, Data
@@ -111,7 +111,7 @@ def test_a_number_in_the_name_of_a_file_and_class_folders(tmp_path: Path) -> Non
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4))
 def test_texts_are_read_back_exactly(values: list[float]) -> None:
     (text,) = Numbers(np.array([values])).texts()
-    assert list(numbers_in(text)) == values
+    assert list(parse_numbers(text)) == values
 
 
 BAD = {

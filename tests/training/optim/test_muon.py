@@ -31,7 +31,7 @@ from vitrail.training.optim.optimizer import (
 )
 from vitrail.training.optim.rules import Muon, newton_schulz, orthogonalise_
 from vitrail.training.optim.tune import freeze_rest
-from vitrail.training.processes import environment, joined
+from vitrail.training.processes import in_process_group, process_environment
 from vitrail.training.run import Optim
 
 SIZES: dict[str, Any] = dict(width=24, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(16, 16), classes=3)
@@ -262,7 +262,7 @@ def test_restored_state_continues_with_the_same_bits() -> None:
 
 def sharded(out: Path) -> NoReturn:
     """Take steps with parameters sharded over two processes, whose borders cut queries, keys and values."""
-    with joined():
+    with in_process_group():
         model = network()
         for block in model.blocks:
             fully_shard(block)
@@ -285,7 +285,7 @@ def test_sharded_parameters_move_as_whole_ones(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    members = [Forked(sharded, tmp_path, env=environment(rank, 2, port)) for rank in range(2)]
+    members = [Forked(sharded, tmp_path, env=process_environment(rank, 2, port)) for rank in range(2)]
     assert [member.wait(300) for member in members] == [0, 0]
     model = network()
     optimizer = build_optimizer(model, SHARDED)

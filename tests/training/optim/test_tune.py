@@ -24,7 +24,7 @@ from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_
 from vitrail.training.optim.tune import check_tune, freeze_rest
-from vitrail.training.parallel import prepare
+from vitrail.training.parallel import prepare_model
 from vitrail.training.run import Average, Optim, Run, Tune
 from vitrail.training.step import backward
 from vitrail.weights.assemble import skeleton
@@ -173,7 +173,7 @@ def test_bf16_accumulation_and_activation_checkpointing_leave_the_frozen_alone(p
     def trained(**how: Any) -> dict[str, Tensor]:
         model = network(KINDS["plain"])
         freeze_rest(model, part)
-        prepare(model, Run(activation_checkpointing=how.pop("checkpointing", False)))
+        prepare_model(model, Run(activation_checkpointing=how.pop("checkpointing", False)))
         steps(model, Optim(name="sgd", lr=0.01), **how)
         return model.state_dict()
 

@@ -27,7 +27,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights import download as hub_module
 from vitrail.weights.archive import weight_files
 from vitrail.weights.card import Card
-from vitrail.weights.download import is_name, resolve
+from vitrail.weights.download import is_hub_name, resolve
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -316,12 +316,12 @@ def test_what_is_no_name(name: str, said: str) -> None:
 
 def test_paths_are_told_from_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert is_name("google/vit-base-patch16-224-in21k") and is_name("timm/vit_base@v1")
+    assert is_hub_name("google/vit-base-patch16-224-in21k") and is_hub_name("timm/vit_base@v1")
     (tmp_path / "runs").mkdir()
     for path in ("runs/typo", "google/vit.npz", "/google/vit", "./google/vit", "google", "a/b/c", "~/vit"):
-        assert not is_name(path), path
+        assert not is_hub_name(path), path
     (tmp_path / "google").mkdir()
-    assert not is_name("google/vit")
+    assert not is_hub_name("google/vit")
 
 
 @pytest.mark.processes

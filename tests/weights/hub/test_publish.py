@@ -19,7 +19,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card, architecture
 from vitrail.weights.load import load
-from vitrail.weights.publish import HubFormat, prepare, push, readme
+from vitrail.weights.publish import HubFormat, prepare_upload, push, readme
 
 CLASSES = ["tabby *cat*", "<script>alert(1)</script>", "a|b"]
 CONFIG = ViTConfig(
@@ -45,7 +45,7 @@ def header(text: str) -> dict[str, Any]:
 
 def test_the_folder_is_a_model_with_a_readme(tmp_path: Path) -> None:
     model = made()
-    files = prepare(model, tmp_path, "owner/name")
+    files = prepare_upload(model, tmp_path, "owner/name")
     assert sorted(files) == ["README.md", "card.json", "model.safetensors"]
     assert files == {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     loaded = load(tmp_path)
@@ -56,7 +56,7 @@ def test_the_folder_is_a_model_with_a_readme(tmp_path: Path) -> None:
 
 
 def test_the_readme_says_accuracy_preprocessing_classes_and_licence(tmp_path: Path) -> None:
-    prepare(made(), tmp_path, "owner/name")
+    prepare_upload(made(), tmp_path, "owner/name")
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert header(text)["license"] == "mit"
     assert header(text)["pipeline_tag"] == "image-classification"
@@ -67,11 +67,11 @@ def test_the_readme_says_accuracy_preprocessing_classes_and_licence(tmp_path: Pa
 
 
 def test_a_licence_can_be_given_and_its_lack_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    prepare(made(licence=""), tmp_path / "a", "owner/name")
+    prepare_upload(made(licence=""), tmp_path / "a", "owner/name")
     assert "--licence" in caplog.text
     text = (tmp_path / "a" / "README.md").read_text()
     assert "license" not in header(text) and "Not stated" in text
-    prepare(made(licence=""), tmp_path / "b", "owner/name", licence="apache-2.0")
+    prepare_upload(made(licence=""), tmp_path / "b", "owner/name", licence="apache-2.0")
     assert header((tmp_path / "b" / "README.md").read_text())["license"] == "apache-2.0"
     assert load(tmp_path / "b").card.licence == "apache-2.0"
 
@@ -79,7 +79,7 @@ def test_a_licence_can_be_given_and_its_lack_is_told(tmp_path: Path, caplog: pyt
 def test_the_hub_reads_results_and_the_base_model(tmp_path: Path) -> None:
     metrics = {"validation top1": 0.93210, "validation nll": 0.2, "test top1": 0.9, "test top5": 1.0, "step": 3}
     provenance = {"data": "photos/flowers/", "from": "google/vit-base-patch16-224-in21k"}
-    prepare(made(metrics=metrics, provenance=provenance), tmp_path / "m", "owner/name")
+    prepare_upload(made(metrics=metrics, provenance=provenance), tmp_path / "m", "owner/name")
     found = ModelCard.load(tmp_path / "m" / "README.md").data
     assert found.base_model == "google/vit-base-patch16-224-in21k" and found.library_name == "vitrail"
     assert [(one.dataset_name, one.dataset_split, one.metric_name, one.metric_value) for one in found.eval_results] == [
@@ -87,14 +87,14 @@ def test_the_hub_reads_results_and_the_base_model(tmp_path: Path) -> None:
         ("flowers", "test", "top-1 accuracy", 0.9),
         ("flowers", "test", "top-5 accuracy", 1.0),
     ]
-    prepare(made(metrics={}, provenance={"from": "runs/train-1/model"}), tmp_path / "other", "owner/name")
+    prepare_upload(made(metrics={}, provenance={"from": "runs/train-1/model"}), tmp_path / "other", "owner/name")
     assert header((tmp_path / "other" / "README.md").read_text()).keys() & {"base_model", "model-index"} == set()
 
 
 @pytest.mark.parametrize(("format", "library"), [("hf", "transformers"), ("timm", "timm")])
 def test_users_of_other_libraries_load_it_by_its_name(tmp_path: Path, format: HubFormat, library: str) -> None:
     model, images = square(), torch.randn(2, 3, 16, 16)
-    files = prepare(model, tmp_path / "m", "owner/name", format=format)
+    files = prepare_upload(model, tmp_path / "m", "owner/name", format=format)
     assert sorted(files) == sorted({"README.md", "config.json", "model.safetensors", *extra(format)})
     text = (tmp_path / "m" / "README.md").read_text()
     assert header(text)["library_name"] == library and 'owner/name"' in text
@@ -125,7 +125,7 @@ def square() -> Any:
 def test_the_home_folder_stays_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "somebody"))
     provenance = {"data": str(tmp_path / "somebody" / "photos"), "from": [str(tmp_path / "somebody")], "step": 3}
-    prepare(made(provenance=provenance), tmp_path / "m", "owner/name")
+    prepare_upload(made(provenance=provenance), tmp_path / "m", "owner/name")
     assert load(tmp_path / "m").card.provenance == {"data": "photos", "from": ["~"], "step": 3}
     assert "somebody" not in (tmp_path / "m" / "card.json").read_text()
 
@@ -156,7 +156,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def test_push_uploads_the_folder_as_it_is(tmp_path: Path, hub: FakeHub) -> None:
-    prepare(made(), tmp_path / "m", REPOSITORY)
+    prepare_upload(made(), tmp_path / "m", REPOSITORY)
     assert push(tmp_path / "m", REPOSITORY) == f"{hub.endpoint}/{REPOSITORY}"
     assert hub.committed == {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
 
@@ -167,14 +167,14 @@ def test_push_uploads_the_folder_as_it_is(tmp_path: Path, hub: FakeHub) -> None:
 def test_what_the_hub_refuses_is_said_in_words(
     tmp_path: Path, hub: FakeHub, refused: tuple[int, str], said: str
 ) -> None:
-    prepare(made(), tmp_path / "m", REPOSITORY)
+    prepare_upload(made(), tmp_path / "m", REPOSITORY)
     hub.refuse = refused
     with pytest.raises(WeightsError, match=said):
         push(tmp_path / "m", REPOSITORY)
 
 
 def test_without_a_network_nothing_is_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare(made(), tmp_path / "m", REPOSITORY)
+    prepare_upload(made(), tmp_path / "m", REPOSITORY)
     use(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache", offline=True)
     with pytest.raises(WeightsError, match="cannot be reached"):
         push(tmp_path / "m", REPOSITORY)

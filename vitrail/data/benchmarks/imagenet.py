@@ -33,7 +33,7 @@ from vitrail.data.benchmarks.imagenet_labels import (
     AnswerKey,
     class_numbers,
     part,
-    read_labels,
+    read_answers,
     read_mapping,
     read_real,
     right_answers,
@@ -148,7 +148,7 @@ def _open_validation(protocol: ImageNetProtocol, path: Path, labels: Path | None
         given = labels or _beside(root, LABEL_FILES)
         if given is None:
             raise protocol.missing(f"nothing says which classes the images in {root} have")
-        classes = read_labels(given)
+        classes = read_answers(given)
         files = _numbered(root, files, notes)
         if lacking := [file.name for file in files if file.number not in classes]:
             raise DataError(f"{given} has no label for {lacking[0]} ({len(lacking)} images)")

@@ -112,7 +112,7 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     return [tuple(one) for one in value]
 
 
-def read_labels(path: Path) -> dict[int, int]:
+def read_answers(path: Path) -> dict[int, int]:
     """Return number of the validation image, from 1 -> its class, 0 to 999.
 
     `path` is the development kit's folder, or its ground truth with meta.mat beside it, or a text file. The lines of a
@@ -121,7 +121,7 @@ def read_labels(path: Path) -> dict[int, int]:
     """
     if path.is_dir():
         folder = path / "data" if (path / "data").is_dir() else path
-        return read_labels(folder / TRUTH)
+        return read_answers(folder / TRUTH)
     lines = [line.strip() for line in read_text(path, DataError).splitlines()]
     lines = [line for line in lines if line and not line.startswith("ImageId")]
     if lines and all(line.isdecimal() for line in lines):

@@ -359,7 +359,7 @@ def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str
     return {name: source for name, source in splits.items() if len(source)}
 
 
-def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tuple[object, ...]]:
+def pair_rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tuple[object, ...]]:
     """Yield the values of `COLUMNS` of each pair; the correlation and the cosine are "" if they are not known."""
     for place in range(len(pairs)):
         correlation, cosine = float(pairs.correlation[place]), float(pairs.cosine[place])
@@ -383,7 +383,7 @@ def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pair
     with replacing_text(file, UsageError) as stream:
         writer = SafeWriter(stream, raw=raw)
         writer.writerow(COLUMNS)
-        writer.writerows(rows(left, right, pairs))
+        writer.writerows(pair_rows(left, right, pairs))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from PIL import Image
 from vitrail.data.images import png
 from vitrail.data.images.decode import DICOM
 from vitrail.data.images.pixels import check_finite
-from vitrail.data.images.stored import bands_text, read, stored
+from vitrail.data.images.stored import bands_text, read_stored, stored
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits, Data
@@ -29,7 +29,7 @@ SNIFFED = 64
 """Largest number of training images whose header is read."""
 
 
-class Layout(NamedTuple):
+class HeaderFacts(NamedTuple):
     """What the header of an image says."""
 
     height: int
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
         return _words(self.channels, self.bits)
 
 
-def layouts(source: IndexedSource, channels: int | None = None) -> list[Layout]:
+def layouts(source: IndexedSource, channels: int | None = None) -> list[HeaderFacts]:
     """Return the layouts of up to `SNIFFED` images spread over the source; [] if none opens.
 
     channels: The number of bands, if it is known, which tells the axes of an array apart. Raises DataError for a read
@@ -61,7 +61,7 @@ def choose_bands(
     data: Data,
     given: Bands | None,
     weights: Bands | None,
-    found: Sequence[Layout],
+    found: Sequence[HeaderFacts],
     measure: Callable[[int, Bits], tuple[Bands, str]],
 ) -> tuple[Bands | None, dict[str, str]]:
     """Return the bands of the images, or None for RGB with 8 bits, and each decision with its reason.
@@ -97,7 +97,7 @@ def choose_bands(
     return _shown(replace(bands, display=display), data), {**decided, "statistics": measured}
 
 
-def bands_to_keep(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
+def bands_to_keep(data: Data, found: Sequence[HeaderFacts], *, rgb: bool = True) -> tuple[int, Bits] | None:
     """Return number and depth of the bands to read, by the settings or by what most images are.
 
     None for RGB with 8 bits: for pictures without settings, or, if `rgb`, with settings for three bands of 8 bits.
@@ -122,7 +122,7 @@ def _shown(bands: Bands, data: Data) -> Bands:
     return bands
 
 
-def _require(channels: int, bits: Bits, found: Sequence[Layout], why: str) -> None:
+def _require(channels: int, bits: Bits, found: Sequence[HeaderFacts], why: str) -> None:
     """Raise DataError if most images have other bands, because a run without them would be of no use."""
     fitting = [(channels, bits)]
     if fitting == [(1, "8")]:
@@ -141,7 +141,7 @@ def _words(channels: int, bits: Bits | None) -> str:
     return f"{bands_text(channels)} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
 
 
-def _layout(channels: int | None, source: IndexedSource, index: int) -> Layout | None:
+def _layout(channels: int | None, source: IndexedSource, index: int) -> HeaderFacts | None:
     """Return the layout of an image; None for an unreadable one, which the loader reports."""
     try:
         image = source[index].image
@@ -156,16 +156,16 @@ def _layout(channels: int | None, source: IndexedSource, index: int) -> Layout |
         return picture
     usual = found.format in ("array", DICOM) and found.dtype == "uint8" and found.size()[2] == 3
     rgb = picture is not None or usual
-    return Layout(*found.size(channels), found.bits, rgb)
+    return HeaderFacts(*found.size(channels), found.bits, rgb)
 
 
-def _picture(data: bytes) -> Layout | None:
+def _picture(data: bytes) -> HeaderFacts | None:
     """Return the layout of an image file that Pillow opens, by its header; None for another one."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             deep = image.format == "PNG" and png.bits(data) == 16
             bits: Bits = "16" if deep or image.mode.startswith("I;16") else "32f" if image.mode in ("F", "I") else "8"
-            return Layout(image.height, image.width, len(image.getbands()), bits, True)
+            return HeaderFacts(image.height, image.width, len(image.getbands()), bits, True)
     except Exception:
         return None
 
@@ -202,7 +202,7 @@ def measure_bands(train: IndexedSource, channels: int, bits: Bits) -> tuple[Band
 
     def moments(source: IndexedSource, index: int) -> _Moments | DecodeError:
         try:
-            values = read(source[index].image, channels, bits).astype(np.float64)
+            values = read_stored(source[index].image, channels, bits).astype(np.float64)
             check_finite(values)
         except DecodeError as error:
             return error

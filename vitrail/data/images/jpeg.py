@@ -22,7 +22,7 @@ DAMAGE = ("bad Huffman code", "bad arithmetic code", "instead of RST")
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class JpegHeader:
     """Contents of the segments before the first scan. Sizes are in pixels as stored, before EXIF turns them."""
 
     height: int
@@ -40,7 +40,7 @@ class Header:
         return self.precision == 8 and self.components in (1, 3, 4) and self.height > 0 and self.width > 0
 
 
-def read_header(data: bytes) -> Header | None:
+def read_header(data: bytes) -> JpegHeader | None:
     """Return the header of a JPEG, up to its first scan, in microseconds; None if there is no scan.
 
     Raises DecodeError for a header of more than `MAX_PARTS` segments.
@@ -73,12 +73,12 @@ def read_header(data: bytes) -> Header | None:
                 return None
             # a sequential scan of all components is the only scan; counting scans takes as long as reading the file
             single = not progressive and segment[0] == frame[2]
-            return Header(*frame, exif, xmp, 1 if single else data.count(b"\xff\xda", at))
+            return JpegHeader(*frame, exif, xmp, 1 if single else data.count(b"\xff\xda", at))
         at += 2 + length
     return None
 
 
-def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.ndarray | None:
+def decode_ordinary(data: bytes, header: JpegHeader, short_side: int | None) -> np.ndarray | None:
     """Decode an `ordinary` JPEG to uint8 [H, W, 3] RGB, not yet turned upright.
 
     With `short_side` the picture is shrunk inside the inverse DCT to the smallest of 1/2, 3/8, 1/4 and 1/8 that keeps

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.images.decode import DICOM, MAX_PIXELS, decode, format_of
-from vitrail.data.images.stored import ARCHIVE, ARRAY, read, stored
+from vitrail.data.images.stored import ARCHIVE, ARRAY, read_stored, stored
 from vitrail.data.images.work import within_memory
 from vitrail.data.settings import Bands
 from vitrail.errors import DecodeError
@@ -85,7 +85,7 @@ class Banded(Pixels):
 
     def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         """See Pixels."""
-        return read(stored, self.channels, self.bands.bits, max_pixels)
+        return read_stored(stored, self.channels, self.bands.bits, max_pixels)
 
     def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         """See Pixels. An image with NaN or infinity has the reason "not-finite"."""
@@ -151,7 +151,7 @@ def picture(image: bytes | np.ndarray, *, short_side: int | None = None) -> np.n
     found = stored(image)
     bands = found.size()[2]
     assert found.bits is not None
-    values = read(image, bands, found.bits)[..., : 3 if bands >= 3 else 1].astype(np.float32)
+    values = read_stored(image, bands, found.bits)[..., : 3 if bands >= 3 else 1].astype(np.float32)
     check_finite(values)
     black, white = np.percentile(values, ENDS, axis=(0, 1))
     stretched = np.rint(255 * ((values - black) / np.maximum(white - black, 1e-6)).clip(0, 1)).astype(np.uint8)

@@ -104,7 +104,7 @@ def stored(image: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> Stored:
 
 
 @within_memory()
-def read(image: bytes | np.ndarray, bands: int, bits: Bits, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def read_stored(image: bytes | np.ndarray, bands: int, bits: Bits, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return a stored image as [H, W, bands], in the type it is stored with.
 
     Three equal bands of 8 bits are read as one if one is wanted, because grey pictures are often stored so. Raises

@@ -26,7 +26,7 @@ ORIENTATION = 274  # a tag
 REDUCED, MASK = 1, 4  # bits of the tag NewSubfileType
 
 
-class Header(NamedTuple):
+class TiffHeader(NamedTuple):
     """The bands of a TIFF: shape [H, W, bands], type, and EXIF orientation."""
 
     shape: tuple[int, int, int]
@@ -34,7 +34,7 @@ class Header(NamedTuple):
     orientation: int
 
 
-def header(data: bytes, max_bytes: int) -> Header:
+def header(data: bytes, max_bytes: int) -> TiffHeader:
     """Return what the pages of a TIFF hold together. Raises DecodeError."""
     with opened(io.BytesIO(data)) as pages:
         bands, first = 0, pages[0]
@@ -47,10 +47,10 @@ def header(data: bytes, max_bytes: int) -> Header:
             if max(ends, default=0) > len(data):
                 raise DecodeError("the TIFF is cut off: its data end before its last row", reason="truncated")
         turn = first.tags.valueof(ORIENTATION, 1)
-        return Header((first.imagelength, first.imagewidth, bands), np.dtype(first.dtype).name, int(turn))
+        return TiffHeader((first.imagelength, first.imagewidth, bands), np.dtype(first.dtype).name, int(turn))
 
 
-def values(data: bytes, about: Header) -> np.ndarray:
+def values(data: bytes, about: TiffHeader) -> np.ndarray:
     """Return the bands that `header` described, upright: [H, W, bands]. Raises DecodeError."""
     with opened(io.BytesIO(data)) as pages:
         found = [_bands_last(page, page.asarray()) for page in pages]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from vitrail.data.labels.sets import SEPARATOR, distinct_names
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError, UsageError, did_you_mean
-from vitrail.words import is_name, listing, shown
+from vitrail.words import is_class_name, listing, shown
 
 SEPARATORS = (SEPARATOR, ";")
 """Separators that are found without being named. A comma is often part of a class name."""
@@ -92,7 +92,7 @@ def names_in(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise DataError(f'{where}: {shown(value)} is not a list of labels. Write ["cat", "dog"]')
     for one in value:
-        if isinstance(one, bool) or not isinstance(one, str | int) or one == "" or not is_name(str(one)):
+        if isinstance(one, bool) or not isinstance(one, str | int) or one == "" or not is_class_name(str(one)):
             raise DataError(
                 f"{where}: a label in the list {shown(value)} is {shown(one)}; valid are names and whole numbers"
             )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.item import DataSet, IndexedSource
-from vitrail.data.labels.numbers import Numbers, numbers_in, target_names
+from vitrail.data.labels.numbers import Numbers, parse_numbers, target_names
 from vitrail.data.labels.sets import UNKNOWN, Labels, LabelSets, as_one, as_sets, class_counts
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError
@@ -100,7 +100,7 @@ def _read(source: IndexedSource, split: str, columns: Columns) -> np.ndarray:
         text = source.class_names[number]
         where = f"image {source.id(index)!r}{f' of split {split!r}' if split else ''}"
         try:
-            read[number] = numbers_in(text, columns.separator)
+            read[number] = parse_numbers(text, columns.separator)
         except ValueError:
             raise DataError(
                 f"{where} has the label {shown(text)}, and objective regression needs finite numbers, such as 3.5, or "

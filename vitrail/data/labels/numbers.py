@@ -53,12 +53,12 @@ class Numbers:
         return row
 
     def texts(self) -> list[str]:
-        """Return the targets of each image as text that `numbers_in` reads back exactly; "" if they are unknown."""
+        """Return the targets of each image as text that `parse_numbers` reads back exactly; "" if they are unknown."""
         rows = zip(self.values.tolist(), self.known.tolist(), strict=True)
         return ["|".join(map(repr, row)) if known else "" for row, known in rows]
 
 
-def numbers_in(text: str, separator: str | None = None) -> tuple[float, ...]:
+def parse_numbers(text: str, separator: str | None = None) -> tuple[float, ...]:
     """Return the numbers in a text: "3.5", "[3.5, 2]", or "3.5|2" with "|", ";" or `separator` between them.
 
     Raises ValueError for anything else. A comma outside brackets is not read, because it may be a decimal comma.

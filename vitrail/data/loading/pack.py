@@ -28,7 +28,7 @@ from vitrail.data.images.bands import bands_to_keep, layouts
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import resize
 from vitrail.data.images.pixels import check_finite
-from vitrail.data.images.stored import read
+from vitrail.data.images.stored import read_stored
 from vitrail.data.item import IndexedSource, Rejected, Subset
 from vitrail.data.labels.sets import label_at, stored_texts
 from vitrail.data.loading.order import ORDER, stream
@@ -178,7 +178,7 @@ def _kept(
 ) -> tuple[str, bytes] | DecodeError:
     """Return (suffix, bytes) of one image of other bands, in its own type, or the error from reading it."""
     try:
-        values = read(source[index].image, *bands)
+        values = read_stored(source[index].image, *bands)
         if bands[1] == "32f":
             check_finite(values)  # a resized image would have more of them
     except DecodeError as error:

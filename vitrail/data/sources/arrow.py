@@ -36,7 +36,7 @@ from vitrail.data.sources.table import (
 )
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
-from vitrail.words import is_name, listing
+from vitrail.words import is_class_name, listing
 
 
 class LabelColumns(NamedTuple):
@@ -438,7 +438,7 @@ def _class_names(schema: pa.Schema, label: str) -> list[str] | None:
         names = feature["names"] if feature["_type"] == "ClassLabel" else None
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):  # not written by the hub
         return None
-    valid = isinstance(names, list) and all(isinstance(name, str) and is_name(name) for name in names)
+    valid = isinstance(names, list) and all(isinstance(name, str) and is_class_name(name) for name in names)
     return names if valid else None
 
 

@@ -31,7 +31,7 @@ _LEVELS, _FOLDERS = 2, 200
 """Levels below a folder in which a data set is looked for, and maximum number of folders of a level."""
 
 
-class Layout(NamedTuple):
+class FolderLayout(NamedTuple):
     """One kind of data in a folder."""
 
     kind: str
@@ -59,7 +59,7 @@ def open_folder(path: Path, columns: Columns, labels: bool) -> DataSet:
     return _open_layouts(path, layouts)
 
 
-def _meant(path: Path, layouts: list[Layout]) -> Path | None:
+def _meant(path: Path, layouts: list[FolderLayout]) -> Path | None:
     """Return the one folder one or two levels below that holds a data set; None if `path` does, or if none does.
 
     Raises DataError that names the folders if there are several.
@@ -81,12 +81,12 @@ def _meant(path: Path, layouts: list[Layout]) -> Path | None:
     return None
 
 
-def _holds_data(path: Path, layouts: Iterable[Layout]) -> bool:
+def _holds_data(path: Path, layouts: Iterable[FolderLayout]) -> bool:
     """Return whether there are class folders in a folder, or data of another kind than images."""
     return folder.is_class_tree(path) or any(layout.kind != "folder" for layout in layouts)
 
 
-def _open_layouts(path: Path, layouts: list[Layout]) -> DataSet:
+def _open_layouts(path: Path, layouts: list[FolderLayout]) -> DataSet:
     if len(layouts) == 1:
         try:
             return layouts[0].read()
@@ -94,8 +94,8 @@ def _open_layouts(path: Path, layouts: list[Layout]) -> DataSet:
             if layouts[0].kind == "csv" and folder.has_images(path):
                 raise DataError(f"{error}. {flat.label_advice(path)}") from error
             raise
-    opened: list[tuple[Layout, DataSet]] = []
-    failed: list[tuple[Layout, str]] = []
+    opened: list[tuple[FolderLayout, DataSet]] = []
+    failed: list[tuple[FolderLayout, str]] = []
     for layout in layouts:
         try:
             opened.append((layout, layout.read()))
@@ -118,24 +118,24 @@ def _open_layouts(path: Path, layouts: list[Layout]) -> DataSet:
     return chosen
 
 
-def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
+def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[FolderLayout]:
     """Yield every kind of data in a folder, the most specific first. Always yields at least one."""
-    found: list[Layout] = []
+    found: list[FolderLayout] = []
     if packed := packed_folders(path):
         where = "" if "" in packed else f" in {listing(list(packed), 3, quoted=False)}"
-        found.append(Layout("packed", f"packed shards{where}", partial(read_packed, packed)))
+        found.append(FolderLayout("packed", f"packed shards{where}", partial(read_packed, packed)))
     if lists := index_lists(path):
         read = partial(read_index_lists, path, lists, columns)
-        found.append(Layout("lists", _named("index lists", list(lists.values()), path), read))
+        found.append(FolderLayout("lists", _named("index lists", list(lists.values()), path), read))
     if prepared_folders(path):
-        found.append(Layout("tfds", "files of TensorFlow Datasets", partial(read_tfds, path, columns)))
+        found.append(FolderLayout("tfds", "files of TensorFlow Datasets", partial(read_tfds, path, columns)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        found.append(Layout("hub", "files of a saved hub data set", partial(open_saved, path, columns)))
+        found.append(FolderLayout("hub", "files of a saved hub data set", partial(open_saved, path, columns)))
     elif parquet := _files(path, ".parquet"):
         read = partial(read_parquet, path, parquet, columns)
-        found.append(Layout("parquet", _named("parquet files", parquet, path), read))
+        found.append(FolderLayout("parquet", _named("parquet files", parquet, path), read))
     if tars := _files(path, ".tar"):
-        found.append(Layout("shards", _named("tar shards", tars, path), partial(read_shards, path, tars)))
+        found.append(FolderLayout("shards", _named("tar shards", tars, path), partial(read_shards, path, tars)))
     tables = [
         file
         for file in sorted(path.iterdir())
@@ -143,12 +143,12 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
     ]
     if tables:
         read = partial(table.read_tables, path, tables, columns)
-        found.append(Layout("csv", _named("tables", tables, path), read))
+        found.append(FolderLayout("csv", _named("tables", tables, path), read))
     yield from found
     # tables and lists may name the images of a single folder
     if not found or folder.is_class_tree(path) or (not tables and not lists and folder.has_images(path)):
         what = "class folders" if labels else "image folders"
-        yield Layout("folder", what, partial(_read_images, path, labels, columns))
+        yield FolderLayout("folder", what, partial(_read_images, path, labels, columns))
 
 
 def _files(path: Path, suffix: str) -> list[Path]:
@@ -175,7 +175,7 @@ def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
     return found
 
 
-def _weight(layout: Layout, found: DataSet) -> tuple[bool, bool, int, bool]:
+def _weight(layout: FolderLayout, found: DataSet) -> tuple[bool, bool, int, bool]:
     """Return what decides between kinds: data to train a classifier on, lists by hand, the number of images."""
     trains = any(
         (not name or role_of(name) == "train") and np.count_nonzero(class_counts(source.labels, 0)) > 1
@@ -191,7 +191,9 @@ def _size(found: DataSet) -> str:
     return f"{found.count:,} image{'s' * (found.count != 1)} {of}"
 
 
-def _names_all(chosen: DataSet, opened: list[tuple[Layout, DataSet]], failed: list[tuple[Layout, str]]) -> bool:
+def _names_all(
+    chosen: DataSet, opened: list[tuple[FolderLayout, DataSet]], failed: list[tuple[FolderLayout, str]]
+) -> bool:
     """Return whether `chosen` lists the images of the folder, all of them, and nothing else is there."""
     others = [layout for layout, found in opened if found is not chosen] + [layout for layout, _ in failed]
     if [layout.kind for layout in others] != ["folder"]:

@@ -66,7 +66,7 @@ def group_by_split(files: Sequence[P]) -> dict[str, list[P]]:
     return groups
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """The rows of a CSV, as far as they are used. All lists have an entry for each row."""
 
     file: Path
@@ -106,7 +106,7 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
     return found
 
 
-def _labels(tables: list[Table], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
+def _labels(tables: list[CsvTable], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
     """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
     if columns.per_image not in ("one", "numbers") and any(table.predictions for table in tables):
         columns = columns._replace(separator=columns.separator or SEPARATOR)
@@ -121,7 +121,7 @@ def _labels(tables: list[Table], columns: Columns, findings: Findings) -> Iterat
 
 def read_table(
     file: Path, columns: Columns, findings: Findings, image_columns: tuple[str, ...] = IMAGE_COLUMNS
-) -> Table:
+) -> CsvTable:
     """Return the rows of a CSV. Raises DataError for a file that is not such a table.
 
     image_columns: Usual names of the column that names the images.
@@ -141,7 +141,7 @@ def read_table(
     text = unescape_formula if predictions else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
-    table = Table(file, [], [], [], [], labels if are_classes and not numbers else (), predicted)
+    table = CsvTable(file, [], [], [], [], labels if are_classes and not numbers else (), predicted)
     places = [header.index(name) for name in labels]
     for number, row in rows:
         where = f"row {number}"

@@ -84,7 +84,7 @@ def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def nbytes(state: Any) -> int:
     """Return the number of bytes of the tensors in `state`; of sharded tensors, of this process's part."""
-    return sum(world.local(tensor).nbytes for tensor in flatten(state)[1].values())
+    return sum(world.local_part(tensor).nbytes for tensor in flatten(state)[1].values())
 
 
 def copied(state: Any, buffers: dict[str, Tensor]) -> Any:

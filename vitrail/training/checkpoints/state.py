@@ -34,7 +34,7 @@ from vitrail.training.optim.average import Averager
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
-from vitrail.weights.load import local
+from vitrail.weights.load import local_path
 from vitrail.weights.store import WEIGHTS
 
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune", *LORA,
@@ -135,7 +135,7 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises CheckpointError with the differences if it is from another run."""
-        stored = completed(of_foreign(state["identity"], self.identity), self.defaults)
+        stored = with_defaults(of_foreign(state["identity"], self.identity), self.defaults)
         if differences := differing(stored, self.identity):
             raise CheckpointError(
                 "the checkpoint belongs to another run:\n  "
@@ -208,11 +208,11 @@ def defaults(run: Run, config: Any) -> dict[str, Any]:
     return values
 
 
-def completed(stored: Any, defaults: Any) -> Any:
+def with_defaults(stored: Any, defaults: Any) -> Any:
     """Return nested values with the defaults of settings that did not exist when they were stored."""
     if not (isinstance(stored, dict) and isinstance(defaults, dict)):
         return stored
-    filled = {name: completed(value, defaults.get(name)) for name, value in stored.items()}
+    filled = {name: with_defaults(value, defaults.get(name)) for name, value in stored.items()}
     return {**{name: value for name, value in defaults.items() if name not in stored}, **filled}
 
 
@@ -455,7 +455,7 @@ def starting_weights(run: Run, recorded: Run, folder: RunFolder) -> str | None:
     if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():
         return run.weights
     try:
-        local(run.weights)
+        local_path(run.weights)
     except WeightsError:
         return str(own)
     return run.weights

@@ -66,8 +66,8 @@ class Averager:
             weight = 1 - min(self.average.decay, (1 + self.count) / (10 + self.count))
         self.count += 1
         if self._mean:
-            means = [world.local(mean) for mean in self._mean.values()]
-            live = [world.local(value) for value in self._live.values()]
+            means = [world.local_part(mean) for mean in self._mean.values()]
+            live = [world.local_part(value) for value in self._live.values()]
             weights = [value.to(mean.dtype) for value, mean in zip(live, means, strict=True)]
             torch_private.foreach_lerp_(means, weights, weight)
         if self._kept:

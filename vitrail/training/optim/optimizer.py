@@ -172,7 +172,7 @@ def global_norm(parameters: Iterable[Tensor]) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = torch_private.foreach_norm([world.local(gradient) for gradient in gradients], 2, dtype=torch.float32)
+    norms = torch_private.foreach_norm([world.local_part(gradient) for gradient in gradients], 2, dtype=torch.float32)
     norm = torch.linalg.vector_norm(torch.stack(norms))
     return world.sum_(norm.square()).sqrt() if world.is_sharded(gradients[0]) else norm
 
@@ -186,7 +186,7 @@ def clip_(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """
     parameters = list(parameters)
     norm = global_norm(parameters)
-    gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [world.local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if max_norm is not None and gradients:
         factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
         torch_private.foreach_mul_(gradients, factor)
@@ -244,12 +244,12 @@ def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
     before: dict[nn.Parameter, Tensor] = {}
 
     def note(*_: Any) -> None:
-        before.update({parameter: world.local(parameter).detach().clone() for parameter in rows})
+        before.update({parameter: world.local_part(parameter).detach().clone() for parameter in rows})
 
     @torch.no_grad()
     def shorten(*_: Any) -> None:
         for parameter, start in before.items():
-            moved = world.local(parameter).detach()
+            moved = world.local_part(parameter).detach()
             moved.copy_(start.lerp(moved, rows[parameter]))
 
     optimizer.register_step_pre_hook(note)
@@ -258,7 +258,7 @@ def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
 
 def _shares(parameter: nn.Parameter, factors: tuple[float, ...]) -> Tensor:
     """Return the factor of each row in this process divided by the largest factor, in a shape that broadcasts."""
-    here = world.local(parameter)
+    here = world.local_part(parameter)
     shares = torch.tensor(factors, dtype=here.dtype, device=here.device) / max(factors)
     if world.is_sharded(parameter):  # FSDP2 splits as `chunk` does; the last processes may have no rows
         pieces = shares.chunk(world.size())

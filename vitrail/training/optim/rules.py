@@ -49,7 +49,7 @@ class FusedRule(torch.optim.Optimizer):
         for parameter in parameters:
             if self.state[parameter].get(name) is None:
                 self.state[parameter][name] = torch.zeros_like(parameter)
-        return [world.local(self.state[parameter][name]) for parameter in parameters]
+        return [world.local_part(self.state[parameter][name]) for parameter in parameters]
 
     def _shrink(self, parameters: list[Tensor], share: float) -> None:
         """Multiply weights by 1 - share, unless the update is not finite."""
@@ -66,8 +66,8 @@ def with_gradients(group: dict[str, Any]) -> list[Tensor]:
 
 def _here(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return this process's part of parameters and of their gradients."""
-    gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    return [world.local(parameter) for parameter in parameters], gradients
+    gradients = [world.local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    return [world.local_part(parameter) for parameter in parameters], gradients
 
 
 class SGD(FusedRule, torch.optim.SGD):  # type: ignore[misc]
@@ -218,7 +218,7 @@ class Muon(FusedRule):
         """Shrink the weights and subtract the updates, unless `found_inf` is 1."""
         if world.is_sharded(parameters[0]):
             updates = [world.copied_like(update, like) for update, like in zip(updates, parameters, strict=True)]
-        updates = [world.local(update) for update in updates]
+        updates = [world.local_part(update) for update in updates]
         parameters, _ = _here(parameters)
         if self.found_inf is not None:
             torch_private.foreach_mul_(updates, 1 - self.found_inf)

@@ -38,7 +38,7 @@ class Duplicates:
     """Number of images that were compared with others."""
     shared: list[Shared]
     pairs: list[tuple[object, ...]]
-    """The first 10,000: see `vitrail.data.copies.dedup.rows`."""
+    """The first 10,000: see `vitrail.data.copies.dedup.pair_rows`."""
     found: int
     """Pairs in all."""
     alike: int
@@ -99,7 +99,7 @@ def dedup(
     """
     compute = Compute(None, batch_size, workers, device, precision)
     from vitrail.data.copies.confirm import find_copies, pairs_sheet
-    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, shared, staying, write_pairs
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, pair_rows, remaining, shared, staying, write_pairs
     from vitrail.data.sources.lists import write_list
     from vitrail.data.sources.open import open_and_warn
 
@@ -130,7 +130,7 @@ def dedup(
         path=str(path),
         images=len(left),
         shared=shared(left, right, pairs),
-        pairs=list(rows(left, other, pairs.rows_at(slice(SHOWN)))),
+        pairs=list(pair_rows(left, other, pairs.rows_at(slice(SHOWN)))),
         found=len(pairs),
         alike=int((~pairs.copy).sum()),
         remaining=int(stays.sum()),

@@ -37,14 +37,14 @@ def completion(shell: Shell) -> str:
     Args:
         shell: Shell of the script.
     """
-    verbs = {name: completed(verb.load()[1]) for name, verb in VERBS.items()}
+    verbs = {name: completions_of(verb.load()[1]) for name, verb in VERBS.items()}
     if shell == "fish":
         return "\n".join(_fish(verbs, {name: verb.summary for name, verb in VERBS.items()}))
     header = ["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []
     return "\n".join([*header, *_bash(verbs)])
 
 
-def completed(function: Any) -> dict[str, Completed]:
+def completions_of(function: Any) -> dict[str, Completed]:
     """Return the flags of a verb by their spellings."""
     found = {"--help": Completed("show this help message and exit")}
     for flag in flags_of(function, shown=True):

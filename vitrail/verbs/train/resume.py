@@ -32,7 +32,7 @@ def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
         )
     if where in (LATEST, AUTO):
         out = _out(asked)
-        found = newest(out)
+        found = newest_run(out)
         if found is None and where == AUTO:
             return None
         if found is None:
@@ -71,7 +71,7 @@ def _out(asked: Asked) -> Path:
     return Path(replace(asked, settings=alone).applied_to(base)[0].out)
 
 
-def newest(out: Path) -> Path | None:
+def newest_run(out: Path) -> Path | None:
     """Return the run folder in `out` with the newest valid checkpoint; None if there is no checkpoint.
 
     Raises CheckpointError if all checkpoints of a run are damaged.

@@ -213,14 +213,14 @@ def _run(
     if print_config:
         return Preview(run)
     from vitrail.training.loop import training
-    from vitrail.training.processes import joined, launch
+    from vitrail.training.processes import in_process_group, launch
     from vitrail.training.python_objects import PythonObjects
 
     if nproc is not None:
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=asked.origins)
     objects, splits = PythonObjects(asked=asked.origins), known.splits_of(run)
     with (
-        joined(run.timeout),
+        in_process_group(run.timeout),
         training(run, objects, resume=folder, splits=splits, began=began, reported=True) as result,
     ):
         return reported(result)

@@ -87,7 +87,7 @@ from vitrail.weights.mapping import (
     apply_table,
     conv_kernel,
     count,
-    dense,
+    dense_rows,
     reshaped,
     scale_bias,
     within,
@@ -109,7 +109,7 @@ HAS = "pool=gap tokenless pre_logits gelu norm_eps oblong cls_position"
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlaxLayout:
     """Naming of the encoder in one file. A card's provenance stores it, so that saving restores the file's names."""
 
     prefix: str = ""
@@ -131,7 +131,7 @@ class FlaxViT:
     """The format of google-research/vision_transformer, or of google-research/big_vision."""
 
     name: str
-    layout: Layout
+    layout: FlaxLayout
     """Naming of a file that is written for a model of another format."""
     positions: str
     """Name of the table of positions in such a file."""
@@ -182,12 +182,12 @@ class FlaxViT:
         """
         config = self._expressible(model)
         origin = origin_of(card, self.name)
-        layout = Layout(**{key: origin.get(key, value) for key, value in asdict(self.layout).items()})
+        layout = FlaxLayout(**{key: origin.get(key, value) for key, value in asdict(self.layout).items()})
         state, positions = state_of(model), origin.get("positions", self.positions)
         entries = _conversions(state, config, layout, positions, origin.get("wide_norms", []))
         write_npz(path, foreign_tensors(state, entries, self.name), origin)
 
-    def _config(self, archive: Archive, layout: Layout, positions: str) -> tuple[ViTConfig, list[str]]:
+    def _config(self, archive: Archive, layout: FlaxLayout, positions: str) -> tuple[ViTConfig, list[str]]:
         """Return the config, and what is assumed for it."""
         prefix, name = layout.prefix, f"{layout.prefix}{positions}"
         sizes: dict[str, Any] = {**_top_sizes(archive, prefix), **_encoder_sizes(archive, layout)}
@@ -264,8 +264,8 @@ class FlaxViT:
         return config
 
 
-GOOGLE = FlaxViT("google", Layout(), OLD_POSITIONS, "stem=resnet")
-BIG_VISION = FlaxViT("big_vision", Layout("params/", "linen"), POSITIONS, "positions=sincos pool=map")
+GOOGLE = FlaxViT("google", FlaxLayout(), OLD_POSITIONS, "stem=resnet")
+BIG_VISION = FlaxViT("big_vision", FlaxLayout("params/", "linen"), POSITIONS, "positions=sincos pool=map")
 
 
 def _prefix(archive: Archive) -> str | None:
@@ -277,12 +277,12 @@ def _prefix(archive: Archive) -> str | None:
     return None
 
 
-def _layout(archive: Archive, prefix: str) -> Layout:
+def _layout(archive: Archive, prefix: str) -> FlaxLayout:
     """Return the naming of a file. Raises WeightsError if it is unknown."""
     scan = any(name.startswith(f"{prefix}{SCANNED}") for name in archive.names)
     signs = {}
     for naming, (attention, _, _) in MODULES.items():
-        layout = Layout(prefix, naming, scan)
+        layout = FlaxLayout(prefix, naming, scan)
         signs[f"{layout.block.format(layer=0)}{attention}/query/kernel"] = layout
     found = next((layout for sign, layout in signs.items() if sign in archive), None)
     if found is None:
@@ -302,7 +302,7 @@ def _top_sizes(archive: Archive, prefix: str) -> dict[str, int | None]:
     return sizes
 
 
-def _encoder_sizes(archive: Archive, layout: Layout) -> dict[str, int]:
+def _encoder_sizes(archive: Archive, layout: FlaxLayout) -> dict[str, int]:
     """Return width, depth, heads and mlp_dim from the shapes of the first layer. Raises WeightsError."""
     attention, _, mlp = MODULES[layout.naming]
     stacked, first = ("layers",) * layout.scan, layout.block.format(layer=0)
@@ -375,7 +375,7 @@ def _wide_norms(archive: Archive, prefix: str) -> list[str]:
     return [match[1] for match in matches if len(archive.shape(match[0])) == 4]
 
 
-def _table(config: ViTConfig, layout: Layout) -> NameTable:
+def _table(config: ViTConfig, layout: FlaxLayout) -> NameTable:
     """Return the table of a file."""
     heads, (attention, norm, mlp) = config.heads, MODULES[layout.naming]
     block: NameTable = {
@@ -383,8 +383,8 @@ def _table(config: ViTConfig, layout: Layout) -> NameTable:
         **_projections("attentions.0.attention.qkv", attention, ("query", "key", "value"), heads),
         **_out_projection("attentions.0.attention.out", f"{attention}/out", heads),
         **scale_bias("mlps.0.norm", norm),
-        **dense("mlps.0.mlp.fc1", f"{mlp}/Dense_0"),
-        **dense("mlps.0.mlp.fc2", f"{mlp}/Dense_1"),
+        **dense_rows("mlps.0.mlp.fc1", f"{mlp}/Dense_0"),
+        **dense_rows("mlps.0.mlp.fc2", f"{mlp}/Dense_1"),
     }
     attention = "MultiHeadDotProductAttention_0"
     head: NameTable = {
@@ -393,8 +393,8 @@ def _table(config: ViTConfig, layout: Layout) -> NameTable:
         **_projections("key_value", attention, ("key", "value"), heads),
         **_out_projection("out", f"{attention}/out", heads),
         **scale_bias("norm", "LayerNorm_0"),
-        **dense("mlp.fc1", "MlpBlock_0/Dense_0"),
-        **dense("mlp.fc2", "MlpBlock_0/Dense_1"),
+        **dense_rows("mlp.fc1", "MlpBlock_0/Dense_0"),
+        **dense_rows("mlp.fc2", "MlpBlock_0/Dense_1"),
     }
     unit: NameTable = {
         "conv{number}.weight": conv_kernel("conv{number}/kernel"),
@@ -415,13 +415,13 @@ def _table(config: ViTConfig, layout: Layout) -> NameTable:
         **within("blocks.{layer}.", layout.block.replace(layout.prefix, "{prefix}", 1), block),
         **scale_bias("norm", "{prefix}Transformer/encoder_norm"),
         **within("pool.", "{prefix}MAPHead_0/", head),
-        **dense("pre_logits.hidden", "{prefix}pre_logits"),
-        **dense("head", "{prefix}head"),
+        **dense_rows("pre_logits.hidden", "{prefix}pre_logits"),
+        **dense_rows("head", "{prefix}head"),
     }
 
 
 def _conversions(
-    names: Iterable[str], config: ViTConfig, layout: Layout, positions: str, wide: Collection[str]
+    names: Iterable[str], config: ViTConfig, layout: FlaxLayout, positions: str, wide: Collection[str]
 ) -> list[Conversion]:
     """Return the conversions of all tensors; `positions` is the name of the table of positions.
 

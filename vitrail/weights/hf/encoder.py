@@ -40,7 +40,7 @@ from vitrail.weights.mapping import (
     grid_of,
     joined,
     qkv_biases,
-    rows,
+    row_count,
     shape_of,
     stem_sizes,
     within,
@@ -205,13 +205,13 @@ class Encoder:
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of ViTConfig that are specific to this encoder. Raises WeightsError."""
-        values = {**self.fixed, "classes": rows(archive, "classifier.weight") if self.classifies else 0}
+        values = {**self.fixed, "classes": row_count(archive, "classifier.weight") if self.classifies else 0}
         if self.swiglu:
             values["mlp"] = "swiglu" if self.gated(archive) else "gelu"
         if "registers" in self.has.split():
             values["registers"] = shape_of(archive, self.theirs("registers"), 3)[1]
         if "pre_logits" in self.has.split() and not values["classes"]:
-            values["pre_logits"] = rows(archive, f"{self.prefix}pooler.dense.weight") or None
+            values["pre_logits"] = row_count(archive, f"{self.prefix}pooler.dense.weight") or None
         if values.get("pre_logits") and settings["pooler_act"] != "tanh":
             raise WeightsError(
                 f"{archive.path} has a pooler with {shown(settings['pooler_act'])} (pooler_act of config.json); "

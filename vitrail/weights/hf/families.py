@@ -20,7 +20,7 @@ from vitrail.weights.mapping import (
     NameTable,
     grid_of,
     number_in,
-    rows,
+    row_count,
     stacked,
 )
 
@@ -52,7 +52,7 @@ class DeiT(Encoder):
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
-        if classes := rows(archive, "cls_classifier.weight"):
+        if classes := row_count(archive, "cls_classifier.weight"):
             return dict(classes=classes, distilled=True)
         return {**super().own(archive, settings), "register_positions": True}
 
@@ -344,7 +344,7 @@ class Beit(Encoder):
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: a table for g x g patches has (2g - 1)^2 offsets, and 3 rows for the class token."""
         for name in self.bias_tables:
-            if offsets := rows(archive, name):
+            if offsets := row_count(archive, name):
                 return (grid_of(archive, name, offsets, (3,))[0][0] + 1) // 2
         return super().side(archive)
 

@@ -27,7 +27,7 @@ from vitrail.weights.mapping import (
     joined,
     number_in,
     reshaped,
-    rows,
+    row_count,
     shape_of,
     unbatched,
     within,
@@ -90,9 +90,9 @@ class Clip(Encoder):
                 f"{archive.path} is CLIP's image tower, and its tensors do not say whether the MLPs have quick_gelu, "
                 "as OpenAI's weights, or another GELU, as OpenCLIP's. Give a folder with the model's config.json"
             )
-        if classes := rows(archive, "classifier.weight"):
+        if classes := row_count(archive, "classifier.weight"):
             return dict(classes=classes, pre_norm=True, pool="gap", class_token=True, final_norm="none")
-        return dict(classes=rows(archive, "visual_projection.weight"), pre_norm=True)
+        return dict(classes=row_count(archive, "visual_projection.weight"), pre_norm=True)
 
     def absent(self, config: ViTConfig) -> dict[str, str]:
         """See `Encoder.absent`."""
@@ -204,7 +204,7 @@ class Siglip(Clip):
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
-        classes, probed = rows(archive, "classifier.weight"), f"{self.prefix}head.probe" in archive
+        classes, probed = row_count(archive, "classifier.weight"), f"{self.prefix}head.probe" in archive
         return dict(classes=classes, pool="map" if probed and not classes else "gap", class_token=False)
 
     def absent(self, config: ViTConfig) -> dict[str, str]:

@@ -16,7 +16,7 @@ from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
-from vitrail.weights.mapping import rows
+from vitrail.weights.mapping import row_count
 from vitrail.weights.parts import first_reason, without_place
 from vitrail.weights.timm.file import NORM_EPS, TimmFile
 from vitrail.weights.timm.names import Naming, ratio_of
@@ -81,7 +81,7 @@ def attention_pool(file: TimmFile, heads: int, front: bool) -> dict[str, Any]:
     usual = PE_POOL_HEADS if file.architecture.startswith("vit_pe_core_") else heads
     return dict(
         pool_heads=file.argument("attn_pool_num_heads", int) or usual,
-        pool_mlp_dim=rows(file.archive, "attn_pool.mlp.fc1.weight"),
+        pool_mlp_dim=row_count(file.archive, "attn_pool.mlp.fc1.weight"),
         pool_prefix=front,
     )
 

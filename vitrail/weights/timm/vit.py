@@ -14,7 +14,16 @@ from vitrail.errors import WeightsError
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import AIMV2_HEADS, ROTARY_HEADS, count, grid_of, rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.mapping import (
+    AIMV2_HEADS,
+    ROTARY_HEADS,
+    count,
+    grid_of,
+    row_count,
+    shape_of,
+    stem_sizes,
+    usual_heads,
+)
 from vitrail.weights.timm.eva import PARTS as ROTARY_PARTS
 from vitrail.weights.timm.eva import attention_pool, epsilon, is_rotary, rotary_of
 from vitrail.weights.timm.file import AIMV2_PARTS, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, refuse, statistics
@@ -79,12 +88,12 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     config = ViTConfig.of(
         **stem | blocks | positions | pool,
         heads=heads,
-        classes=rows(archive, "head.weight"),
+        classes=row_count(archive, "head.weight"),
         distilled=bool(dist),
         registers=registers,
         rotary=rotary_of(file) if rotary else None,
         layer_scale=None if archive.names.isdisjoint(_GAMMAS) else float(gamma),
-        pre_logits=rows(archive, "pre_logits.fc.weight") or None,
+        pre_logits=row_count(archive, "pre_logits.fc.weight") or None,
         gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
         pre_norm=clip,
@@ -146,8 +155,8 @@ def _blocks(archive: Archive, rotary: bool) -> tuple[dict[str, Any], Naming]:
     parallel = "blocks.0.attns.0.attn.qkv.weight" in archive
     attention = "blocks.0.attns.0.attn" if parallel else "blocks.0.attn"
     mlp = "blocks.0.ffns.0.mlp" if parallel else "blocks.0.mlp"
-    gates = rows(archive, f"{mlp}.fc1_g.weight") + rows(archive, f"{mlp}.fc1_x.weight")
-    hidden, mlp_dim = gates or rows(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
+    gates = row_count(archive, f"{mlp}.fc1_g.weight") + row_count(archive, f"{mlp}.fc1_x.weight")
+    hidden, mlp_dim = gates or row_count(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
     if hidden not in (mlp_dim, 2 * mlp_dim):
         raise WeightsError(f"{archive.path}: '{mlp}.fc1' has {hidden} outputs, but '{mlp}.fc2' has {mlp_dim} inputs")
     keys = {f"{attention}.qkv.bias", f"{attention}.k_proj.bias"}
