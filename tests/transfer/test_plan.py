@@ -106,7 +106,7 @@ def test_what_takes_too_long_makes_room_for_the_next_best() -> None:
         (None, "full fine-tuning"),
         (3_000.0, "full fine-tuning"),
         (2_999.0, "attention-only"),
-        (600.0, "few-shot"),
+        (600.0, "linear probe"),
         (199.0, "few-shot"),
         (1.0, "few-shot"),  # nothing fits: the quickest
     ):
@@ -140,7 +140,7 @@ def test_a_network_without_attention_is_tuned_otherwise() -> None:
     ways = [way for way in ALL if way.name != "attention-only"]
     found = recommend(Situation(2_040, 102), ways)
     assert found.recommended.name == "full fine-tuning"
-    assert [way.expected for way in found.options] == [2, 3, 1, 4]
+    assert [way.expected for way in found.options] == [3, 2, 1, 4]
 
 
 @pytest.mark.parametrize("seen", [Situation(60, 12), Situation(9_000, 9)])
