@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitrail import world
 from vitrail.config import merge, plain
+from vitrail.data.images.bands import HeaderFacts
 from vitrail.data.item import Item
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets
@@ -121,8 +122,8 @@ def situations(draw: st.DrawFn) -> tuple[Run, facts.Facts]:
     """A run with any of its settings open, and any images, labels, weights and machine."""
     card, count = draw(st.sampled_from(CARDS)), draw(st.integers(1, 3))
     sides = st.integers(1, 700)
-    pictures = st.builds(facts.Layout, sides, sides, st.just(3), st.just("8"), st.just(True))
-    stacks = st.builds(facts.Layout, sides, sides, st.just(4), st.just("16"), st.just(False))
+    pictures = st.builds(HeaderFacts, sides, sides, st.just(3), st.just("8"), st.just(True))
+    stacks = st.builds(HeaderFacts, sides, sides, st.just(4), st.just("16"), st.just(False))
     labels = draw(
         st.sampled_from([
             np.zeros(4, np.int64),

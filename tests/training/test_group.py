@@ -50,11 +50,11 @@ from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised,
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop, processes
 from vitrail.training import step as stepping
+from vitrail.training import validation as evaluation
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.parallel import Replicated
 from vitrail.training.processes import Failed, in_process_group, launch, process_environment
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
-from vitrail.training.validation import validation as evaluation
 from vitrail.weights.save import save
 
 STEPS = 4
