@@ -15,6 +15,7 @@ from PIL import Image
 from references import copy_of
 from run_folders import Page, answers, run_folder
 
+from vitrail import reports as reports_package
 from vitrail.config import to_yaml
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
@@ -24,6 +25,7 @@ from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, draw_curves, thin_curve
 from vitrail.reports.gallery import SHOWN
 from vitrail.reports.page import environment, percent, write_report
+from vitrail.tasks.catalog import TASKS
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.result import Result
 from vitrail.training.run import Run
@@ -324,3 +326,12 @@ def test_attention_tints_from_blue_to_yellow() -> None:
     red, _, blue = tinted[-1, 0]
     assert blue > red + 30
     assert (under_attention(image, np.ones((2, 4))) == tinted[-1, 0]).all()  # nothing stands out
+
+
+def test_every_template_is_used_and_every_task_has_one() -> None:
+    names = set(environment().list_templates())
+    reports = Path(reports_package.__file__).parent
+    texts = "".join(file.read_text() for ending in ("py", "html") for file in sorted(reports.rglob(f"*.{ending}")))
+    tasks = {f"tasks/{name}.html" for name in TASKS}
+    assert tasks == {name for name in names if name.startswith("tasks/")}
+    assert [name for name in names - tasks if name not in texts] == []
