@@ -1,12 +1,13 @@
 """Write the benchmark tables of the documents from benchmarks/results/*.json: `python -m benchmarks.readme`.
 
-docs/numbers/benchmarks.md has all of them, README.md three rows, docs/cookbook/resources.md those of memory. No figure
-is typed by hand: this command writes them, and a test compares them.
+docs/numbers/benchmarks.md has all of them, README.md three rows, docs/cookbook/resources.md those of memory, and
+docs/studies.md the claims of the papers. No figure is typed by hand: this command writes them, a test compares them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from benchmarks import (
     transfer,
 )
 from benchmarks.learn import SIDES
+from vitrail.studies.catalog import NAMES
+from vitrail.studies.results import read
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
 """Around a section with a name."""
@@ -350,6 +353,22 @@ def first_runs(results: Path = record.RESULTS) -> str:
     return "\n\n".join(tables)
 
 
+def claims(results: Path = record.RESULTS) -> str:
+    """Return the verdict on every claim of the papers, by the studies in `results`."""
+    lines: list[tuple[str, ...]] = [("study", "claim", "verdict", "difference", "p", "seeds")]
+    for name in NAMES:
+        path = results / "studies" / f"{name}.json"
+        found, title = read(path), f"`{name}`"
+        seeds = len({result.seed for result in found.results})
+        for answer in found.answers():
+            error = "" if math.isnan(answer.error) else f" ± {answer.error:.2f}"
+            needed = answer.advice.replace("; ", ", ").replace(" seeds", "")
+            numbers = (f"{answer.difference:+.2f}{error}", f"{answer.p:.2g}", f"{seeds}{needed}")
+            lines.append((title, answer.claim.text, answer.verdict, *numbers))
+            title = ""
+    return markdown(lines).replace("---:", "---")
+
+
 def _origin(name: str, document: dict[str, Any]) -> str:
     """Return the command, the machine and the date of a measurement."""
     machine = document["machine"]
@@ -365,6 +384,7 @@ SECTIONS = {
     "README.md": ("shortlist", shortlist),
     "docs/cookbook/resources.md": ("memory", fitting),
     "docs/cookbook/tiny.md": ("first runs", first_runs),
+    "docs/studies.md": ("claims", claims),
 }
 """Document -> the name of its section, and the function that writes it."""
 

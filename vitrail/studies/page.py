@@ -71,11 +71,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _difference(claim: Mapping[str, Any]) -> str:
-    """Return " (+1.20 ± 0.30)"; empty for a claim that is not decided."""
+    """Return " (+1.20 ± 0.30, p 0.01)"; empty for a claim that is not decided."""
     if claim["difference"] is None:
         return ""
-    deviation = "" if claim["deviation"] is None else f" ± {claim['deviation']:.2f}"
-    return f" ({claim['difference']:+.2f}{deviation})"
+    error = "" if claim["error"] is None else f" ± {claim['error']:.2f}, p {claim['p']:.2g}"
+    return f" ({claim['difference']:+.2f}{error}{claim['advice']})"
 
 
 def _about(found: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
         },
         "claims": [
             {"claim": answer.claim.text, "verdict": answer.verdict, "difference": answer.difference,
-             "deviation": answer.deviation}
+             "error": answer.error, "p": answer.p, "matters": answer.claim.matters, "advice": answer.advice}
             for answer in found.answers()
         ],
         "published": [

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.studies.claims import MEAN, Answer, Column, Place, Scores, mean_and_deviation, mean_of
+from vitrail.studies.claims import MEAN, Answer, Column, Place, Scores, answers, mean_and_deviation, mean_of
 from vitrail.studies.study import Cell, Published, Scale, Study
 
 
@@ -87,11 +87,16 @@ class Tables:
         return [result for result in self.results if result.score is None]
 
     def answers(self) -> list[Answer]:
-        """Return the verdict on each claim."""
+        """Return the verdict on each claim; without all rows of the grid, none is decided."""
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
         paper = self.scale == "paper"
-        return [claim.answer(found, incomplete, whole=self.whole, paper=paper) for claim in self.study.claims]
+        return answers(
+            [
+                (claim, claim.evidence(found, incomplete, paper=paper) if self.whole else "not decided")
+                for claim in self.study.claims
+            ]
+        )
 
 
 def axes(places: Collection[Place]) -> tuple[list[str], list[Column]]:

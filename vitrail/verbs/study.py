@@ -62,9 +62,9 @@ def study(
     """Train the networks of a table or a figure of the papers, measure them, and say which claims hold.
 
     At laptop scale a fifth of the classes is left out of pre-training; each network is measured on them by the
-    paper's few-shot accuracy, with five images of each class, or is fine-tuned. A claim holds if its difference is
-    more than twice its deviation over seeds. Finished networks are never trained again: the same command continues
-    after any end.
+    paper's few-shot accuracy, with five images of each class, or is fine-tuned. A t-test over the seeds decides whether
+    a claim holds, corrected for the number of claims, or says how many seeds would decide. Finished networks are never
+    trained again: the same command continues after any end.
 
     Without a name, the studies are listed: what they show, about how long they take on two cores, the compute of the
     published grid, and whether the paper's data are public. The name 'report' draws the figures of all finished studies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from math import log2
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from vitrail.costs.count import macs
 from vitrail.costs.published import published_table
 from vitrail.durations import Epochs
 from vitrail.model.limits import Pool, PositionKind, PositionPlace
-from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, lead, mean_of, minus
+from vitrail.studies.claims import MEAN, Claim, Column, Parts, Scores, alike, column_lead, lead, mean_of, minus
 from vitrail.studies.laptop import pre_training, transferred
 from vitrail.studies.measure import config_of
 from vitrail.studies.published_runs import JFT, PRINTED, by_set, pre_trained
@@ -82,10 +82,11 @@ def table8() -> Study:
         """Return the mean advantage of having positions."""
         return mean_of([minus(scores, place, (none, at_input)) for place in scores if place[0] != none])
 
-    def alike(scores: Scores) -> list[float]:
-        """Return by how much the advantage of having positions exceeds the largest difference between their kinds."""
-        by_seed = zip(*(values for (row, _), values in scores.items() if row != none), strict=True)
-        return [gain - (max(values) - min(values)) for gain, values in zip(needed(scores), by_seed, strict=True)]
+    def nearer(scores: Scores) -> Parts:
+        """Return by how much the advantage of having positions exceeds each lead of one kind over another."""
+        pairs = permutations([(kind, at_input) for kind in kinds if kind != none], 2)
+        leads = (minus(scores, one, other) for one, other in pairs)
+        return Parts([a - b for a, b in zip(needed(scores), lead, strict=True)] for lead in leads)
 
     return Study(
         name="table8", where="Table 8", title="kinds of position embeddings, and where they are added",
@@ -93,7 +94,7 @@ def table8() -> Study:
         paper=lambda: cells(pre_trained("paper/vit-b16-jft", JFT).run),  # 7 epochs
         claims=(
             Claim("A network without positions is worse than those with positions, on average.", needed),
-            Claim("The kinds of positions differ less from each other than from none.", alike),
+            Claim("The kinds of positions differ less from each other than from none.", nearer, matters=0),
         ),
         published={
             (UNITS["5-shot"], none if kind == "none" else kind, place): 100 * value
@@ -164,10 +165,12 @@ def figure8() -> Study:
         name="figure8", where="Figure 8", title="depth, width, MLP width and patch size scaled one at a time",
         axis="compute relative to the base network", laptop=laptop, paper=paper, log=True,
         claims=(
-            Claim("More depth gains more than more width, for the same compute.", lambda s: over_width(s, depth)),
-            Claim("Smaller patches gain more than more width, for the same compute.", lambda s: over_width(s, patch)),
+            Claim("More depth gains more than more width, for the same compute.",
+                  lambda s: over_width(s, depth), matters=0.1),
+            Claim("Smaller patches gain more than more width, for the same compute.",
+                  lambda s: over_width(s, patch), matters=0.1),
             Claim("Scaling all dimensions gains more than more width, for the same compute.",
-                  lambda s: over_width(s, every)),
+                  lambda s: over_width(s, every), matters=0.1),
         ),
     )  # fmt: skip
 
@@ -195,10 +198,9 @@ def figure9() -> Study:
         """Return the rate with the best mean."""
         return max((at for name, at in scores if name == row), key=lambda at: sum(scores[row, at]))
 
-    def as_good(scores: Scores) -> list[float]:
+    def as_good(scores: Scores) -> Parts:
         """Return by how much average pooling stays within a point of the class token, each at its best rate."""
-        leads = minus(scores, (token, best(scores, token)), (average, best(scores, average)))
-        return [1 - abs(points) for points in leads]
+        return alike(minus(scores, (token, best(scores, token)), (average, best(scores, average))), 1)
 
     return Study(
         name="figure9", where="Figure 9", title="class token against pooling, at several learning rates",
@@ -206,7 +208,8 @@ def figure9() -> Study:
         claims=(
             Claim("At the class token's best learning rate, average pooling is worse.",
                   lambda s: lead(s, token, average, best(s, token))),
-            Claim("At their own best rates, average pooling is within a point of the class token.", as_good),
+            Claim("At their own best rates, average pooling is within a point of the class token.", as_good,
+                  matters=0),
         ),
     )  # fmt: skip
 
@@ -265,8 +268,9 @@ def figure13() -> Study:
             Claim("Axial-ViT is better than ViT with the same patches.",
                   lambda s: lead(s, axial, vit, "patch 4", "patch 8"), paper=names),
             Claim("Axial-ViT costs more compute than ViT with the same patches.",
-                  lambda s: lead(s, axial, vit, "patch 4", "patch 8"), UNITS["MACs"], names),
+                  lambda s: lead(s, axial, vit, "patch 4", "patch 8"), UNITS["MACs"], names, exact=True),
             Claim("AxialResNet50 is slower than ResNet50.",
-                  lambda s: minus(s, (resnet, "R50x1/2"), (axial_resnet, "axial-R50/2")), UNITS["images/s"], names),
+                  lambda s: minus(s, (resnet, "R50x1/2"), (axial_resnet, "axial-R50/2")), UNITS["images/s"], names,
+                  matters=0),
         ),
     )  # fmt: skip
