@@ -1,5 +1,5 @@
 """Every recipe trains: its network, narrow and shallow, on small random images, by its own optimiser, loss and
-augmentations. The first loss has a closed form, because every classifier starts at zero."""
+augmentations. The first loss has a closed form where the classifier starts at zero, and is near it elsewhere."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_recipe_takes_steps(name: str, tmp_path: Path) -> None:
         seed_step(run.seed, step, 0)
         outcome = backward(objective, batch, step=step, parts=2, autocast=False)
         if step == 0 and (expected := first_loss(run.objective)) is not None:
-            assert outcome.loss == pytest.approx(expected, rel=1e-5)
+            assert outcome.loss == pytest.approx(expected, rel=1e-5 if run.vit.init in (None, "paper") else 0.1)
         assert math.isfinite(float(clip_(objective.parameters(), run.optim.clip)))
         set_learning_rate(optimizer, max(run.optim.lr, 0.03))  # four steps shall be seen
         optimizer.step()
@@ -151,3 +151,37 @@ def test_a_recipe_takes_steps(name: str, tmp_path: Path) -> None:
     still = [key for key, value in after.items() if key.endswith(".weight") and torch.equal(value, before[key])]
     assert still == []
     assert average.active == (run.average.kind != "none")
+
+
+FAMILIES = ("paper/vit-b16-imagenet", "augreg/vit-s16-imagenet", "deit/vit-s16", "deit3/vit-s16-imagenet",
+            "three-things/vit-s16-300", "mae", "beit", "dino")  # fmt: skip
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("name", FAMILIES)
+def test_kernels_keep_their_size_while_a_family_trains(name: str, tmp_path: Path) -> None:
+    """Behind a classifier of zeros they have hardly a gradient at first, and LAMB only lets them decay."""
+    run = fitted_run(name)
+    assert kernels_after(run, tmp_path) > 0.95
+    if name == "three-things/vit-s16-300":
+        assert kernels_after(replace(run, vit=replace(run.vit, init="paper")), tmp_path) < 0.9
+
+
+def kernels_after(run: Run, folder: Path, steps: int = 200, classes: int = 80) -> float:
+    """The norm of the blocks' kernels after some steps at the peak rate, as a share of that at the start."""
+    torch.manual_seed(0)
+    config = reduced(run)
+    config = replace(config, classes=classes if config.classes else 0)
+    run = smaller(replace(run, preprocess=run.preprocess or Preprocess()), config.patch, folder)
+    objective = build_objective(Decision(run, config, torch.device("cpu"), {}), build(config), classes)[0].train()
+    kernels = [each for key, each in objective.model.named_parameters() if ".mlp." in key and each.ndim == 2]
+    before = torch.stack([each.norm() for each in kernels]).norm()
+    batch, optimizer = images(run, config.image_size), build_optimizer(objective, run.optim)
+    set_learning_rate(optimizer, run.optim.lr)
+    for step in range(steps):
+        seed_step(run.seed, step, 0)
+        backward(objective, batch, step=step, parts=1, autocast=False)
+        clip_(objective.parameters(), run.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return (torch.stack([each.norm() for each in kernels]).norm() / before).item()

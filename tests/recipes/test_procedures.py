@@ -58,7 +58,7 @@ def test_the_follow_ups_fine_tuning_says_what_is_not_printed() -> None:
     assert (run.tune, run.image_size) == ("attention", 384)
     assert "does not print learning rate, weight decay, length, batch and augmentation" in " ".join(text.split())
     assert replace(run, name="a", tune="all", keep_head=True) == replace(
-        recipe("deit3/finetune-vit-s16-384"), name="a", vit=Model()
+        recipe("deit3/finetune-vit-s16-384"), name="a", vit=Model(init="deit")
     )
 
 

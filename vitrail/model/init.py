@@ -12,12 +12,18 @@ from vitrail.model.axial import AxisAttention
 from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.head import MAPHead, PreLogits
 from vitrail.model.hybrid import HybridBottleneck
+from vitrail.model.limits import Init
 from vitrail.model.own_part import built_in_modules, is_own_part
 from vitrail.model.stem import LinearStem
 
+STD = 0.02
+"""Standard deviation of the kernels of DeiT and BEiT."""
+TUNED_STD = 2e-5
+"""Standard deviation of the classifier's kernel where BEiT and MAE are fine-tuned."""
 
-def init_weights(model: nn.Module) -> None:
-    """Initialise every parameter of a ViT or ResNet in place, as the paper's authors do in their code.
+
+def init_weights(model: nn.Module, init: Init = "paper") -> None:
+    """Initialise every parameter of a ViT or ResNet in place, by default as the paper's authors do in their code.
 
     | tensor | init |
     |---|---|
@@ -53,6 +59,23 @@ def init_weights(model: nn.Module) -> None:
     hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal, and its relative positions normal
     with variance 1 / features of a head, as in Axial-DeepLab's code.
 
+    The other schemes are those of DeiT (also of DeiT-III, the follow-up and DINO), BEiT and MAE. They change these
+    tensors:
+
+    | tensor | deit | beit | mae |
+    |---|---|---|---|
+    | stem.weight | uniform, up to 1/sqrt(fan_in) | normal 0.02 | xavier_uniform |
+    | stem.bias | uniform, up to 1/sqrt(fan_in) | zeros | uniform, up to 1/sqrt(fan_in) |
+    | cls, dist | normal 0.02 | normal 0.02 | normal 0.02 |
+    | attention.qkv.weight | normal 0.02 | normal 0.02 | xavier_uniform, q, k and v as one kernel |
+    | attention.out.weight, mlp.fc2.weight | normal 0.02 | normal 0.02 / sqrt(2 * layer) | as the paper |
+    | mlp.fc1.weight | normal 0.02 | normal 0.02 | as the paper |
+    | mlp.fc1.bias, mlp.fc2.bias | zeros | zeros | zeros |
+    | head.weight, head_dist.weight | normal 0.02 | normal 2e-5 | normal 2e-5 |
+
+    The classifier matters most: with zeros, blocks have no gradient at first, and LAMB, which scales every step to the
+    size of its kernel, does nothing but decay them.
+
     lecun_normal is a normal truncated at two standard deviations with variance 1/fan_in. xavier_uniform uses fan_in +
     fan_out of one projection. A part of the user's own initialises itself. On the meta device, where tensors have no
     values, nothing is done.
@@ -67,13 +90,56 @@ def init_weights(model: nn.Module) -> None:
     for name in ("cls", "dist", "registers"):
         token = getattr(model, name, None)
         if token is not None:
-            nn.init.zeros_(token) if name == "cls" else nn.init.normal_(token, std=0.02)
+            nn.init.zeros_(token) if name == "cls" else nn.init.normal_(token, std=STD)
     positions = getattr(model, "positions", None)
     if positions is not None and not is_own_part(positions):
         if positions.rotary is not None:
             positions.rotary.reset_parameters()
         for name, table in positions.named_parameters(recurse=False):
-            nn.init.zeros_(table) if name == "bias" else nn.init.normal_(table, std=0.02)
+            nn.init.zeros_(table) if name == "bias" else nn.init.normal_(table, std=STD)
+    if init != "paper":
+        _change(model, init)
+
+
+@torch.no_grad()
+def _change(model: nn.Module, init: Init) -> None:
+    """Initialise again what a scheme draws otherwise than the paper's authors."""
+    for module in built_in_modules(model):
+        if isinstance(module, LinearStem | nn.Conv2d):
+            _other_stem(module, init)
+        elif init == "mae" and isinstance(module, Attention):
+            nn.init.xavier_uniform_(module.qkv.weight)
+        elif isinstance(module, Attention | MLP | SwiGLU):
+            for layer in (each for each in module.children() if isinstance(each, nn.Linear)):
+                if init != "mae":
+                    nn.init.normal_(layer.weight, std=STD)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+    if init == "beit":
+        for layer, block in enumerate(model.blocks, start=1):  # type: ignore[arg-type]
+            for module in block.modules():
+                if isinstance(module, Attention | MLP | SwiGLU):
+                    last = module.out if isinstance(module, Attention) else module.fc2
+                    last.weight /= math.sqrt(2 * layer)
+    for name in ("cls", "dist"):
+        if (token := getattr(model, name, None)) is not None:
+            nn.init.normal_(token, std=STD)
+    for name in ("head", "head_dist"):
+        if isinstance(head := getattr(model, name, None), nn.Linear):
+            nn.init.normal_(head.weight, std=STD if init == "deit" else TUNED_STD)
+
+
+def _other_stem(stem: LinearStem | nn.Conv2d, init: Init) -> None:
+    if init == "beit":
+        nn.init.normal_(stem.weight, std=STD)
+        return
+    bound = 1 / math.sqrt(stem.weight[0].numel())  # torch's own for convolutions, which DeiT and MAE's bias keep
+    if init == "deit":
+        nn.init.uniform_(stem.weight, -bound, bound)
+    else:
+        nn.init.xavier_uniform_(stem.weight.flatten(1))
+    if stem.bias is not None:
+        nn.init.uniform_(stem.bias, -bound, bound)
 
 
 @torch.no_grad()

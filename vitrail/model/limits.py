@@ -34,6 +34,7 @@ Norm = Literal["layer", "rms"]
 QKNormKind = Literal["none", "head", "width"]
 ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision", "naflex"]
 Gelu = Literal["erf", "tanh", "quick"]
+Init = Literal["paper", "deit", "beit", "mae"]
 StdConv = Literal["hybrid", "bit", "timm"]
 MEANT = {"mean": "gap", "avg": "gap", "token": "cls", "gelu_tanh": "tanh", "rope": "", "silu": "", "relu": ""}
 """Words of other libraries -> ours; "" where the nearest word would be another thing."""

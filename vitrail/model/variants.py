@@ -25,6 +25,7 @@ from vitrail.model.limits import (
     MOST_STAGES,
     MOST_TOKENS,
     Gelu,
+    Init,
     Norm,
     Pool,
     PositionKind,
@@ -199,6 +200,8 @@ class ViTConfig:
     """Stochastic depth: the rate of the last block; the rates rise linearly from 0."""
     drop_path_shape: Literal["linear", "constant"] = "linear"
     layer_scale: float | None = None  # initial value; None means no LayerScale
+    init: Init = "paper"
+    """Whose code draws the initial weights (`vitrail.model.init.init_weights`)."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean and standard deviation of pixels in [0, 1], for uint8 images. One value may stand for all channels."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)

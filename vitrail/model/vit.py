@@ -72,7 +72,7 @@ class ViT(nn.Module):
         self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head, self.head_dist = build_heads(config)
         self.normalise = Normalise(config.mean, config.std)
-        init_weights(self)
+        init_weights(self, config.init)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute each block again in the backward pass instead of storing its activations, or store them again."""

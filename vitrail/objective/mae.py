@@ -200,7 +200,7 @@ class Decoder(nn.Module):
         self.blocks = build_blocks(own, Positions(own))
         self.norm = LayerNorm(own.width, eps=own.origin.norm_eps)
         self.predict = new_linear(own.width, own.patch**2 * own.channels)
-        init_weights(self)
+        init_weights(self, own.init)
         nn.init.normal_(self.mask, std=0.02)
         for layer in (self.embed, self.predict):
             nn.init.xavier_uniform_(layer.weight)

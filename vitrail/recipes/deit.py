@@ -6,7 +6,7 @@ mixup or CutMix, three copies of each image, stochastic depth 0.1.
 
 Differences that cannot be expressed: DeiT sets the learning rate once per epoch, starts the warmup at 1e-6 and the
 cosine at epoch 0 (vitrail: once per step, at 0, and after the warmup). It normalises pixels with ImageNet's mean and
-standard deviation (vitrail: 0.5), and draws initial weights from a truncated normal. Distillation is not implemented.
+standard deviation (vitrail: 0.5). Distillation is not implemented.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def base(model: str) -> Run:
     """Return DeiT's run for one of its networks."""
     run = Run(
         model=model,
-        vit=Model(drop_path=0.1),
+        vit=Model(drop_path=0.1, init="deit"),
         objective=Supervised(loss="softmax", smoothing=0.1),
         augment=replace(CROP, randaugment=(2, 9.0), erasing=0.25, mixup=0.8, cutmix=1.0, repeats=3),
         optim=Optim(name="adamw", lr=5e-4 * 1024 / 512, weight_decay=0.05, clip=None),

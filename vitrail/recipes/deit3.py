@@ -64,7 +64,7 @@ def _run(model: str, side: int, drop_path: float, epochs: int, optim: Optim) -> 
     """Return the settings that all runs of DeiT-III share, with the augmentation of those that use ImageNet-21k."""
     return replace(
         bicubic(deit.base(model), side, crop=1.0),
-        vit=Model(drop_path=drop_path, drop_path_shape="constant"),
+        vit=Model(drop_path=drop_path, drop_path_shape="constant", init="deit"),
         augment=SIMPLE,
         optim=optim,
         duration=Epochs(epochs),

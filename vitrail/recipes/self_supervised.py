@@ -65,7 +65,7 @@ def mae() -> Run:
     """
     return replace(
         IMAGENET,
-        vit=Model(positions="sincos"),
+        vit=Model(positions="sincos", init="mae"),
         objective=MAE(),
         augment=Augment(crop="inception", scale=(0.2, 1.0)),
         optim=Optim(name="adamw", lr=1.5e-4 * 4096 / 256, weight_decay=0.05, betas=(0.9, 0.95), clip=None),
@@ -87,6 +87,7 @@ def mae_finetune() -> Run:
     run = deit.base("B/16")
     return replace(
         run,
+        vit=replace(run.vit, init="mae"),
         augment=replace(run.augment, repeats=1),
         optim=Optim(name="adamw", lr=5e-4 * 1024 / 256, weight_decay=0.05, layer_decay=0.65, clip=None),
         schedule=Schedule(shape="cosine", warmup=Epochs(5), end=1e-6),
@@ -124,7 +125,7 @@ def beit() -> Run:
     """
     return replace(
         IMAGENET,
-        vit=Model(positions="relative_bias", place="shared", layer_scale=0.1, drop_path=0.1),
+        vit=Model(positions="relative_bias", place="shared", layer_scale=0.1, drop_path=0.1, init="beit"),
         objective=BEiT(),
         augment=replace(deit.CROP, color_jitter=0.4),
         optim=Optim(name="adamw", lr=1.5e-3, weight_decay=0.05, betas=(0.9, 0.98), clip=3.0),
@@ -140,8 +141,10 @@ def beit_finetune() -> Run:
     Command: `vitrail finetune DIR --recipe beit-finetune --from RUN`
     Cost: 100 epochs of 1.28 million images.
     """
+    run = mae_finetune()
     return replace(
-        mae_finetune(),
+        run,
+        vit=replace(run.vit, init="beit"),
         optim=Optim(name="adamw", lr=4e-3, weight_decay=0.05, layer_decay=0.65, clip=None),
         schedule=Schedule(shape="cosine", warmup=Epochs(20), end=1e-6),
     )
@@ -157,7 +160,7 @@ def dino() -> Run:
     return replace(
         IMAGENET,
         model="S/16",
-        vit=Model(drop_path=0.1),
+        vit=Model(drop_path=0.1, init="deit"),
         objective=DINO(view=2.0),
         augment=Augment(crop="random"),
         optim=Optim(name="adamw", lr=5e-4 * 1024 / 256, weight_decay=0.04, weight_decay_end=0.4, clip=3.0),

@@ -9,9 +9,9 @@ The deeper and parallel networks of section 3 use the same procedure. Their lear
 not published, so those of Table 1 for the same width are used. Figure 2 has its widest networks with LayerScale ("even
 though we used LS for this size"): `...-l24x1-300-ls` and `...-l12x2-300-ls`.
 
-Differences that cannot be expressed: the authors normalise pixels with ImageNet's mean and standard deviation, and draw
-initial weights from a truncated normal. Settings that the paper omits are from the authors' code
-(facebookresearch/deit, `models_v2.py`): LayerScale starts at 1e-4, all blocks have one rate of stochastic depth, the
+A difference that cannot be expressed: the authors normalise pixels with ImageNet's mean and standard deviation. What
+the paper omits is from the authors' code (facebookresearch/deit, `models_v2.py`): all kernels, also that of the
+classifier, start from a normal of 0.02, LayerScale starts at 1e-4, all blocks have one rate of stochastic depth, the
 class token has no position embedding, and mixed targets have threshold 0. LAMB clips at norm 1, the default of timm's
 and apex's LAMB.
 """
@@ -62,7 +62,7 @@ SECTION_3_LAYER_SCALE = ("L24x1", "L12x2", "S36x1", "S18x2", "B36x1", "B18x2", "
 
 def baseline(row: Row, layer_scale: bool = False) -> Run:
     """Return the run of a row, for 300 epochs or, with LayerScale, 400."""
-    vit = Model(drop_path=row.drop_path, drop_path_shape="constant", cls_position=False)
+    vit = Model(drop_path=row.drop_path, drop_path_shape="constant", cls_position=False, init="deit")
     return replace(
         bicubic(deit.base(row.model), 224, crop=0.95),
         vit=replace(vit, layer_scale=1e-4) if layer_scale else vit,
@@ -88,7 +88,7 @@ def regrouped_run(network: str, layer_scale: bool = False) -> Run:
 def finetune() -> Run:
     """Return the run of section 4: attention alone is tuned at 384 pixels, otherwise as DeiT-III fine-tunes at 384."""
     run = deit3.tuned(deit3.ROWS[0])
-    return replace(run, vit=Model(), keep_head=False, tune="attention")
+    return replace(run, vit=Model(init="deit"), keep_head=False, tune="attention")
 
 
 UNPRINTED = "a point in Figures 1 to 3 or a row of Tables 2 and 3, whose values are not in the paper's text."

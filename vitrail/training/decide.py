@@ -44,9 +44,9 @@ USUAL_SIDE = 224
 """Side of the input in pixels for images that are not smaller."""
 LARGEST_CACHED = 256
 """Longer side in pixels up to which images are cached."""
-COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head")
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init")
 """Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
-resamples some, and that a classifier of the user's own is new."""
+resamples some, and that a new classifier is drawn anew."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vitrail.durations import AnyLength, Epochs, Length, Minutes, Percent
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.import_path import Extensible
-from vitrail.model.limits import Pool, PositionKind, PositionPlace, Stem
+from vitrail.model.limits import Init, Pool, PositionKind, PositionPlace, Stem
 from vitrail.model.own_part import OwnPart
 from vitrail.objective.settings import (
     DINO,
@@ -115,6 +115,9 @@ class Model(Settings, section="vit"):
     """Let the drop-path probability grow linearly with depth, or keep it constant (default: the architecture's)."""
     layer_scale: Positive | None = None
     """Initial value of LayerScale (default: the architecture's)."""
+    init: Init | None = None
+    """Whose code draws the initial weights. paper: Xavier kernels and a classifier of zeros; deit: a normal of 0.02 for
+    all kernels; beit and mae: theirs, with a classifier near zero (default: paper)."""
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that are set: what `vitrail.model.variants.variant` takes with the architecture's name."""

@@ -252,7 +252,7 @@ def _plain(value: Any) -> Any:
 _SIZES = ("width", "depth", "heads", "mlp_dim", "patch")
 _FIXED = (*_SIZES, "stem", "stem_units", "stem_width", "block", "branches", "axial", "units")
 """Fields that a name of the papers determines."""
-_ELSEWHERE = ("image_size", "channels", "classes", "mean", "std", "resize_mode", "drop_path_shape", "std_conv")
+_ELSEWHERE = ("image_size", "channels", "classes", "mean", "std", "resize_mode", "drop_path_shape", "std_conv", "init")
 """Fields that are described separately, or that are not part of the architecture."""
 
 

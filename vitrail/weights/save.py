@@ -43,7 +43,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 }
 """Valid endings of a format's files; formats not listed here take all but .npz."""
 
-UNTOLD = ("mean", "std", "resize_mode", "class_token", "dropout", "drop_path", "drop_path_shape")
+UNTOLD = ("mean", "std", "resize_mode", "class_token", "dropout", "drop_path", "drop_path_shape", "init")
 """Fields of a config that do not change the network's outputs for a preprocessed image of its own size."""
 
 

@@ -468,7 +468,7 @@ def table8() -> Study:
         rates = {"adamw": (1e-3, 3e-3), "lamb": (3e-3, 1e-2)}
         for row, run in ((row, recipe(name)) for row, name in procedures.items()):
             like = pre_training("ViT-64/8")
-            vit = replace(like.vit, drop_path=run.vit.drop_path, dropout=run.vit.dropout)
+            vit = replace(like.vit, drop_path=run.vit.drop_path, dropout=run.vit.dropout, init=run.vit.init)
             schedule = replace(run.schedule, warmup=Percent(5))
             small = at_laptop_scale(run, 8, tested=True, model=like.model, vit=vit, schedule=schedule, batch_size=128)
             tried = [replace(small, optim=replace(run.optim, lr=rate)) for rate in rates[run.optim.name]]
