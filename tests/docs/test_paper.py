@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from vitrail import cli
 from vitrail.config import from_yaml
 from vitrail.costs.published import published_table
 from vitrail.model.variants import variant
+from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.weights.assemble import skeleton
 
@@ -79,20 +81,45 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("where", [row["where"] for row in BUILT if "--vit." in row["command"]])
+TRAINING = {row["where"]: row["command"] for row in BUILT if row["command"].startswith("`vitrail train photos/")}
+
+
+def trained(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """What a command that trains on photos/ would do, on twelve photographs of three classes."""
+    for number in range(12):
+        path = folder / "abc"[number % 3] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (256, 256), "red").save(path)
+    words = [{"photos/": str(folder), "1000": "6"}.get(word, word) for word in command.split()[1:]]
+    assert cli.main([*words, "--print-config"]) == 0
+    return from_yaml(capsys.readouterr().out, Run())
+
+
+@pytest.mark.parametrize("where", [where for where, command in TRAINING.items() if "--vit." in command])
 def test_a_command_that_changes_the_network_makes_the_papers(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a/1.png", "a/2.png", "b/3.png", "b/4.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (256, 256), "red").save(tmp_path / name)
-    (command,) = code(next(row["command"] for row in ROWS if row["where"] == where))
-    words = [str(tmp_path) if word == "photos/" else word for word in command.split()[1:]]
-    assert cli.main([*words, "--print-config"]) == 0
-    run = from_yaml(capsys.readouterr().out, Run())
+    (command,) = code(TRAINING[where])
+    run = trained(command, tmp_path, capsys)
     network = variant(run.model, **run.vit.changes())
     assert {name: getattr(network, name) for name in NETWORKS[where]} == NETWORKS[where]
     assert run.image_size == 224
+
+
+@pytest.mark.parametrize("where", TRAINING)
+def test_a_command_does_what_it_says(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every value on its line, and otherwise its recipe's network, optimiser and length, stand in the run's config."""
+    for command in code(TRAINING[where]):
+        run, words = trained(command, tmp_path, capsys), command.split()
+        asked = dict(zip(words[3::2], words[4::2], strict=True))
+        base = recipe(asked.pop("--recipe")) if "--recipe" in asked else None
+        for flag, value in asked.items():
+            name = {"--lr": "optim.lr"}.get(flag, flag.removeprefix("--"))
+            found = reduce(getattr, name.split("."), run)
+            assert str(found) == {"1000": "6"}.get(value, value) or float(found) == float(value), flag
+        if base is not None:
+            assert (run.model, run.optim.name, run.duration) == (base.model, base.optim.name, base.duration)
+            assert type(run.objective) is type(base.objective)
 
 
 def test_what_is_only_text_has_no_code() -> None:
