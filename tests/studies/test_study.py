@@ -553,7 +553,7 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None
     assert {result.cell.row for result in tables.missing} == {"broken"}
     assert [len(table.scores) for table in tables.tables] == [2, 2, 2]
     text = write(tables, about, tmp_path)[2].read_text()
-    assert "seed 0: diverged" in text and "what it starts from is missing: diverged" in text
+    assert "Changed" not in text and "seed 0: diverged" in text and "what it starts from is missing: diverged" in text
 
 
 @pytest.mark.train
@@ -623,6 +623,7 @@ def test_a_cell_of_the_papers_grid_runs_shrunk(imagenet: Path, tmp_path: Path) -
         assert cli.main([*argv, "--out", str(tmp_path / "s")]) == 1  # some data are absent
     cells = json.loads(out.getvalue())["cells"]
     assert {cell["at"] for cell in cells if cell["score"] is not None} == {"flowers102"}
+    assert "Changed: at most 8 images; 1 step each." in (tmp_path / "s" / "three-table6.md").read_text()
     reasons = {cell["at"]: cell["reason"] for cell in cells if cell["score"] is None}
     assert "the data set cars is absent" in reasons["cars"] and len(reasons) == 5
 

@@ -80,7 +80,8 @@ def _difference(claim: Mapping[str, Any]) -> str:
 
 def _about(found: Mapping[str, Any]) -> str:
     seeds = len(found["seeds"])
-    return f"{found['scale']} scale, {found['data']}, {seeds} seed{'s' * (seeds > 1)}"
+    about = [f"{found['scale']} scale", found["data"], f"{seeds} seed{'s' * (seeds > 1)}", *found.get("changes", ())]
+    return ", ".join(about)
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -29,7 +29,7 @@ def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
     with replacing_text(files[1], UsageError) as stream:
         SafeWriter(stream).writerows([table.name, *line] for table in found.tables for line in table.lines())
     with replacing_text(files[2], UsageError) as stream:
-        stream.write(markdown(found))
+        stream.write(markdown(found, about.get("changes", ())))
     for path in files[3:]:
         (draw_tiles if found.study.tiles else draw_study)(found, path)
     return files
@@ -95,10 +95,13 @@ def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def markdown(found: Tables) -> str:
-    """Return tables, claims, what is missing and the published numbers as Markdown."""
+def markdown(found: Tables, changes: Sequence[str] = ()) -> str:
+    """Return tables, claims, what is missing and the published numbers as Markdown.
+
+    `changes` are those of the whole grid (`vitrail.studies.run.StudyRequest.changes`).
+    """
     study = found.study
-    lines = [f"# {study.where}: {study.title}"]
+    lines = [f"# {study.where}: {study.title}", *(["", f"Changed: {'; '.join(changes)}."] if changes else [])]
     for table in found.tables:
         lines += ["", f"{table.name} (columns: {study.axis})", "", *_grid(table.lines())]
     lines += ["", *(f"- {answer}" for answer in found.answers())]

@@ -18,6 +18,7 @@ from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import CellResult, Tables
 from vitrail.studies.training import Training, chosen
 from vitrail.transfer.sweep import Executor
+from vitrail.words import counted
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class StudyRequest:
     limit_steps: int | None = None
     """To try a grid quickly: maximum number of steps."""
 
+    @property
+    def changes(self) -> list[str]:
+        """How its trainings differ from those that the labels of the grid name, in words."""
+        found = [f"every training {self.longer:g} times as long as its label says"] * (self.longer != 1)
+        if self.limit_images is not None:
+            found.append(f"at most {counted(self.limit_images, 'image')}")
+        return found + ([] if self.limit_steps is None else [f"{counted(self.limit_steps, 'step')} each"])
+
 
 def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor) -> tuple[Tables, dict[str, Any]]:
     """Return the tables of a study, and a description of what they were made from.
@@ -57,6 +66,7 @@ def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor
         "data": Path(str(asked.data)).name,
         "scale": asked.scale,
         "rows": list(asked.rows),
+        "changes": asked.changes,
         "seeds": list(asked.seeds),
         "images": sets.images,
         "sets": list(sets.given.sets),
