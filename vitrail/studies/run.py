@@ -31,7 +31,7 @@ class StudyRequest:
     transfer: Sequence[str] = ("digits",)
     """More data sets to fine-tune on, at laptop scale."""
     seeds: Sequence[int] = (0, 1)
-    """The first divides the classes and chooses settings."""
+    """Each divides the classes anew, so that the spread is not of training alone. The first chooses settings."""
     minutes: float | None = None
     """Time after which nothing more is trained."""
     longer: float = 1.0
@@ -57,10 +57,11 @@ def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor
 
     Raises DataError and UsageError before anything is trained; Interrupted after a signal: the same call continues.
     """
-    sets = place(asked, folder)
+    by_seed = place(asked, folder)
+    sets = by_seed[asked.seeds[0]]
     cells = grid(study, asked, sets.given)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
-    training = Training(sets, folder, execute, until)
+    training = Training(by_seed, folder, execute, until)
     results = measure_cells(cells, asked.seeds, training)
     about = {
         "data": Path(str(asked.data)).name,
@@ -80,17 +81,17 @@ def planned(study: Study, asked: StudyRequest) -> Planned:
     given = LaptopData()
     if asked.data is not None and asked.scale == "laptop":
         with tempfile.TemporaryDirectory() as scratch:
-            given = place(asked, Path(scratch)).given
+            given = place(replace(asked, seeds=asked.seeds[:1]), Path(scratch))[asked.seeds[0]].given
     seeds = 1 if asked.scale == "paper" else len(asked.seeds)
     return study_cost(study, asked.scale, grid(study, asked, given), given, seeds)
 
 
-def place(asked: StudyRequest, folder: Path) -> Sets:
-    """Return the data sets by name."""
+def place(asked: StudyRequest, folder: Path) -> dict[int, Sets]:
+    """Return the data sets by name for each seed."""
     data = str(asked.data)
     if asked.scale == "paper":
-        return published_sets(data)
-    return divide(data, folder / f"data-{asked.seeds[0]}", asked.seeds[0], asked.transfer)
+        return dict.fromkeys(asked.seeds, published_sets(data))
+    return {seed: divide(data, folder / f"data-{seed}", seed, asked.transfer) for seed in asked.seeds}
 
 
 def grid(study: Study, asked: StudyRequest, given: LaptopData) -> list[Cell]:
@@ -129,8 +130,11 @@ def measure_cells(cells: Sequence[Cell], seeds: Sequence[int], training: Trainin
     training.train((cell, stage, seeds[0]) for cell in learned for stage in cell.tried)
     counts = {id(cell): chosen(cell, training, seeds[0]) for cell in cells}
     training.train((cell, counts[id(cell)], seed) for seed in seeds[1:] for cell in learned)
-    probes = Probes(training.sets)
-    return [_result(cell, counts[id(cell)], seed, training, probes) for seed in seeds for cell in cells]
+    results = []
+    for seed in seeds:
+        probes = Probes(training.sets[seed])
+        results += [_result(cell, counts[id(cell)], seed, training, probes) for cell in cells]
+    return results
 
 
 def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> CellResult:

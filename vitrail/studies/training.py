@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,8 @@ class Training:
     The folder of a stage is named by what it computes, so that studies in one folder share equal stages.
     """
 
-    sets: Sets
+    sets: Mapping[int, Sets]
+    """Those of each seed."""
     folder: Path
     execute: Executor
     until: float | None = None
@@ -85,7 +86,7 @@ class Training:
                 self.absent[one] = f"what it starts from is missing: {reason}"
                 return None
         try:
-            run = replace(self.placed(stage.run), seed=seed)
+            run = self.placed(replace(stage.run, seed=seed))
         except DataError as error:
             self.absent[one] = str(error)
             return None
@@ -111,7 +112,7 @@ class Training:
 
         A validation split tests data that have no test split, such as ImageNet.
         """
-        run = with_data(run, path=self.sets.path(run.data.path))
+        run = with_data(run, path=self.sets[run.seed].path(run.data.path))
         own = self._splits(run).held_out.get("validation")
         if own is None or run.data.test is not None or self._splits(run).test is not None:
             return run

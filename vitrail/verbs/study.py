@@ -79,7 +79,7 @@ def study(
             --dry-run lists with its cost.
         rows: Only these rows of the table.
         seeds: Number of networks of each kind. Their seeds count up from --seed.
-        seed: First seed. It also draws the classes that are left out of pre-training.
+        seed: First seed. Each seed also draws the classes that are left out of pre-training.
         minutes: Train for at most about this time, in minutes or with a unit (90s, 1.5h). The same command continues.
         longer: Factor of the length of each training. Twice or three times as long tells smaller differences.
         parallel: Number of networks trained at the same time, each in a process with its share of the cores; 0 trains
