@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,10 +16,14 @@ from vitrail.studies.costs import Planned, study_cost
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, count_cost
 from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, with_data
-from vitrail.studies.table import CellResult, Tables
+from vitrail.studies.table import CellResult, Tables, column
 from vitrail.studies.training import Training, chosen
 from vitrail.transfer.sweep import Executor
-from vitrail.words import counted
+from vitrail.words import counted, listing
+
+log = logging.getLogger("vitrail")
+FURTHER_RATES = 3
+"""How often rates beyond the best are tried."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor
     cells = grid(study, asked, sets.given)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     training = Training(by_seed, folder, execute, until)
-    results = measure_cells(cells, asked.seeds, training)
+    results = measure_cells(cells, asked.seeds, training, FURTHER_RATES if asked.scale == "laptop" else 0)
     about = {
         "data": Path(str(asked.data)).name,
         "scale": asked.scale,
@@ -124,17 +129,55 @@ def limited(stage: Stage, asked: StudyRequest) -> Stage:
     return Stage(run, start, tokenizer)
 
 
-def measure_cells(cells: Sequence[Cell], seeds: Sequence[int], training: Training) -> list[CellResult]:
+def measure_cells(cells: Sequence[Cell], seeds: Sequence[int], training: Training, further: int) -> list[CellResult]:
     """Train what is not finished, and return the results, all cells of the first seed before the next."""
     learned = [cell for cell in cells if cell.metric not in COUNTED]
-    training.train((cell, stage, seeds[0]) for cell in learned for stage in cell.tried)
-    counts = {id(cell): chosen(cell, training, seeds[0]) for cell in cells}
+    counts = {id(cell): cell.stage for cell in cells} | settled(learned, training, seeds[0], further)
     training.train((cell, counts[id(cell)], seed) for seed in seeds[1:] for cell in learned)
     results = []
     for seed in seeds:
         probes = Probes(training.sets[seed])
         results += [_result(cell, counts[id(cell)], seed, training, probes) for cell in cells]
     return results
+
+
+def settled(cells: Sequence[Cell], training: Training, seed: int, further: int) -> dict[int, Stage]:
+    """Return, by the identity of a cell, the best of the trainings that it tries, which are trained with a seed.
+
+    Where the best learning rate is the smallest or the largest that was tried, the next one beyond it is tried, too, at
+    most `further` times.
+    """
+    tried = {id(cell): list(cell.tried) for cell in cells}
+    while True:
+        training.train((cell, stage, seed) for cell in cells for stage in tried[id(cell)])
+        found = {id(cell): chosen(tried[id(cell)], training, seed) for cell in cells}
+        beyond = {key: stage for key, best in found.items() if (stage := beyond_rates(tried[key], best)) is not None}
+        if not beyond or not further or training.late():
+            break
+        further -= 1
+        for key, stage in beyond.items():
+            tried[key].append(stage)
+    if beyond:
+        names = listing([f"{cell.row}, {column(cell.at)}" for cell in cells if id(cell) in beyond])
+        log.warning("the best learning rate is the first or the last of those that were tried: %s", names)
+    return found
+
+
+def beyond_rates(tried: Sequence[Stage], best: Stage) -> Stage | None:
+    """Return the training at the next rate beyond the best, if that is the first or the last of several rates.
+
+    None if it is between others, or if the trainings differ in more than their rate: those are the paper's own choices.
+    """
+    rates = sorted(stage.run.optim.lr for stage in tried)
+    alike = all(stage == _at_rate(best, stage.run.optim.lr) for stage in tried)
+    if len(rates) < 2 or not alike or rates[0] < best.run.optim.lr < rates[-1]:
+        return None
+    rate = rates[0] ** 2 / rates[1] if best.run.optim.lr == rates[0] else rates[-1] ** 2 / rates[-2]
+    return _at_rate(best, float(f"{rate:.3g}"))
+
+
+def _at_rate(stage: Stage, rate: float) -> Stage:
+    return replace(stage, run=replace(stage.run, optim=replace(stage.run.optim, lr=rate)))
 
 
 def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> CellResult:

@@ -64,18 +64,19 @@ class Training:
         ended = {key: one for key, one in found.items() if one is not None and _has_network(one)}
         if ended:
             log.info("%d of %d runs are finished already", len(ended), len(trials))
-        waiting = [] if self._late() else [trial for key, trial in trials.items() if key not in ended]
+        waiting = [] if self.late() else [trial for key, trial in trials.items() if key not in ended]
         for trial in waiting:
             trial.prepare()
         with closing(self.execute(waiting)) as running:
             for trial, outcome in running:
                 ended[trial.key] = outcome
                 log.info("%s: %s, %.0f s (%d of %d)", trial, outcome.status, outcome.seconds, len(ended), len(trials))
-                if self._late():
+                if self.late():
                     break  # closing the executor saves what still trains
         self.outcomes |= {one: ended[trial.key] for one, trial in pairs if trial.key in ended}
 
-    def _late(self) -> bool:
+    def late(self) -> bool:
+        """Whether nothing more is started."""
         return self.until is not None and time.monotonic() >= self.until
 
     def _trial(self, one: Wanted, cell: Cell) -> tuple[Wanted, Trial] | None:
@@ -130,11 +131,11 @@ def _has_network(outcome: Outcome) -> bool:
     return outcome.status != "done" or RunFolder(Path(outcome.run)).last.is_dir()
 
 
-def chosen(cell: Cell, training: Training, seed: int) -> Stage:
-    """Return the training of a cell that counts: the most accurate one on the images held out of training."""
+def chosen(tried: Sequence[Stage], training: Training, seed: int) -> Stage:
+    """Return the training that counts: the most accurate one on the images held out of training."""
 
     def accuracy(stage: Stage) -> float:
         outcome = training.outcomes.get((stage, seed))
         return -1.0 if outcome is None or outcome.dev is None else outcome.dev.get("top1", -1.0)
 
-    return max(cell.tried, key=accuracy)
+    return max(tried, key=accuracy)

@@ -272,19 +272,23 @@ def table6() -> Study:
 
 
 def _lead_at_equal_compute(scores: Scores, one: str, other: str, smallest: int = 9) -> list[float]:
-    """Return the mean lead of one family over another at nine budgets that both have, or at the smallest of them."""
+    """Return the mean lead of one family over another at nine budgets that both have, or at the smallest of them.
 
-    def curve(family: str, seed: int) -> tuple[list[float], list[float]]:
-        """Return compute (log2) and the best accuracy so far of a family."""
-        points = sorted((float(at), values[seed]) for (row, at), values in scores.items() if row == family)
-        return [float(np.log2(x)) for x, _ in points], list(np.maximum.accumulate([y for _, y in points]))
+    A family is as good as the line through its networks that are better, on average over seeds, than all cheaper ones.
+    """
 
-    found = []
-    for seed in range(len(next(iter(scores.values())))):
-        (x, y), (u, v) = curve(one, seed), curve(other, seed)
-        budgets = np.linspace(max(x[0], u[0]), min(x[-1], u[-1]), 9)[:smallest]
-        found.append(float(np.mean(np.interp(budgets, x, y) - np.interp(budgets, u, v))))
-    return found
+    def line(family: str) -> tuple[list[float], np.ndarray]:
+        """Return compute (log2) and accuracy [networks, seeds] of the networks on a family's line."""
+        points = sorted((float(at), values) for (row, at), values in scores.items() if row == family)
+        means = [float(np.mean(values)) for _, values in points]
+        kept = [point for number, point in enumerate(points) if means[number] >= max(means[: number + 1])]
+        return [float(np.log2(at)) for at, _ in kept], np.array([values for _, values in kept])
+
+    (x, ours), (u, theirs) = line(one), line(other)
+    most = min(max(float(np.log2(float(at))) for row, at in scores if row == family) for family in (one, other))
+    budgets = np.linspace(max(x[0], u[0]), most, 9)[:smallest]
+    seeds = range(ours.shape[1])
+    return [float(np.mean(np.interp(budgets, x, ours[:, i]) - np.interp(budgets, u, theirs[:, i]))) for i in seeds]
 
 
 def self_supervision() -> Study:
