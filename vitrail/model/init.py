@@ -116,11 +116,11 @@ def _change(model: nn.Module, init: Init) -> None:
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
     if init == "beit":
-        for layer, block in enumerate(model.blocks, start=1):  # type: ignore[arg-type]
+        for number, block in enumerate(model.blocks, start=1):  # type: ignore[arg-type]
             for module in block.modules():
                 if isinstance(module, Attention | MLP | SwiGLU):
                     last = module.out if isinstance(module, Attention) else module.fc2
-                    last.weight /= math.sqrt(2 * layer)
+                    last.weight /= math.sqrt(2 * number)
     for name in ("cls", "dist"):
         if (token := getattr(model, name, None)) is not None:
             nn.init.normal_(token, std=STD)
