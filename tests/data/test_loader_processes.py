@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -263,21 +264,21 @@ def test_pinned_memory_is_registered_once_and_given_back_after_the_last_batch(mo
         cudaHostUnregister=lambda address: calls.append(("unregister", address)),
     )
     reader = ImageReader(Numbered(5), noisy, (SIDE, SIDE, 3), 0)
-    Ring(2, 5, reader).memory.pin()
-    assert calls == []  # there is no CUDA here
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: calls.append(("device", device.index)) or nullcontext())
     monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
     ring = Ring(2, 5, reader)
-    ring.memory.pin()
+    ring.memory.pin(torch.device("cpu"))
+    assert calls == []
+    ring.memory.pin(torch.device("cuda:3"))
     images, _ = ring.take(4)
     tensor = torch.from_numpy(images)
     del ring, images
     gc.collect()
-    assert calls == [("register", 2 * 5 * SIDE * SIDE * 3)]
+    assert calls == [("device", 3), ("register", 2 * 5 * SIDE * SIDE * 3)]
     del tensor
     gc.collect()
-    assert [name for name, _ in calls] == ["register", "unregister"]
+    assert [name for name, _ in calls] == ["device", "register", "unregister"]
 
 
 def test_shared_memory_has_no_name_that_could_stay_behind() -> None:

@@ -27,6 +27,7 @@ from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.settings import Preprocess
+from vitrail.device import choose_device
 from vitrail.errors import DataError
 from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.settings import DINO
@@ -58,6 +59,8 @@ def training_loader(run: Run, source: IndexedSource) -> Loader:
         repeats=run.augment.repeats,
         together=run.data.together,
         sampler=run.data.sampler,
+        worker_kind="processes" if run.worker_kind == "processes" else "threads",
+        pinned_for=choose_device(run.device),
         **_common(run),
     )
 

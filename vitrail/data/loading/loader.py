@@ -85,7 +85,7 @@ class Loader:
 
     `workers` threads or processes (`worker_kind`) read the images; 0 for the thread that iterates. Batches are the same
     with any of them. Processes write into shared memory, which is free for another batch when nothing refers to the
-    `images` of a batch any more. With `pinned` a CUDA device copies from this memory in the background; keep the batch
+    `images` of a batch any more. A CUDA device `pinned_for` copies from this memory in the background; keep the batch
     until the copy is over.
 
     Raises UsageError unless batch_size >= 1 and workers >= 0, for processes with `cache`, and for a source or transform
@@ -112,13 +112,13 @@ class Loader:
         sampler: Sampling = "uniform",
         cache: bool = False,
         worker_kind: WorkerKind = "threads",
-        pinned: bool = False,
+        pinned_for: torch.device | None = None,
         timeout: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         check_batch_size(batch_size)
         if cache and worker_kind == "processes":
-            raise UsageError("cached images are in the memory of this process: use --cache no or --worker-kind threads")
+            raise UsageError("cached images are in the memory of this process: use threads, or no cache")
         if not len(source):
             raise DataError("there are no images to load")
         self.source = source
@@ -159,8 +159,8 @@ class Loader:
         self._ring, self._processes = None, None
         if workers and worker_kind == "processes":
             self._ring = Ring(_BATCHES_AHEAD + 2 + _KEPT, len(self._order.positions(0)), self._reader)
-            if pinned:
-                self._ring.memory.pin()
+            if pinned_for is not None:
+                self._ring.memory.pin(pinned_for)
             self._processes = ReaderProcesses(workers, self._reader, self._ring)
 
     def __len__(self) -> int:

@@ -41,14 +41,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import Label
 from vitrail.data.loading.reading import BatchPart, Fetched, FetchedImages, ImageReader, Wanted
+from vitrail.device import first_line
 from vitrail.errors import DataError, DecodeError, UsageError
 
 NAME = "vitrail-loading"
 """How the names of the processes begin."""
 START_TIMEOUT = 120.0
 """Seconds in which a process must be able to read."""
+PORTABLE = 1
+"""cudaHostRegisterPortable: the memory is locked for every CUDA device."""
 ALIGNED = 4096
 """Bytes of a page: where an array in shared memory begins."""
 
@@ -74,16 +78,18 @@ class Shared:
         """Return the memory as an array."""
         return self.bytes[: np.dtype(dtype).itemsize * math.prod(shape)].view(dtype).reshape(shape)
 
-    def pin(self) -> None:
-        """Lock the memory while arrays of it are in use: CUDA then copies from it in the background.
+    def pin(self, device: torch.device) -> None:
+        """Lock the memory while arrays of it are in use: a CUDA device then copies from it in the background.
 
-        On a machine without CUDA nothing happens.
+        For other devices nothing happens.
         """
-        if torch.cuda.is_available():
-            runtime: Any = torch.cuda.cudart()
-            address = self.bytes.ctypes.data
-            torch.cuda.check_error(int(runtime.cudaHostRegister(address, self.bytes.nbytes, 0)))
-            weakref.finalize(self.bytes, runtime.cudaHostUnregister, address).atexit = False
+        if device.type != "cuda":
+            return
+        runtime: Any = torch.cuda.cudart()
+        address = self.bytes.ctypes.data
+        with torch.cuda.device(device):  # else every process of a machine would take memory of its first device
+            torch.cuda.check_error(int(runtime.cudaHostRegister(address, self.bytes.nbytes, PORTABLE)))
+        weakref.finalize(self.bytes, runtime.cudaHostUnregister, address).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_arena": self._arena}
@@ -283,6 +289,16 @@ def _main_left_alone(payload: bytes) -> Iterator[None]:
             spawn.get_preparation_data = usual
 
 
+def obstacle(source: IndexedSource, transform: object) -> str:
+    """Return why a source and a transform cannot be used in another process; "" if they can."""
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, protocol=5, buffer_callback=lambda buffer: None).dump((source, transform))
+    except Exception as error:
+        return f"the images or their transform cannot be sent to another process ({first_line(error)})"
+    return "the script that runs defines their classes" if b"__main__" in stream.getvalue() else ""
+
+
 class _Pickler(pickle.Pickler):
     """Pickles memory-mapped arrays as the place in their file."""
 
@@ -316,9 +332,8 @@ class Packed:
             _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(reader)
         except Exception as error:
             raise UsageError(
-                f"the images or their transform cannot be sent to another process ({error}), as --worker-kind "
-                "processes does. Define their functions and classes at the top of a module, or use --worker-kind "
-                "threads"
+                f"{obstacle(reader.source, reader.transform)}, as --worker-kind processes does. Define their functions "
+                "and classes at the top of a module, or use --worker-kind threads"
             ) from error
         contents = [buffer.raw() for buffer in buffers]
         ends = list(accumulate(-(-content.nbytes // ALIGNED) * ALIGNED for content in contents))
