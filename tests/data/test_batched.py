@@ -10,19 +10,23 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from vitrail.data.images.augment import CHANGES, VALUES, RandomErasing
+from vitrail.data.images.augment import CHANGES, VALUES, ColorJitter, RandAugment, RandomErasing, ThreeAugment
 from vitrail.data.images.batched import (
+    BATCHED,
     NAMES,
     STEPS,
     Augmentation,
+    Group,
     Plan,
     augment_on_device,
     crop_and_resize,
     divided,
-    resized,
 )
-from vitrail.data.images.geometry import InceptionCrop, Op, resize
+from vitrail.data.images.geometry import Flip, InceptionCrop, Op, resize
 from vitrail.data.images.ops import train_transform
 from vitrail.data.loading.order import stream
 from vitrail.data.settings import Augment, Bands, Preprocess
@@ -105,15 +109,6 @@ def test_crops_are_resized_as_on_the_host(interpolation, after: tuple[int, int],
         assert abs(difference).max() <= 2 and (abs(difference) > 1).mean() < 1e-3 and abs(difference.mean()) < 0.03
 
 
-def test_progressive_sizes_are_resized_as_on_the_host(photographs) -> None:
-    """The path for devices without a kernel for uint8, computed here: within one level, on average 0.05."""
-    images = as_tensor(batch(photographs, (160, 192)))
-    here = resized(images, (96, 112))
-    there = torch.nn.functional.interpolate(images.float(), size=(96, 112), mode="bilinear", antialias=True)
-    difference = there.round() - here.float()
-    assert abs(difference).max() <= 1 and abs(difference.mean()) < 0.05
-
-
 class Recorded(Op):
     """Stands for the part of a transform before the device's."""
 
@@ -177,3 +172,43 @@ def test_a_batch_without_changes_is_copied() -> None:
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     plan = Plan.of([np.zeros(STEPS)] * 4, (8, 8))
     assert plan.groups == () and torch.equal(augment_on_device(images, plan), images)
+
+
+class Names(TorchDispatchMode):
+    """Records the names of all operations, and the devices of what they take and return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.names.append(function.name())
+        result = function(*arguments, **(keywords or {}))
+        tensors = [one for one in tree_leaves((arguments, result)) if isinstance(one, torch.Tensor)]
+        self.devices |= {one.device.type for one in tensors}
+        return result
+
+
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique", "aten::index.Tensor", "lift_fresh")
+
+
+def test_nothing_in_it_waits_for_the_device() -> None:
+    """Counted on fake CUDA tensors: no value is read, and nothing is copied from or to the host."""
+    rest = Augmentation(Flip(), (RandAugment(3, 9), ThreeAugment(), ColorJitter(0.3)), RandomErasing(0.5), (32, 32))
+    plan = Plan.of([rest.draw(stream(0, 0, index)) for index in range(512)], (32, 32))
+    with FakeTensorMode():
+        there = Plan(
+            tuple(Group(one.kind, *(on_fake_cuda(part) for part in (one.images, one.values))) for one in plan.groups)
+        )
+        images = torch.empty(512, 3, 32, 32, dtype=torch.uint8, device="cuda")
+        with Names() as seen:
+            found = augment_on_device(images, there)
+    assert found.device.type == "cuda" and found.shape == images.shape
+    assert {one.kind for one in plan.groups} == set(BATCHED)
+    assert not [name for name in seen.names if any(word in name for word in WAITS)]
+    assert seen.devices == {"cuda"} and len(seen.names) < 700
+
+
+def on_fake_cuda(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")

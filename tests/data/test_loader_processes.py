@@ -19,6 +19,7 @@ import pytest
 import torch
 from test_loader import SIDE, Numbered, equal, indices, loader, noisy
 
+from vitrail.data.images.batched import augment_on_device, divided
 from vitrail.data.images.ops import train_transform
 from vitrail.data.item import Item
 from vitrail.data.labels.sets import LabelSets, label_at
@@ -131,6 +132,22 @@ def photographs(kind: str, shared_data: Path, folder: Path) -> str:
         fsspec.filesystem("memory").put(str(folder / "packed"), "/photographs", recursive=True)
         return "memory://photographs"
     return str(folder / "packed")
+
+
+def test_the_numbers_for_the_device_are_drawn_after_those_of_the_host(shared_data: Path) -> None:
+    """In threads, in processes and from the cache: the images are those of the whole transform, up to a few levels."""
+    source = open_split(shared_data / "flowers12", "train")
+    whole = train_transform(Augment(randaugment=(2, 9)), Preprocess(image_size=(32, 32)))
+    host, rest = divided(whole, (32, 32))  # type: ignore[misc]
+    options = {"image_size": 32, "batch_size": 64}
+    expected = run(source, 1, 8, transform=whole, **options)
+    for how in ({}, {"workers": 2}, {"workers": 2, "worker_kind": "processes"}, {"workers": 1, "cache": True}):
+        found = run(source, 1, 8, transform=host, rest=rest, **how, **options)
+        assert len(found) == len(expected) == 3
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours.index, theirs.index) and ours.plan is not None
+            difference = augment_on_device(ours.images, ours.plan).int() - theirs.images
+            assert (difference.abs() > 4).float().mean() < 0.01 and (ours.images != theirs.images).float().mean() > 0.3
 
 
 class Absent(Numbered):
@@ -257,6 +274,18 @@ def test_large_arrays_are_shared_and_mapped_files_stay_in_their_file(tmp_path: P
     assert np.array_equal(packed.reader().source.labels, source.labels)
 
 
+class Event:
+    """One of CUDA, which is over when the test says so."""
+
+    over = False
+
+    def record(self, stream: str) -> None:
+        assert stream == "the caller's"
+
+    def query(self) -> bool:
+        return Event.over
+
+
 def test_pinned_memory_is_registered_once_and_given_back_after_the_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
     runtime = SimpleNamespace(
@@ -267,11 +296,18 @@ def test_pinned_memory_is_registered_once_and_given_back_after_the_last_batch(mo
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: calls.append(("device", device.index)) or nullcontext())
     monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the caller's")
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     ring = Ring(2, 5, reader)
-    ring.memory.pin(torch.device("cpu"))
+    ring.pin(torch.device("cpu"))
     assert calls == []
-    ring.memory.pin(torch.device("cuda:3"))
-    images, _ = ring.take(4)
+    ring.pin(torch.device("cuda:3"))
+    images, first = ring.take(4)
+    del images
+    images, second = ring.take(4)
+    assert {first, second} == {0, 1} and ring.take(4)[1] == -1  # the device may still read the first
+    monkeypatch.setattr(Event, "over", True)
+    assert ring.take(4)[1] == first
     tensor = torch.from_numpy(images)
     del ring, images
     gc.collect()

@@ -95,7 +95,7 @@ def test_image_size_follows_the_images(sizes: list[tuple[int, int]], patch: int,
 def test_what_was_asked_for_is_kept() -> None:
     asked = Preprocess(image_size=(48, 48), resize="squash", interpolation="bicubic")
     run = replace(RUN, image_size=48, preprocess=asked, batch_size=10, workers=3, precision="bf16", cache="no")
-    run = replace(run, worker_kind="threads")
+    run = replace(run, worker_kind="threads", augment_on="host")
     found = decide(run, Pictures(100, (500, 400), (300, 200)))
     assert found.run == run and found.why.keys() == {"patch"}  # only 9 tokens: said, not changed
     with pytest.raises(UsageError, match="image_size"):
@@ -147,6 +147,8 @@ def situations(draw: st.DrawFn) -> tuple[Run, facts.Facts]:
         "workers": st.none() | st.integers(0, 9),
         "worker_kind": st.sampled_from(["auto", "threads", "processes"]),
         "cache": st.sampled_from(["auto", "yes", "no"]),
+        "augment_on": st.sampled_from(["auto", "host", "device"]),
+        "augment": st.sampled_from([Augment(), Augment(randaugment=(2, 9))]),
     }
     chosen = {name: draw(values) for name, values in settings.items() if draw(st.booleans())}
     if card is not None:
@@ -180,7 +182,8 @@ def on_cuda(run: Run, source: Pictures, **machine) -> mind.Decision:
         (2, {}, (2, "threads", "2 cores are too few")),
         (8, {}, (7, "processes", "would hold up the launches")),
         (128, {}, (25, "processes", "")),
-        (128, {"augment": Augment(three_augment=True)}, (36, "processes", "")),
+        (128, {"augment": Augment(three_augment=True)}, (53, "processes", "")),
+        (16, {"augment": Augment(randaugment=(2, 9))}, (15, "processes", "")),
         (128, {"worker_kind": "threads"}, (16, "threads", "")),
         (8, {"workers": 3}, (3, "processes", "would hold up")),
         (8, {"workers": 0}, (0, "threads", "")),
@@ -206,6 +209,19 @@ def test_images_that_no_other_process_can_read_are_decoded_in_threads() -> None:
     assert on_cuda(replace(RUN, worker_kind="processes"), small, memory=2**40).run.cache == "no"
     with pytest.raises(UsageError, match="--cache yes keeps decoded images in one process"):
         decide(replace(RUN, worker_kind="processes", cache="yes"), small)
+
+
+def test_the_device_augments_where_the_cores_could_not_keep_up() -> None:
+    source = Pictures(100, (500, 400))
+    randaugment, plain = replace(RUN, augment=Augment(randaugment=(2, 9))), RUN
+    assert on_cuda(randaugment, source, cores=16).run.augment_on == "device"
+    assert "15 cores could not" in on_cuda(randaugment, source, cores=16).why["augment_on"]
+    assert on_cuda(randaugment, source, cores=23).run.augment_on == "host"
+    assert on_cuda(plain, source, cores=2).run.augment_on == "host"  # a flip is not worth the way
+    assert decide(randaugment, source).run.augment_on == "host"
+    assert decide(replace(randaugment, augment_on="device"), source).run.augment_on == "device"
+    with pytest.raises(UsageError, match="--augment-on device is for RandAugment"):
+        decide(replace(plain, augment_on="device"), source)
 
 
 def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ import torch
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
 from vitrail.data.images.bands import choose_bands
+from vitrail.data.images.batched import divided
 from vitrail.data.images.geometry import Size
-from vitrail.data.images.ops import colour_changes_left_out
+from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
@@ -46,8 +47,8 @@ LARGEST_CACHED = 256
 """Longer side in pixels up to which images are cached."""
 FEWEST_CORES = 3
 """Smallest number of cores for a training process beside which other processes decode."""
-IMAGES_PER_CORE, COLOURS_PER_CORE = 800, 560
-"""Images of ImageNet that a core decodes and augments in a second, from JPEG files, or with 3-Augment and colour
+CORE_SECONDS, RANDAUGMENT_SECONDS, COLOUR_SECONDS = 1.25e-3, 0.85e-3, 1.4e-3
+"""What an image of ImageNet costs a core: to decode, crop and resize a JPEG file; RandAugment; 3-Augment and colour
 jitter (benchmarks/input_pipeline.py)."""
 FASTEST_NETWORK = 20_000
 """Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
@@ -163,6 +164,7 @@ def decide(run: Run, facts: Facts) -> Decision:
     if run.cache == "yes" and run.worker_kind == "processes":
         raise UsageError("--cache yes keeps decoded images in one process. Use it with --worker-kind threads")
     run = replace(run, worker_kind=noted(_worker_kind(run, facts))) if run.worker_kind == "auto" else run
+    run = replace(run, augment_on=noted(_augment_on(run, facts, preprocess)))
     run = replace(run, workers=noted(_workers(run, facts))) if run.workers is None else run
 
     several = run.supervised and task.name == "labels"
@@ -401,9 +403,34 @@ def worker_count(run: Run, device: torch.device, cores: int) -> int:
         return max(1, cores // 4)
     if run.worker_kind != "processes":
         return min(16, cores)
-    colours = run.augment.three_augment or run.augment.color_jitter
-    most = math.ceil(FASTEST_NETWORK / (COLOURS_PER_CORE if colours else IMAGES_PER_CORE))
+    most = math.ceil(FASTEST_NETWORK * _core_seconds(run))
     return max(1, min(cores - 1, most))
+
+
+def _core_seconds(run: Run) -> float:
+    """Return the time in which a core prepares an image of ImageNet."""
+    if run.augment_on == "device":
+        return CORE_SECONDS
+    colours = COLOUR_SECONDS if run.augment.three_augment or run.augment.color_jitter else 0.0
+    return CORE_SECONDS + colours + (0.0 if run.augment.randaugment is None else RANDAUGMENT_SECONDS)
+
+
+def _augment_on(run: Run, facts: Facts, preprocess: Preprocess) -> Because[Literal["host", "device"]]:
+    """Return what changes colours: the device, if it is CUDA and the cores could not feed half of a fast network."""
+    if run.augment_on == "host" or (run.augment_on == "auto" and facts.device.type != "cuda"):
+        return "host", {}
+    possible = divided(train_transform(run.augment, preprocess), preprocess.image_size) is not None
+    if run.augment_on == "device":
+        if not possible:
+            raise UsageError(
+                "--augment-on device is for RandAugment, 3-Augment and colour jitter of RGB images, followed by no "
+                "operation of your own. Use --augment-on host"
+            )
+        return "device", {}
+    cores = facts.cores - 1 if run.workers is None else run.workers
+    if not possible or cores >= FASTEST_NETWORK / 2 * _core_seconds(run):
+        return "host", {}
+    return "device", {"augment_on": f"device: {cores} cores could not augment as fast as a network may train"}
 
 
 def _cache(run: Run, facts: Facts, bands: Bands | None) -> Because[Literal["yes", "no"]]:

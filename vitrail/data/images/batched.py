@@ -128,10 +128,6 @@ class Plan:
             )
         )
 
-    def pinned(self) -> Plan:
-        """Return the plan with its tensors in pinned memory."""
-        return Plan(tuple(Group(one.kind, one.images.pin_memory(), one.values.pin_memory()) for one in self.groups))
-
 
 def _add(groups: list[Group], kind: str, images: np.ndarray | list[int], values: np.ndarray) -> None:
     if len(images):
@@ -257,9 +253,8 @@ def _moved(images: Tensor, matrices: Tensor) -> Tensor:
     inside = (across >= 0) & (across < width) & (down >= 0) & (down < height)
     grid = torch.stack([across * (2 / width) - 1, down * (2 / height) - 1], 3)
     moved = F.grid_sample(images.float(), grid, "bilinear", "border", align_corners=False)
-    fill = torch.tensor(float(GREY[0]), device=images.device)
     # Pillow rounds down; the share is for the rounding of float32, which is below an integer that Pillow gets
-    return torch.where(inside[:, None], moved + 2**-10, fill).to(torch.uint8)
+    return torch.where(inside[:, None], moved + 2**-10, float(GREY[0])).to(torch.uint8)
 
 
 def _rotation(degrees: float, size: tuple[int, int]) -> np.ndarray:
@@ -340,14 +335,6 @@ def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
 
 
 _FILTERS: dict[Interpolation, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
-
-
-def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a batch, uint8 [n, C, H, W], to `size`, antialiased, by a device that may lack a kernel for uint8."""
-    if images.device.type == "cpu":
-        return F.interpolate(images, size=size, mode="bilinear", antialias=True)
-    parts = [F.interpolate(part.float(), size=size, mode="bilinear", antialias=True) for part in images.split(AT_ONCE)]
-    return torch.cat([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts])
 
 
 def _erased(images: Tensor, boxes: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from vitrail.data.images.batched import Augmentation, Plan
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import IndexedSource, is_remote
 from vitrail.data.labels.numbers import Numbers
@@ -22,7 +23,7 @@ from vitrail.data.labels.sets import Label, LabelSets, one_label
 from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling
 from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
 from vitrail.data.loading.processes import ReaderProcesses, Ring
-from vitrail.data.loading.reading import BatchPart, FetchedImages, ImageReader, Slots, Transform, Wanted
+from vitrail.data.loading.reading import BatchPart, FetchedImages, ImageReader, Read, Slots, Transform, Wanted
 from vitrail.errors import DataError, DecodeError, UsageError
 
 WorkerKind = Literal["threads", "processes"]
@@ -40,6 +41,8 @@ class Batch:
     numbers float64 [B, targets]."""
     index: torch.Tensor
     """int64 [B]: the index of each image in the source."""
+    plan: Plan | None = None
+    """What is left of the augmentation, for the device of the network."""
 
 
 ATTEMPTS = 100
@@ -60,7 +63,9 @@ def _batch(slots: Slots) -> Batch:
     if not good.all():
         arrays = [array[good] for array in arrays]
     images, labels, index = map(torch.from_numpy, arrays)
-    return Batch(images.permute(0, 3, 1, 2), labels, index)
+    rows = [slots.rows[slot] for slot in sorted(slots.rows)]
+    plan = Plan.of(rows, (images.shape[1], images.shape[2])) if rows else None
+    return Batch(images.permute(0, 3, 1, 2), labels, index, plan)
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -81,12 +86,13 @@ class Loader:
     leaves the image out. With `cache` decoded images stay in memory, which is for data sets of small images. `together`
     is the number of neighbours shown in one batch (see `EpochOrder`). `sampler` says how often each class is shown in
     training (`vitrail.data.loading.order`). The next batches of a remote source (`vitrail.data.item.RemoteSource`) are
-    requested while earlier ones are decoded.
+    requested while earlier ones are decoded. `rest` comes after `transform`: only its random numbers are drawn, and the
+    batch has them as a plan.
 
     `workers` threads or processes (`worker_kind`) read the images; 0 for the thread that iterates. Batches are the same
     with any of them. Processes write into shared memory, which is free for another batch when nothing refers to the
-    `images` of a batch any more. A CUDA device `pinned_for` copies from this memory in the background; keep the batch
-    until the copy is over.
+    `images` of a batch any more. A CUDA device `pinned_for` copies from this memory in the background. If it does so on
+    another stream than the current one, the current one must wait for the copy before the caller drops the batch.
 
     Raises UsageError unless batch_size >= 1 and workers >= 0, for processes with `cache`, and for a source or transform
     that cannot be sent to a process; DataError for an empty source. `epoch` raises DataError, which names the image,
@@ -99,6 +105,7 @@ class Loader:
         source: IndexedSource,
         *,
         transform: Transform,
+        rest: Augmentation | None = None,
         image_size: int | tuple[int, int],
         batch_size: int,
         seed: int = 0,
@@ -133,7 +140,7 @@ class Loader:
         """How stored images become the input of `transform`."""
         height, width = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         shape = (height, width, self.pixels.channels)
-        self._reader = ImageReader(source, transform, shape, seed, {} if cache else None)
+        self._reader = ImageReader(source, transform, shape, seed, {} if cache else None, rest)
         self._seed = seed
         self._batch_size = batch_size
         self._evaluation = not shuffle and not drop_last
@@ -160,7 +167,7 @@ class Loader:
         if workers and worker_kind == "processes":
             self._ring = Ring(_BATCHES_AHEAD + 2 + _KEPT, len(self._order.positions(0)), self._reader)
             if pinned_for is not None:
-                self._ring.memory.pin(pinned_for)
+                self._ring.pin(pinned_for)
             self._processes = ReaderProcesses(workers, self._reader, self._ring)
 
     def __len__(self) -> int:
@@ -258,19 +265,19 @@ class Loader:
     def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
         wanted = [self._wanted(part, place) for place in range(len(part.positions))]
-        for place, label in enumerate(self._read(part, wanted)):
+        for place, read in enumerate(self._read(part, wanted)):
             image = wanted[place]
             for attempt in range(1, ATTEMPTS + 1):
-                if not isinstance(label, DecodeError):
-                    self._keep(part.slots, image, label)
+                if not isinstance(read, DecodeError):
+                    self._keep(part.slots, image, *read)
                     break
-                part.bad.append((image.index, label.reason))
+                part.bad.append((image.index, read.reason))
                 if self._evaluation:
                     break
                 if attempt == ATTEMPTS:
-                    raise self._unreadable(part, image.index, label)
+                    raise self._unreadable(part, image.index, read)
                 image = self._wanted(part, place, attempt)
-                (label,) = self._read(part, [image])
+                (read,) = self._read(part, [image])
         return part
 
     def _wanted(self, part: BatchPart, place: int, attempt: int = 0) -> Wanted:
@@ -278,16 +285,18 @@ class Loader:
         index, copy = self._order.image(part.permutation, int(part.positions[place]), attempt)
         return Wanted(part.begin + place, index, index + copy * len(self.source))
 
-    def _read(self, part: BatchPart, wanted: list[Wanted]) -> list[Label | DecodeError]:
-        """Fill the slots of the wanted images, here or in a process, and return their labels or errors."""
+    def _read(self, part: BatchPart, wanted: list[Wanted]) -> list[Read | DecodeError]:
+        """Fill the slots of the wanted images, here or in a process. See `ImageReader.read`."""
         fetched = None if part.slots.fetched is None else part.slots.fetched.result
         if self._processes is None:
             return self._reader.read(part.epoch, wanted, part.slots.images, part.progress, fetched)
         return self._processes.read(part, wanted, fetched)
 
-    def _keep(self, slots: Slots, image: Wanted, label: Label) -> None:
-        """Store index and label of an image that was read."""
+    def _keep(self, slots: Slots, image: Wanted, label: Label, row: np.ndarray | None) -> None:
+        """Store what belongs to an image that was read."""
         slots.index[image.slot] = image.index
+        if row is not None:
+            slots.rows[image.slot] = row
         if isinstance(label, np.ndarray) and isinstance(self._labels, LabelSets):
             slots.labels[image.slot, label] = 1
         else:

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from multiprocessing import heap, spawn, util
 from multiprocessing.connection import Connection
@@ -42,8 +42,7 @@ import numpy as np
 import torch
 
 from vitrail.data.item import IndexedSource
-from vitrail.data.labels.sets import Label
-from vitrail.data.loading.reading import BatchPart, Fetched, FetchedImages, ImageReader, Wanted
+from vitrail.data.loading.reading import BatchPart, Fetched, FetchedImages, ImageReader, Read, Wanted
 from vitrail.device import first_line
 from vitrail.errors import DataError, DecodeError, UsageError
 
@@ -102,6 +101,13 @@ class Ring:
         self.dtype, self.shape = np.dtype(reader.pixels.dtype), (count, batch_size, *reader.shape)
         self.memory = Shared(self.dtype.itemsize * math.prod(self.shape))
         self._free = deque(range(count))
+        self._read_by_device = deque[tuple[int, torch.cuda.Event]]()
+        self._device: torch.device | None = None
+
+    def pin(self, device: torch.device) -> None:
+        """Let a CUDA device copy from the slots in the background; for other devices nothing happens."""
+        self._device = device if device.type == "cuda" else None
+        self.memory.pin(device)
 
     @cached_property
     def slots(self) -> np.ndarray:
@@ -111,19 +117,30 @@ class Ring:
     def take(self, count: int) -> tuple[np.ndarray, int]:
         """Return memory for a batch of `count` images and the number of its slot.
 
-        The slot is free again when nothing refers to the array. If none is free, because the caller keeps the batches,
-        the array is private memory and the number -1.
+        The slot is free again when nothing refers to the array, and the CUDA device has done what its current stream
+        had to do at that moment. If none is free, because the caller keeps the batches, the array is private memory and
+        the number -1.
         """
+        while self._read_by_device and self._read_by_device[0][1].query():
+            self._free.append(self._read_by_device.popleft()[0])
         try:
             slot = self._free.popleft()
         except IndexError:
             return np.empty((count, *self.shape[2:]), self.dtype), -1
         images = self.slots[slot, :count]
-        weakref.finalize(images, self._free.append, slot).atexit = False
+        # the callback must not refer to the ring, whose memory it would keep
+        left = self._free.append if self._device is None else partial(_left, self._read_by_device, self._device)
+        weakref.finalize(images, left, slot).atexit = False
         return images, slot
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "shape": self.shape, "memory": self.memory}
+
+
+def _left(read_by_device: deque[tuple[int, torch.cuda.Event]], device: torch.device, slot: int) -> None:
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    read_by_device.append((slot, event))
 
 
 class ReaderProcesses:
@@ -159,7 +176,7 @@ class ReaderProcesses:
         """The numbers of the processes that have started."""
         return [worker.process.pid or 0 for worker in self._workers]
 
-    def read(self, part: BatchPart, wanted: list[Wanted], fetched: Fetched | None) -> list[Label | DecodeError]:
+    def read(self, part: BatchPart, wanted: list[Wanted], fetched: Fetched | None) -> list[Read | DecodeError]:
         """Fill the slots of the wanted images in the next idle process; see `ImageReader.read`.
 
         Raises what the reader raises, and DataError if the process dies.
@@ -182,10 +199,10 @@ class ReaderProcesses:
         self._idle.put(worker)
         if isinstance(reply, Exception):
             raise reply
-        labels, pixels = reply
+        read, pixels = reply
         if pixels is not None:
             slots.images[[image.slot for image in wanted]] = pixels
-        return labels  # type: ignore[no-any-return]
+        return read  # type: ignore[no-any-return]
 
     def _dead(self, worker: Worker) -> DataError:
         """Return the error for a process that ended by itself."""
@@ -380,13 +397,13 @@ def _reply(
     wanted: list[Wanted],
     fetched: FetchedImages | None,
 ) -> Any:
-    """Return (labels, pixels) of the wanted images, or the error. Pixels are None if they are in a slot of the ring."""
+    """Return what `ImageReader.read` does and the pixels, None if they are in a slot of the ring; or the error."""
     if isinstance(reader, Exception):
         return reader
     images = ring.slots[number] if number >= 0 else np.empty((count, *ring.shape[2:]), ring.dtype)
     try:
-        labels = reader.read(epoch, wanted, images, progress, None if fetched is None else lambda: fetched)
-        return labels, None if number >= 0 else images[[image.slot for image in wanted]]
+        read = reader.read(epoch, wanted, images, progress, None if fetched is None else lambda: fetched)
+        return read, None if number >= 0 else images[[image.slot for image in wanted]]
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitrail.data.images.batched import Augmentation
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.work import within_memory
@@ -22,6 +23,8 @@ Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 FetchedImages = dict[int, bytes | np.ndarray | DecodeError]
 """Index -> the image that a remote source returned for it, or the error."""
+Read = tuple[Label, np.ndarray | None]
+"""Label of an image, and the numbers drawn for what a device does with it later (`Augmentation.draw`)."""
 Fetched = Callable[[], FetchedImages]
 """Waits for the images that were requested ahead of time from a remote source."""
 
@@ -48,6 +51,8 @@ class Slots:
     """[B, H, W, channels]; there from the moment when the first part of the batch is read."""
     number: int = -1
     """Number of these slots in the memory that processes share; -1 if it is memory of this process."""
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+    """Slot -> the numbers drawn for what a device does with its image."""
     fetched: Future[FetchedImages] | None = None
     """Images requested ahead of time from a remote source."""
 
@@ -76,7 +81,10 @@ class BatchPart:
 
 @dataclass
 class ImageReader:
-    """Reads images of a source and transforms each with the random numbers of (seed, epoch, its number)."""
+    """Reads images of a source and transforms each with the random numbers of (seed, epoch, its number).
+
+    `rest` is a part of the augmentation for which the numbers are drawn only.
+    """
 
     source: IndexedSource
     transform: Transform
@@ -85,6 +93,7 @@ class ImageReader:
     seed: int
     cache: dict[int, tuple[np.ndarray, Label]] | None = None
     """Index -> (decoded image, label) of the images that were read before."""
+    rest: Augmentation | None = None
 
     @property
     def pixels(self) -> Pixels:
@@ -93,13 +102,13 @@ class ImageReader:
 
     def read(
         self, epoch: int, wanted: Sequence[Wanted], images: np.ndarray, progress: np.ndarray, fetched: Fetched | None
-    ) -> list[Label | DecodeError]:
-        """Fill the slots of the wanted images, and return the label of each, or why it cannot be read.
+    ) -> list[Read | DecodeError]:
+        """Fill the slots of the wanted images, and return the label and row of each, or why it cannot be read.
 
         images: [slots, *shape], which is changed. progress: int64 [2], the index of the image that is being read and
         the number of reads begun, which are kept up to date.
         """
-        labels: list[Label | DecodeError] = []
+        read: list[tuple[Label, np.random.Generator] | DecodeError] = []
         together: list[tuple[Wanted, np.ndarray, np.random.Generator]] = []
         for image in wanted:
             progress[:] = image.index, progress[1] + 1
@@ -110,11 +119,13 @@ class ImageReader:
                     together.append((image, pixels, random))
                 else:
                     images[image.slot] = self._transformed(pixels, random, image.index)
-                labels.append(label)
+                read.append((label, random))
             except DecodeError as error:
-                labels.append(error)
+                read.append(error)
         self._transform_together(together, images)
-        return labels
+        if self.rest is None:
+            return [one if isinstance(one, DecodeError) else (one[0], None) for one in read]
+        return [one if isinstance(one, DecodeError) else (one[0], self.rest.draw(one[1])) for one in read]
 
     def _transform_together(
         self, decoded: list[tuple[Wanted, np.ndarray, np.random.Generator]], images: np.ndarray

@@ -427,7 +427,17 @@ def _check_kept(run: Run, recorded: Run, folder: RunFolder) -> None:
 
 def inherit(run: Run, recorded: Run) -> Run:
     """Return `run` with its automatic settings as in `recorded`: a resumed run decides nothing again."""
-    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "worker_kind", "cache")
+    automatic = (
+        "image_size",
+        "preprocess",
+        "batch_size",
+        "accumulate",
+        "precision",
+        "workers",
+        "worker_kind",
+        "augment_on",
+        "cache",
+    )
     decided = {name: getattr(recorded, name) for name in (*automatic, *LORA) if getattr(run, name) in (None, "auto")}
     return replace(run, **decided)
 

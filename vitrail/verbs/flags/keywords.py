@@ -75,6 +75,7 @@ class TrialKeywords(TypedDict, total=False):
     shard: bool
     workers: Threads | None
     worker_kind: Literal["auto", "threads", "processes"]
+    augment_on: Literal["auto", "host", "device"]
     cache: Literal["auto", "yes", "no"]
     timeout: Seconds
     max_nonfinite: Count
