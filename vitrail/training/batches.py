@@ -151,7 +151,7 @@ class Sizes:
     What is left of the augmentation comes first, on the device.
     """
 
-    def __init__(self, progressive: Progressive, config: NetworkConfig, device: torch.device) -> None:
+    def __init__(self, progressive: Progressive, config: NetworkConfig, device: torch.device | None = None) -> None:
         self.device = device
         self.start = progressive.start
         self.full = config.image_size
@@ -166,7 +166,7 @@ class Sizes:
         """Return the batch with its uint8 images augmented and resized, antialiased."""
         if batch.plan is not None:
             images = batch.images.to(self.device, non_blocking=True)
-            batch = replace(batch, images=augment_on_device(images, batch.plan.to(self.device)), plan=None)
+            batch = replace(batch, images=augment_on_device(images, batch.plan.to(images.device)), plan=None)
         full = (batch.images.shape[-2], batch.images.shape[-1])  # may be larger than the network's input
         size = self.size(growth, full)
         if growth >= 1 or self.start == 1 or size == full:

@@ -10,7 +10,6 @@ the rounding of the device; what moves pixels differs by a level (tests/data/tes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,7 +34,8 @@ from vitrail.data.settings import GREY
 NAMES = tuple(CHANGES)
 FLIP, TOP, LEFT, HEIGHT, WIDTH, KEY, STEPS = range(7)
 """Columns of a row of drawn numbers; from `STEPS` on, two for each change: its number in `NAMES` and its value."""
-AT_ONCE = 256
+VALUES = np.arange(256, dtype=np.uint8)
+AT_ONCE = 512
 """Number of images changed at a time, because intermediate results take many times the memory of the images."""
 HASH = (0x2C1B3C6D, 0x297A2D39)
 """Multipliers of a hash of 32-bit numbers, below 2^31 (Wellons 2018, "Prospecting for hash functions")."""
@@ -108,13 +108,15 @@ class Plan:
             line[: len(row)] = row
         _add(groups, "flip", np.flatnonzero(table[:, FLIP]), np.zeros(0))
         for column in range(STEPS, table.shape[1], 2):
-            by_kind: dict[str, list[tuple[int, np.ndarray]]] = {}
-            for place in np.flatnonzero(table[:, column] >= 0).tolist():
-                name = NAMES[int(table[place, column])]
-                kind, value = KINDS[name]
-                by_kind.setdefault(kind, []).append((place, np.asarray(value(float(table[place, column + 1]), size))))
-            for kind, members in sorted(by_kind.items()):
-                _add(groups, kind, [place for place, _ in members], np.stack([value for _, value in members]))
+            numbers = table[:, column]
+            parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+            for number in np.unique(numbers[numbers >= 0]).astype(int).tolist():
+                kind, values_of = KINDS[NAMES[number]]
+                places = np.flatnonzero(numbers == number)
+                parts.setdefault(kind, []).append((places, values_of(table[places, column + 1], size)))
+            for kind, members in parts.items():
+                places, values = map(np.concatenate, zip(*members, strict=True))
+                _add(groups, kind, places, values)
         erased = np.flatnonzero(table[:, HEIGHT])
         _add(groups, "erase", erased, table[erased, TOP : KEY + 1].astype(np.int64))
         return cls(tuple(groups))
@@ -129,7 +131,7 @@ class Plan:
         )
 
 
-def _add(groups: list[Group], kind: str, images: np.ndarray | list[int], values: np.ndarray) -> None:
+def _add(groups: list[Group], kind: str, images: np.ndarray, values: np.ndarray) -> None:
     if len(images):
         values = values.astype(np.float32) if values.dtype == np.float64 else values
         groups.append(Group(kind, torch.as_tensor(images, dtype=torch.int64), torch.from_numpy(values)))
@@ -154,7 +156,7 @@ def _split(group: Group) -> list[Tensor]:
 
 
 def _table(images: Tensor, tables: Tensor) -> Tensor:
-    """Look up each value in the table of its image and channel; tables: uint8 [n, 1 or 3, 256]."""
+    """Look up each value in the table of its image and channel; tables: uint8 [n, 1 or C, 256]."""
     count, channels = images.shape[:2]
     values = images.reshape(count, channels, -1).long()
     return tables.expand(count, channels, 256).gather(2, values).reshape(images.shape)
@@ -166,16 +168,20 @@ def _blend_table(grey: float | Tensor, factor: Tensor) -> Tensor:
     return _blend(torch.as_tensor(grey, dtype=torch.float32, device=factor.device), values, factor)
 
 
-def _brightness_table(factor: float, size: tuple[int, int]) -> np.ndarray:
-    return _blend_table(0.0, torch.tensor([[factor]])).numpy()
+def _brightness(factors: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return _blend_table(0.0, torch.from_numpy(factors.astype(np.float32))[:, None])[:, None].numpy()
 
 
-def _solarize_table(threshold: float, size: tuple[int, int]) -> np.ndarray:
-    return np.array([[value if value < threshold else 255 - value for value in range(256)]], np.uint8)
+def _solarized(thresholds: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.where(thresholds[:, None, None] > VALUES, VALUES, 255 - VALUES)
 
 
-def _posterize_table(bits: float, size: tuple[int, int]) -> np.ndarray:
-    return np.arange(256, dtype=np.uint8)[None] & np.uint8(256 - 2 ** (8 - int(bits)))
+def _posterized(bits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return VALUES & (256 - 2 ** (8 - bits)).astype(np.uint8)[:, None, None]
+
+
+def _brighter(added: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.array([[solarize_table(one)] for one in added], np.uint8)
 
 
 def _autocontrast(images: Tensor, values: Tensor) -> Tensor:
@@ -257,16 +263,18 @@ def _moved(images: Tensor, matrices: Tensor) -> Tensor:
     return torch.where(inside[:, None], moved + 2**-10, float(GREY[0])).to(torch.uint8)
 
 
-def _rotation(degrees: float, size: tuple[int, int]) -> np.ndarray:
-    """Return the matrix of Pillow's `rotate`, whose centre is the middle of the picture."""
-    angle, (height, width) = -math.radians(degrees % 360.0), size
-    cos, sin = math.cos(angle), math.sin(angle)
-    x, y = width / 2, height / 2
-    return np.array([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y])
+def _rotation(degrees: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the matrices of Pillow's `rotate`, whose centre is the middle of the picture."""
+    angles, (height, width) = -np.radians(degrees % 360.0), size
+    cos, sin, x, y = np.cos(angles), np.sin(angles), width / 2, height / 2
+    return np.stack([cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y], 1)
 
 
-def _affine(a: float = 1, b: float = 0, c: float = 0, d: float = 0, e: float = 1, f: float = 0) -> np.ndarray:
-    return np.array([a, b, c, d, e, f])
+def _affine(element: int, values: np.ndarray) -> np.ndarray:
+    """Return matrices that change nothing, but for one element, numbered from 0."""
+    matrices = np.tile(np.array([1.0, 0, 0, 0, 1, 0]), (len(values), 1))
+    matrices[:, element] = values
+    return matrices
 
 
 def _blurred(images: Tensor, radius: Tensor) -> Tensor:
@@ -280,13 +288,14 @@ def _blurred(images: Tensor, radius: Tensor) -> Tensor:
 
 def _boxes(length: int, whole: Tensor, part: Tensor) -> Tensor:
     """Return the matrices [n, length, length] of three box filters in sequence, with the ends repeated."""
-    places = torch.arange(length, device=whole.device)
-    weights = torch.zeros(len(whole), length, length, device=whole.device)
-    whole, part = whole[:, None], part[:, None]
-    for shift in range(-4, 5):  # radii up to 4
-        weight = torch.where(abs(shift) <= whole, 1.0, torch.where(abs(shift) == whole + 1, part, 0.0))
-        index = (places + shift).clamp(0, length - 1).expand(len(whole), 1, length).transpose(1, 2)
-        weights.scatter_add_(2, index, (weight / (2 * (whole + part) + 1))[:, None].expand_as(index))
+    margin = 4  # for radii up to 4
+    places = torch.arange(length, device=whole.device)[:, None]
+    distance = (torch.arange(-margin, length + margin, device=whole.device) - places).abs()
+    whole, part = whole[:, None, None], part[:, None, None]
+    weights = torch.where(distance <= whole, 1.0, torch.where(distance == whole + 1, part, 0.0))
+    before, weights, after = (weights / (2 * (whole + part) + 1)).split([margin, length, margin], 2)
+    weights[:, :, 0] += before.sum(2)
+    weights[:, :, -1] += after.sum(2)
     return weights @ weights @ weights
 
 
@@ -356,27 +365,31 @@ def _hashed(number: Tensor) -> Tensor:
     return number ^ (number >> 15)
 
 
-Value = Callable[[float, tuple[int, int]], "np.ndarray | float"]
-KINDS: dict[str, tuple[str, Value]] = {
-    "autocontrast": ("autocontrast", lambda value, size: 0.0),
-    "equalize": ("equalize", lambda value, size: 0.0),
-    "invert": ("table", lambda value, size: np.arange(255, -1, -1, dtype=np.uint8)[None]),
-    "posterize": ("table", _posterize_table),
-    "solarize": ("table", _solarize_table),
-    "solarize_add": ("table", lambda value, size: np.array([solarize_table(value)], np.uint8)),
-    "color": ("color", lambda value, size: value),
-    "contrast": ("contrast", lambda value, size: value),
-    "brightness": ("table", _brightness_table),
-    "sharpness": ("sharpness", lambda value, size: value),
+def _kept(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return values
+
+
+KINDS: dict[str, tuple[str, Callable[[np.ndarray, tuple[int, int]], np.ndarray]]] = {
+    "autocontrast": ("autocontrast", _kept),
+    "equalize": ("equalize", _kept),
+    "invert": ("table", lambda values, size: np.tile(VALUES[::-1], (len(values), 1, 1))),
+    "posterize": ("table", _posterized),
+    "solarize": ("table", _solarized),
+    "solarize_add": ("table", _brighter),
+    "color": ("color", _kept),
+    "contrast": ("contrast", _kept),
+    "brightness": ("table", _brightness),
+    "sharpness": ("sharpness", _kept),
     "rotate": ("move", _rotation),
-    "shear_x": ("move", lambda value, size: _affine(b=value)),
-    "shear_y": ("move", lambda value, size: _affine(d=value)),
-    "translate_x": ("move", lambda value, size: _affine(c=value * size[1])),
-    "translate_y": ("move", lambda value, size: _affine(f=value * size[0])),
-    "grey": ("grey", lambda value, size: 0.0),
-    "blur": ("blur", lambda value, size: value),
+    "shear_x": ("move", lambda values, size: _affine(1, values)),
+    "shear_y": ("move", lambda values, size: _affine(3, values)),
+    "translate_x": ("move", lambda values, size: _affine(2, values * size[1])),
+    "translate_y": ("move", lambda values, size: _affine(5, values * size[0])),
+    "grey": ("grey", _kept),
+    "blur": ("blur", _kept),
 }
-"""Name of a change -> the kind of its group, and what it needs, a function of its value and the size of the images."""
+"""Name of a change -> the kind of its group, and a function of (values [n], size of the images) that returns what the
+group needs, [n, ...]."""
 
 BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "flip": _flip,
