@@ -46,7 +46,7 @@ def pids(one: Loader) -> list[int]:
     assert one._processes is not None
     while one._processes.starting:
         time.sleep(0.01)
-    return one._processes.pids
+    return one.pids
 
 
 def gone(pid: int, within: float = 10.0) -> bool:
@@ -342,7 +342,7 @@ print("begun", flush=True)
 one = Loader({source}(400), transform=noisy, image_size=4, batch_size=5, workers=2, worker_kind="processes")
 for number, batch in enumerate(one.epoch(0)):
     if number == 0:
-        print(*one._processes.pids, flush=True)
+        print(*one.pids, flush=True)
 print("read", flush=True)
 """
 Started = Callable[[str], "subprocess.Popen[str]"]

@@ -175,6 +175,11 @@ class Loader:
         return len(self._order)
 
     @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes that read images."""
+        return [] if self._processes is None else self._processes.pids
+
+    @property
     def share(self) -> int:
         """Number of images of the source per process, rounded up."""
         return -(-len(self.source) // self._world)

@@ -25,6 +25,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -34,7 +35,6 @@ from functools import cached_property, partial
 from itertools import accumulate
 from multiprocessing import heap, spawn, util
 from multiprocessing.connection import Connection
-from multiprocessing.pool import ExceptionWithTraceback
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -362,7 +362,7 @@ class Packed:
 
     def reader(self) -> ImageReader:
         """Return the reader, whose arrays cannot be changed. Raises whatever its classes raise."""
-        shared = memoryview(self.memory.bytes).toreadonly()
+        shared = self.memory.bytes.data.toreadonly()
         return pickle.loads(self.pickled, buffers=[shared[begin:end] for begin, end in self.ends])  # type: ignore[no-any-return]
 
 
@@ -409,7 +409,8 @@ def _reply(
             pickle.loads(pickle.dumps(error))
         except Exception:
             error = DataError(repr(error))
-        return ExceptionWithTraceback(error, error.__traceback__)
+        error.add_note(f"In the loading process:\n{traceback.format_exc()}")
+        return error
 
 
 def _end_with_parent() -> None:

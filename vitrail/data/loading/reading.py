@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +28,8 @@ Fetched = Callable[[], FetchedImages]
 """Waits for the images that were requested ahead of time from a remote source."""
 
 
-class Wanted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wanted:
     """An image to read."""
 
     slot: int
