@@ -1,6 +1,6 @@
 """Threads that work ahead and return their results in order.
 
-Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read cannot
+Decoders release the interpreter lock, and `processes.py` is for steps that need even the rest. The threads are daemons, so that a thread stuck in a read cannot
 keep the process alive. That is why `concurrent.futures.ThreadPoolExecutor` is not used: it waits for its threads at
 exit.
 
