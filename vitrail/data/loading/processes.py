@@ -1,8 +1,8 @@
 """Processes that read images into memory which the training process shares, so that they need none of its time.
 
 Python runs one thread of a process at a time (its global interpreter lock), and decoding in threads holds the lock for
-a sixth to almost half of the time. Threads therefore deliver only so many images on any number of cores, and
-take the lock from the thread that trains. Processes have a lock each.
+a sixth to almost half of the time. On any number of cores threads therefore deliver no more images than two to six
+cores could, and take the lock from the thread that trains. Each process has a lock of its own.
 
 Every process is forked from a server (`multiprocessing`'s "forkserver") that has imported torch once, and not from the
 training process, whose threads and CUDA context a fork would break. It gets a copy of the `ImageReader`; large arrays
@@ -227,6 +227,7 @@ class ReaderProcesses:
         """End the processes and wait until they are gone; may be called twice."""
         self._end()
         self._starting.join()
+        self._idle.put(DataError("the loader is closed"))  # for threads that wait for a process
         for worker in self._workers:
             worker.process.join()
 
@@ -286,19 +287,17 @@ def _main_left_alone(payload: bytes) -> Iterator[None]:
 
     A script that is imported again, and has no `if __name__ == "__main__"`, would train again in each process.
     """
-    if b"__main__" in payload:
-        yield
-        return
-    usual = spawn.get_preparation_data
+    needed = b"__main__" in payload
 
     def prepared(name: str) -> dict[str, Any]:
         data = usual(name)
-        if name.startswith(NAME):
+        if name.startswith(NAME) and not needed:
             data.pop("init_main_from_name", None)
             data.pop("init_main_from_path", None)
         return data
 
     with _preparing:
+        usual = spawn.get_preparation_data
         spawn.get_preparation_data = prepared
         try:
             yield
