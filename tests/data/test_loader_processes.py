@@ -193,6 +193,28 @@ def test_what_goes_wrong_in_a_process_is_an_error_that_names_the_image(how: str,
     assert all(gone(pid) for pid in processes)
 
 
+class Remote(Numbered):
+    """Images at an address that answers or does not."""
+
+    remote = True
+
+    def fetch(self, indices: np.ndarray) -> list:
+        if 8 in indices:
+            raise OSError("no route to the server")
+        return [self[index].image for index in indices.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_request_that_fails_names_an_image_and_the_next_epoch_is_read(kind: str) -> None:
+    one = loader(Remote(20), shuffle=False, workers=1, worker_kind=kind)
+    for _ in range(2):
+        batches = one.epoch(0)
+        assert next(batches).index.tolist() == [0, 1, 2, 3, 4]
+        with pytest.raises(DataError, match=r"image image-\d could not be read: OSError\('no route to the server'\)"):
+            next(batches)
+    one.close()
+
+
 def cut(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return image[:2]
 

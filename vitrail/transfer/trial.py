@@ -44,7 +44,7 @@ from vitrail.training.run import Run
 
 RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"
 NAME = "run"
-ELSEWHERE = ("name", "out", "device", "workers", "worker_kind", "cache", "accumulate", "compile",
+ELSEWHERE = ("name", "out", "device", "workers", "worker_kind", "augment_on", "cache", "accumulate", "compile",
              "activation_checkpointing", "keep", "checkpoint_every")  # fmt: skip
 """Settings that say where and how a run is executed, not what it computes."""
 Status = Literal["done", "diverged", "failed"]

@@ -44,7 +44,7 @@ import torch
 from vitrail.data.item import IndexedSource
 from vitrail.data.loading.reading import BatchPart, Fetched, FetchedImages, ImageReader, Read, Wanted
 from vitrail.device import first_line
-from vitrail.errors import DataError, DecodeError, UsageError
+from vitrail.errors import DataError, DecodeError, UsageError, VitrailError
 
 NAME = "vitrail-loading"
 """How the names of the processes begin."""
@@ -181,14 +181,21 @@ class ReaderProcesses:
 
         Raises what the reader raises, and DataError if the process dies.
         """
+        images: FetchedImages | None = None
+        if fetched is not None:
+            part.progress[:] = wanted[0].index, 1
+            indices, name = {image.index for image in wanted}, self._source.id(wanted[0].index)
+            try:
+                images = {index: image for index, image in fetched().items() if index in indices}
+            except VitrailError:
+                raise
+            except Exception as error:
+                raise DataError(f"image {name} could not be read: {error!r}") from error
         worker = self._idle.get()
         if isinstance(worker, Exception):
             self._idle.put(worker)
             raise worker
         part.progress, slots = self._progress[worker.number], part.slots
-        images: FetchedImages | None = None
-        if fetched is not None:
-            images = {index: image for index, image in fetched().items() if index in {one.index for one in wanted}}
         try:
             worker.connection.send((slots.number, len(slots.images), part.epoch, wanted, images))
             reply = worker.connection.recv()
