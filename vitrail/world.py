@@ -40,6 +40,11 @@ def size() -> int:
     return dist.get_world_size() if active() else 1
 
 
+def local_size() -> int:
+    """Return the number of processes in this run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if active() else 1
+
+
 def share() -> tuple[int, int]:
     """Return (index of this process, number of processes) for work that is divided without communication.
 

@@ -16,7 +16,7 @@ from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
-from vitrail.data.images.augment import OPERATIONS, ColorJitter, RandAugment, RandomErasing, ThreeAugment
+from vitrail.data.images.augment import CHANGES, VALUES, ColorJitter, RandAugment, RandomErasing, ThreeAugment
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import (
     CentralCrop,
@@ -333,27 +333,27 @@ TIMM_NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", VALUES)
 def test_randaugments_operations_are_timms(name, monkeypatch):
     hparams = {"img_mean": (128, 128, 128), "interpolation": Image.Resampling.BILINEAR}
     image = Image.fromarray(picture(33, 45))
     for magnitude, sign in itertools.product((0, 3.3, 9, 9.9), (1, -1)):
         monkeypatch.setattr(timm_augment.random, "random", lambda sign=sign: 0.75 if sign < 0 else 0.25)
         theirs = timm_augment.AugmentOp(TIMM_NAMES[name], prob=1.0, magnitude=magnitude, hparams=hparams)
-        found = OPERATIONS[name](image, sign * magnitude / 10)
+        found = CHANGES[name](image, VALUES[name](sign * magnitude / 10))
         assert (np.asarray(found) == np.asarray(theirs(image))).all(), (magnitude, sign)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", VALUES)
 def test_every_operation_survives_the_ends_of_its_range(name):
     image = Image.fromarray(picture(33, 45))
     for level in (-3.0, -1.0, 0.0, 1.0, 3.0):
-        result = OPERATIONS[name](image, level)
+        result = CHANGES[name](image, VALUES[name](level))
         assert result.size == image.size and result.mode == "RGB"
 
 
 def test_randaugment_has_exactly_timms_increasing_operations():
-    assert {TIMM_NAMES[name] for name in OPERATIONS} == set(timm_augment._RAND_INCREASING_TRANSFORMS)
+    assert {TIMM_NAMES[name] for name in VALUES} == set(timm_augment._RAND_INCREASING_TRANSFORMS)
 
 
 def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
@@ -362,13 +362,14 @@ def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
     def recorder(name: str):
         return lambda image, level: calls.append((name, level)) or image
 
-    for name in OPERATIONS:
-        monkeypatch.setitem(OPERATIONS, name, recorder(name))
+    for name in VALUES:
+        monkeypatch.setitem(VALUES, name, lambda level: level)
+        monkeypatch.setitem(CHANGES, name, recorder(name))
     image = picture(8, 8)
     for index in range(3000):
         RandAugment(2, 9)(image, stream(0, 0, index))
     assert stats.binomtest(len(calls), 6000, 0.5).pvalue > 1e-3
-    assert stats.chisquare([sum(n == name for n, _ in calls) for name in OPERATIONS]).pvalue > 1e-3
+    assert stats.chisquare([sum(n == name for n, _ in calls) for name in VALUES]).pvalue > 1e-3
     assert stats.binomtest(sum(level > 0 for _, level in calls), len(calls), 0.5).pvalue > 1e-3
     magnitudes = np.array([abs(level) * 10 for _, level in calls])
     assert magnitudes.max() <= 10
@@ -380,8 +381,9 @@ def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
 
 def test_randaugment_above_magnitude_ten_goes_on(monkeypatch):
     levels: list[float] = []
-    for name in OPERATIONS:
-        monkeypatch.setitem(OPERATIONS, name, lambda image, level: levels.append(abs(level)) or image)
+    for name in VALUES:
+        monkeypatch.setitem(VALUES, name, lambda level: level)
+        monkeypatch.setitem(CHANGES, name, lambda image, level: levels.append(abs(level)) or image)
     for index in range(300):
         RandAugment(2, 20)(picture(8, 8), stream(0, 0, index))
     assert 1.7 < min(levels) < 2.0 < max(levels) < 2.3  # 20 and a noise of deviation 0.5, a tenth of it

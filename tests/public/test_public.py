@@ -46,7 +46,7 @@ objective.decoder_width objective.depth objective.features objective.normalise o
 objective.smallest_block objective.tokenizer objective.width objective.huber_delta
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
-average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout
+augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
 data.fold
@@ -66,7 +66,7 @@ progressive.start progressive.until schedule.drops schedule.end schedule.shape s
 shard time_limit timeout track tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
-vit.stem_norm vit.width weights workers
+vit.stem_norm vit.width weights worker_kind workers
 augment.class data.class metric.class metric.name objective.class optim.class schedule.class vit.attention vit.head
 """
 TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN}"

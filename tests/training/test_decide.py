@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def test_image_size_follows_the_images(sizes: list[tuple[int, int]], patch: int,
 def test_what_was_asked_for_is_kept() -> None:
     asked = Preprocess(image_size=(48, 48), resize="squash", interpolation="bicubic")
     run = replace(RUN, image_size=48, preprocess=asked, batch_size=10, workers=3, precision="bf16", cache="no")
+    run = replace(run, worker_kind="threads", augment_on="host")
     found = decide(run, Pictures(100, (500, 400), (300, 200)))
     assert found.run == run and found.why.keys() == {"patch"}  # only 9 tokens: said, not changed
     with pytest.raises(UsageError, match="image_size"):
@@ -143,7 +145,10 @@ def situations(draw: st.DrawFn) -> tuple[Run, facts.Facts]:
         "batch_size": st.none() | st.integers(1, 600),
         "precision": st.sampled_from(["auto", "bf16", "float32"]),
         "workers": st.none() | st.integers(0, 9),
+        "worker_kind": st.sampled_from(["auto", "threads", "processes"]),
         "cache": st.sampled_from(["auto", "yes", "no"]),
+        "augment_on": st.sampled_from(["auto", "host", "device"]),
+        "augment": st.sampled_from([Augment(), Augment(randaugment=(2, 9))]),
     }
     chosen = {name: draw(values) for name, values in settings.items() if draw(st.booleans())}
     if card is not None:
@@ -158,10 +163,76 @@ def situations(draw: st.DrawFn) -> tuple[Run, facts.Facts]:
         card=card,
         precision=draw(st.sampled_from(["bf16", "float32"])),
         cores=draw(st.integers(1, 200)),
+        device=torch.device(draw(st.sampled_from(["cpu", "cuda"]))),
+        obstacle=draw(st.sampled_from([lambda: "", lambda: "it is a lambda"])),
         memory=draw(st.integers(0, 2**40)),
         processes=draw(st.integers(1, 9)),
     )
     return Run(**chosen), known
+
+
+def on_cuda(run: Run, source: Pictures, **machine) -> mind.Decision:
+    known = facts.Facts.of(run, source, source.class_names)
+    return mind.decide(run, replace(known, **({"device": torch.device("cuda")} | machine)))
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "expected"),
+    [
+        (2, {}, (2, "threads", "2 cores are too few")),
+        (8, {}, (7, "processes", "would hold up the launches")),
+        (128, {}, (25, "processes", "")),
+        (128, {"augment": Augment(three_augment=True)}, (53, "processes", "")),
+        (16, {"augment": Augment(randaugment=(2, 9))}, (15, "processes", "")),
+        (128, {"worker_kind": "threads"}, (16, "threads", "")),
+        (8, {"workers": 3}, (3, "processes", "would hold up")),
+        (8, {"workers": 0}, (0, "threads", "")),
+        (8, {"cache": "yes"}, (8, "threads", "cached in this process")),
+    ],
+)
+def test_processes_decode_for_cuda_where_there_are_cores_for_them(cores: int, settings: dict, expected: tuple) -> None:
+    run, source = replace(RUN, **settings), Pictures(100, (500, 400))
+    found = on_cuda(run, source, cores=cores)
+    assert (found.run.workers, found.run.worker_kind) == expected[:2]
+    assert expected[2] in found.why.get("worker_kind", "")
+    on_cpu = on_cuda(run, source, cores=cores, device=torch.device("cpu"))
+    assert on_cpu.run.worker_kind == "threads" and "worker_kind" not in on_cpu.why
+    assert on_cpu.run.workers == settings.get("workers", max(1, cores // 4))
+
+
+def test_images_that_no_other_process_can_read_are_decoded_in_threads() -> None:
+    source = Pictures(100, (500, 400))
+    source.id = lambda index: str(index)  # type: ignore[method-assign]
+    assert on_cuda(RUN, source, cores=8).why["worker_kind"].startswith("threads: the images or their transform cannot")
+    small = Pictures(100, (32, 32))
+    assert on_cuda(RUN, small, memory=2**40).run.cache == "yes"
+    assert on_cuda(replace(RUN, worker_kind="processes"), small, memory=2**40).run.cache == "no"
+    with pytest.raises(UsageError, match="--cache yes keeps decoded images in one process"):
+        decide(replace(RUN, worker_kind="processes", cache="yes"), small)
+
+
+def test_the_device_augments_where_the_cores_could_not_keep_up() -> None:
+    source = Pictures(100, (500, 400))
+    randaugment, plain = replace(RUN, augment=Augment(randaugment=(2, 9))), RUN
+    assert on_cuda(randaugment, source, cores=16).run.augment_on == "device"
+    assert "15 cores could not" in on_cuda(randaugment, source, cores=16).why["augment_on"]
+    assert on_cuda(randaugment, source, cores=23).run.augment_on == "host"
+    assert on_cuda(plain, source, cores=2).run.augment_on == "host"  # a flip is not worth the way
+    assert decide(randaugment, source).run.augment_on == "host"
+    assert decide(replace(randaugment, augment_on="device"), source).run.augment_on == "device"
+    with pytest.raises(UsageError, match="--augment-on device is for RandAugment"):
+        decide(replace(plain, augment_on="device"), source)
+
+
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless each is bound to some: it then has fewer than the process that started it."""
+    monkeypatch.setattr(world, "local_size", lambda: 4)
+    affinity = {0: set(range(16)), os.getppid(): set(range(16))}
+    monkeypatch.setattr(os, "sched_getaffinity", affinity.__getitem__)
+    source = Pictures(100, (500, 400))
+    assert facts.Facts.of(RUN, source, source.class_names).cores == 4
+    affinity[0] = set(range(8, 14))
+    assert facts.Facts.of(RUN, source, source.class_names).cores == 6
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])

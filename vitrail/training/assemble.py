@@ -165,7 +165,7 @@ def set_up(
         optimizer=optimizer,
         loader=loader,
         timetable=timetable,
-        resize=Sizes(run.progressive, decision.config),
+        resize=Sizes(run.progressive, decision.config, decision.device),
         average=average,
         state=state,
         validation=validation,

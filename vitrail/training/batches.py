@@ -15,18 +15,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitrail import world
 from vitrail.data.image_names import bad_kinds
+from vitrail.data.images.batched import augment_on_device, divided
 from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.settings import Preprocess
+from vitrail.device import choose_device
 from vitrail.errors import DataError
 from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.settings import DINO
@@ -50,14 +53,20 @@ def training_loader(run: Run, source: IndexedSource) -> Loader:
     if isinstance(run.objective, DINO):  # whole images, and larger, because crops are cut from them
         height, width = (round(side * run.objective.view) for side in preprocess.image_size)
         preprocess = replace(preprocess, image_size=(height, width), crop=1.0)
+    transform, rest = train_transform(run.augment, preprocess), None
+    if run.augment_on == "device" and (parts := divided(transform, preprocess.image_size)) is not None:
+        transform, rest = parts
     return Loader(
         source,
-        transform=train_transform(run.augment, preprocess),
+        transform=transform,
+        rest=rest,
         image_size=preprocess.image_size,
         batch_size=run.batch_size // world.size(),
         repeats=run.augment.repeats,
         together=run.data.together,
         sampler=run.data.sampler,
+        worker_kind="processes" if run.worker_kind == "processes" else "threads",
+        pinned_for=choose_device(run.device),
         **_common(run),
     )
 
@@ -137,9 +146,13 @@ def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
 
 
 class Sizes:
-    """Resizes batches: `sizes(batch, growth)`, with growth from 0 (first images) to 1 (full size)."""
+    """Resizes batches: `sizes(batch, growth)`, with growth from 0 (first images) to 1 (full size).
 
-    def __init__(self, progressive: Progressive, config: NetworkConfig) -> None:
+    What is left of the augmentation comes first, on the device.
+    """
+
+    def __init__(self, progressive: Progressive, config: NetworkConfig, device: torch.device | None = None) -> None:
+        self.device = device
         self.start = progressive.start
         self.full = config.image_size
         self.step = config.patch if isinstance(config, ViTConfig) else 32
@@ -150,7 +163,10 @@ class Sizes:
         return tuple(max(int(side * share + 1e-6) // self.step, 1) * self.step for side in full or self.full)  # type: ignore[return-value]
 
     def __call__(self, batch: Batch, growth: float) -> Batch:
-        """Return the batch with its uint8 images resized, antialiased; at full size it is the batch itself."""
+        """Return the batch with its uint8 images augmented and resized, antialiased."""
+        if batch.plan is not None:
+            images = batch.images.to(self.device, non_blocking=True)
+            batch = replace(batch, images=augment_on_device(images, batch.plan.to(images.device)), plan=None)
         full = (batch.images.shape[-2], batch.images.shape[-1])  # may be larger than the network's input
         size = self.size(growth, full)
         if growth >= 1 or self.start == 1 or size == full:

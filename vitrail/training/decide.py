@@ -17,8 +17,9 @@ import torch
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
 from vitrail.data.images.bands import choose_bands
+from vitrail.data.images.batched import divided
 from vitrail.data.images.geometry import Size
-from vitrail.data.images.ops import colour_changes_left_out
+from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.errors import DataError, UsageError
@@ -44,6 +45,14 @@ USUAL_SIDE = 224
 """Side of the input in pixels for images that are not smaller."""
 LARGEST_CACHED = 256
 """Longer side in pixels up to which images are cached."""
+FEWEST_CORES = 3
+"""Smallest number of cores for a training process beside which other processes decode."""
+CORE_SECONDS, RANDAUGMENT_SECONDS, COLOUR_SECONDS = 1.25e-3, 0.85e-3, 1.4e-3
+"""What an image of ImageNet costs a core: to decode, crop and resize a JPEG file; RandAugment; 3-Augment and colour
+jitter (benchmarks/input_pipeline.py)."""
+FASTEST_NETWORK = 20_000
+"""Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
+be half as fast as ours."""
 COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init")
 """Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
 resamples some, and that a new classifier is drawn anew."""
@@ -151,8 +160,12 @@ def decide(run: Run, facts: Facts) -> Decision:
         why["precision"] = f"{facts.precision}: this {facts.device.type} {having} fast bfloat16"
         run = replace(run, precision=facts.precision)
     run = replace(run, batch_size=noted(_batch_size(run, facts)))
-    run = replace(run, workers=noted(_workers(facts))) if run.workers is None else run
-    run = replace(run, cache=noted(_cache(facts, bands))) if run.cache == "auto" else run
+    run = replace(run, cache=noted(_cache(run, facts, bands))) if run.cache == "auto" else run
+    if run.cache == "yes" and run.worker_kind == "processes":
+        raise UsageError("--cache yes keeps decoded images in one process. Use it with --worker-kind threads")
+    run = replace(run, worker_kind=noted(_worker_kind(run, facts))) if run.worker_kind == "auto" else run
+    run = replace(run, augment_on=noted(_augment_on(run, facts, preprocess)))
+    run = replace(run, workers=noted(_workers(run, facts))) if run.workers is None else run
 
     several = run.supervised and task.name == "labels"
     scale = task.scale(run, facts.card, facts.labels, facts.class_names)
@@ -355,14 +368,75 @@ def _batch_size(run: Run, facts: Facts) -> Because[int]:
     return batch, {"batch_size": why} if why else {}
 
 
-def _workers(facts: Facts) -> Because[int]:
-    """Return the number of threads that decode. Training on a CPU needs most of the cores itself."""
-    workers = min(16, facts.cores) if facts.device.type == "cuda" else max(1, facts.cores // 4)
+def _worker_kind(run: Run, facts: Facts) -> Because[Literal["threads", "processes"]]:
+    """Return what decodes images.
+
+    On a CPU threads: the network's long operations leave them the interpreter's lock, and they start at once. A step on
+    CUDA is hundreds of short launches, which need the lock that threads hold for 17 to 43 % of their time.
+    """
+    if facts.device.type != "cuda" or run.workers == 0:
+        return "threads", {}
+    if run.cache == "yes":
+        why = "the decoded images are cached in this process"
+    elif run.workers is None and facts.cores < FEWEST_CORES:
+        why = f"{facts.cores} cores are too few for processes beside the one that trains"
+    else:
+        why = facts.obstacle()
+    if why:
+        return "threads", {"worker_kind": f"threads: {why}"}
+    return "processes", {"worker_kind": "processes: threads would hold up the launches of the training thread"}
+
+
+def _workers(run: Run, facts: Facts) -> Because[int]:
+    """Return the number of threads or processes that decode."""
+    workers = worker_count(run, facts.device, facts.cores)
     return workers, {"workers": f"{workers}: of {facts.cores} cores"}
 
 
-def _cache(facts: Facts, bands: Bands | None) -> Because[Literal["yes", "no"]]:
+def worker_count(run: Run, device: torch.device, cores: int) -> int:
+    """Return the number of threads or processes that decode for a process with a number of cores.
+
+    Training on a CPU needs most of the cores itself, and on CUDA one. More threads than 16 wait for the interpreter's
+    lock. More processes than the fastest network needs for such images would only take memory.
+    """
+    if device.type != "cuda":
+        return max(1, cores // 4)
+    if run.worker_kind != "processes":
+        return min(16, cores)
+    most = math.ceil(FASTEST_NETWORK * _core_seconds(run))
+    return max(1, min(cores - 1, most))
+
+
+def _core_seconds(run: Run) -> float:
+    """Return the time in which a core prepares an image of ImageNet."""
+    if run.augment_on == "device":
+        return CORE_SECONDS
+    colours = COLOUR_SECONDS if run.augment.three_augment or run.augment.color_jitter else 0.0
+    return CORE_SECONDS + colours + (0.0 if run.augment.randaugment is None else RANDAUGMENT_SECONDS)
+
+
+def _augment_on(run: Run, facts: Facts, preprocess: Preprocess) -> Because[Literal["host", "device"]]:
+    """Return what changes colours: the device, if it is CUDA and the cores could not feed half of a fast network."""
+    if run.augment_on == "host" or (run.augment_on == "auto" and facts.device.type != "cuda"):
+        return "host", {}
+    possible = divided(train_transform(run.augment, preprocess), preprocess.image_size) is not None
+    if run.augment_on == "device":
+        if not possible:
+            raise UsageError(
+                "--augment-on device is for RandAugment, 3-Augment and colour jitter of RGB images, followed by no "
+                "operation of your own. Use --augment-on host"
+            )
+        return "device", {}
+    cores = facts.cores - 1 if run.workers is None else run.workers
+    if not possible or cores >= FASTEST_NETWORK / 2 * _core_seconds(run):
+        return "host", {}
+    return "device", {"augment_on": f"device: {cores} cores could not augment as fast as a network may train"}
+
+
+def _cache(run: Run, facts: Facts, bands: Bands | None) -> Because[Literal["yes", "no"]]:
     """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
+    if run.worker_kind == "processes":
+        return "no", {"cache": "no: processes do not share decoded images"}
     if not facts.sizes:
         return "no", {}
     pixel = 3 if bands is None else 4 * bands.channels  # bytes

@@ -13,8 +13,9 @@ from vitrail import world
 from vitrail.data.images.bands import HeaderFacts, layouts, measure_bands
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import Labels
+from vitrail.data.loading.processes import obstacle
 from vitrail.data.settings import Bands, Bits
-from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
+from vitrail.device import ComputePrecision, choose_device, compute_precision, cores_for, free_memory
 from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
@@ -47,6 +48,9 @@ class Facts:
     precision: ComputePrecision = "float32"
     """That which is fast on the device."""
     cores: int = 1
+    """Number of cores for this process."""
+    obstacle: Callable[[], str] = str
+    """Says why no other process can read the images; "" if it can."""
     memory: int = 0
     """Free bytes of main memory."""
     processes: int = 1
@@ -79,9 +83,10 @@ class Facts:
             model=model,
             device=device,
             precision=compute_precision(device),
-            cores=available_cores(),
+            cores=cores_for(world.local_size()),
             memory=free_memory(CPU),
             processes=world.size(),
+            obstacle=partial(obstacle, train, run.augment),
         )
 
     @property

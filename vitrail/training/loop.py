@@ -181,7 +181,7 @@ def training(
                 break
             batch = next(batches)
             if number == 0:  # drawn at the size that images grow to, because a person is to recognise them
-                recorder.first_batch(setup.objective.prepare(batch, step=0))
+                recorder.first_batch(setup.objective.prepare(setup.resize(batch, 1.0), step=0))
             batch = setup.resize(batch, timetable.growth(number, status.elapsed))
             rate = timetable.learning_rate(number, status.elapsed)
             with threads or nullcontext():

@@ -411,7 +411,16 @@ class Run(Settings):
     """Shard weights, gradients and optimiser state over the processes (FSDP2), for networks too large for one device,
     such as ViT-H. The losses do not change."""
     workers: Threads | None = None
-    """Number of threads that decode images; 0 decodes in the training thread (default: from the number of cores)."""
+    """Number of threads or processes that decode images; 0 decodes in the training thread (default: from the number of
+    cores)."""
+    worker_kind: Literal["auto", "threads", "processes"] = "auto"
+    """What decodes training images. processes: takes no time of the training thread, but some memory and seconds to
+    start. The batches are the same. auto: processes on CUDA with at least three cores for each training process, unless
+    images are cached; otherwise threads."""
+    augment_on: Literal["auto", "host", "device"] = "auto"
+    """What changes the colours of training images and erases parts: the processors that decode (host), or the device of
+    the network, whole batches at once. The random numbers are the same, and the images differ by a level or two. auto:
+    the device, if it is CUDA and the processors could not keep up."""
     cache: Literal["auto", "yes", "no"] = "auto"
     """Cache decoded images in memory. auto: if they are small and fit."""
     timeout: Seconds = 1800.0

@@ -34,7 +34,7 @@ from vitrail.files import json_text, lock, replacing_text
 from vitrail.run_log import NUMBERS, fitting
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
-from vitrail.training.decide import decide
+from vitrail.training.decide import decide, worker_count
 from vitrail.training.facts import Facts
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import Diverged, Interrupted
@@ -44,7 +44,7 @@ from vitrail.training.run import Run
 
 RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"
 NAME = "run"
-ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "compile",
+ELSEWHERE = ("name", "out", "device", "workers", "worker_kind", "augment_on", "cache", "accumulate", "compile",
              "activation_checkpointing", "keep", "checkpoint_every")  # fmt: skip
 """Settings that say where and how a run is executed, not what it computes."""
 Status = Literal["done", "diverged", "failed"]
@@ -174,7 +174,7 @@ def run_trial(folder: Path, *, device: str | None = None, cores: int | None = No
     run = replace(from_yaml(folder / RUN, Run(), imports=True), out=str(folder), name=NAME)
     run = run if device is None else replace(run, device=device)
     if run.workers is None and cores is not None and cores < available_cores():
-        run = replace(run, workers=min(16, cores) if choose_device(run.device).type == "cuda" else max(1, cores // 4))
+        run = replace(run, workers=worker_count(run, choose_device(run.device), cores))
     with ExitStack() as opened:
         with writing(folder / ".lock", UsageError):
             file = opened.enter_context(open(folder / ".lock", "a", encoding="utf-8"))

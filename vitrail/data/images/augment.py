@@ -9,6 +9,7 @@ out for them, because they are made for the three bands of visible light.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ LARGEST_MAGNITUDE = 30.0
 """Largest magnitude in the experiments of RandAugment's authors."""
 
 Change = Callable[[Image.Image, float], Image.Image]
+Step = tuple[str, float]
+"""An operation of `CHANGES` and its value."""
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
@@ -36,41 +39,75 @@ def _fill(image: Image.Image) -> tuple[int, ...] | int:
     return GREY if image.mode == "RGB" else 0  # a normalised band has the mean 0
 
 
-def _solarize_add(image: Image.Image, level: float) -> Image.Image:
-    added = int(110 * abs(level))
-    return image.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)
+def solarize_table(added: float) -> list[int]:
+    """Return the new value of each value: `added` more for dark ones."""
+    return [min(255, value + int(added)) if value < 128 else value for value in range(256)]
 
 
 MOVES: dict[str, Change] = {
-    "rotate": lambda image, level: image.rotate(30 * level, Image.Resampling.BILINEAR, fillcolor=_fill(image)),
-    "shear_x": lambda image, level: _affine(image, (1, 0.3 * level, 0, 0, 1, 0)),
-    "shear_y": lambda image, level: _affine(image, (1, 0, 0, 0.3 * level, 1, 0)),
-    "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),
-    "translate_y": lambda image, level: _affine(image, (1, 0, 0, 0, 1, 0.45 * level * image.height)),
+    "rotate": lambda image, angle: image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=_fill(image)),
+    "shear_x": lambda image, shear: _affine(image, (1, shear, 0, 0, 1, 0)),
+    "shear_y": lambda image, shear: _affine(image, (1, 0, 0, shear, 1, 0)),
+    "translate_x": lambda image, share: _affine(image, (1, 0, share * image.width, 0, 1, 0)),
+    "translate_y": lambda image, share: _affine(image, (1, 0, 0, 0, 1, share * image.height)),
 }
-"""Those of `OPERATIONS` that move pixels and change no colour; also for a single band of floats."""
+"""Those of `CHANGES` that move pixels and change no colour; also for a single band of floats."""
 
-OPERATIONS: dict[str, Change] = {
-    "autocontrast": lambda image, level: ImageOps.autocontrast(image),
-    "equalize": lambda image, level: ImageOps.equalize(image),
-    "invert": lambda image, level: ImageOps.invert(image),
-    "posterize": lambda image, level: ImageOps.posterize(image, max(1, 4 - int(4 * abs(level)))),
-    "solarize": lambda image, level: ImageOps.solarize(image, 256 - int(256 * abs(level))),
-    "solarize_add": _solarize_add,
-    "color": lambda image, level: ImageEnhance.Color(image).enhance(1 + 0.9 * level),
-    "contrast": lambda image, level: ImageEnhance.Contrast(image).enhance(1 + 0.9 * level),
-    "brightness": lambda image, level: ImageEnhance.Brightness(image).enhance(1 + 0.9 * level),
-    "sharpness": lambda image, level: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * level),
+CHANGES: dict[str, Change] = {
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
+    "invert": lambda image, _: ImageOps.invert(image),
+    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+    "solarize": lambda image, threshold: ImageOps.solarize(image, int(threshold)),
+    "solarize_add": lambda image, added: image.point(solarize_table(added) * 3),
+    "color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
     **MOVES,
+    "grey": lambda image, _: ImageOps.grayscale(image).convert("RGB"),
+    "blur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
 }
-"""Name -> operation of RandAugment, a function of (image, level). The level runs from -1 to 1, which is magnitude 10.
-A larger absolute level is always stronger. The sign means left or right, or weaker or stronger colours. Operations with
-one direction ignore the sign."""
+"""Name -> change of a picture, a function of (image, value). `vitrail.data.images.batched` has the same for batches."""
+
+VALUES: dict[str, Callable[[float], float]] = {
+    "autocontrast": lambda level: 0,
+    "equalize": lambda level: 0,
+    "invert": lambda level: 0,
+    "posterize": lambda level: max(1, 4 - int(4 * abs(level))),
+    "solarize": lambda level: 256 - int(256 * abs(level)),
+    "solarize_add": lambda level: int(110 * abs(level)),
+    **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), lambda level: 1 + 0.9 * level),
+    "rotate": lambda level: 30 * level,
+    "shear_x": lambda level: 0.3 * level,
+    "shear_y": lambda level: 0.3 * level,
+    "translate_x": lambda level: 0.45 * level,
+    "translate_y": lambda level: 0.45 * level,
+}
+"""Operation of RandAugment -> its value at a level. The level runs from -1 to 1, which is magnitude 10. A larger
+absolute level is always stronger. The sign means left or right, or weaker or stronger colours. Operations with one
+direction ignore the sign."""
 
 
 @dataclass(frozen=True)
-class RandAugment(Op):
-    """Apply operations drawn from `OPERATIONS` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do.
+class Steps(Op):
+    """An operation that draws some of `CHANGES` and applies them in order."""
+
+    @abstractmethod
+    def steps(self, rng: np.random.Generator) -> Iterator[Step]:
+        """Draw the changes of an image."""
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        picture = None
+        for name, value in self.steps(rng):
+            picture = CHANGES[name](Image.fromarray(image) if picture is None else picture, value)
+        return image if picture is None else np.array(picture)
+
+
+@dataclass(frozen=True)
+class RandAugment(Steps):
+    """Apply operations drawn from `VALUES` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do.
 
     Each of `operations` drawn operations is applied with `probability`, with a random sign, at `magnitude` plus normal
     noise of standard deviation `noise`; the sum is limited to 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9). Magnitudes
@@ -82,54 +119,40 @@ class RandAugment(Op):
     noise: float = 0.5
     probability: float = 0.5
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """See Op."""
-        picture = None
-        for change, level in self.drawn(list(OPERATIONS.values()), rng):
-            picture = change(Image.fromarray(image) if picture is None else picture, level)
-        return image if picture is None else np.array(picture)
+    names = tuple(VALUES)
 
-    def drawn(self, changes: list[Change], rng: np.random.Generator) -> Iterator[tuple[Change, float]]:
-        """Yield the operations to apply, drawn from `changes`, each with its level."""
+    def steps(self, rng: np.random.Generator) -> Iterator[Step]:
+        """See Steps."""
         most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
         for _ in range(self.operations):
             which, chance, sign = rng.random(3).tolist()
             magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), most)
             if chance < self.probability:
-                yield changes[int(which * len(changes))], magnitude / 10 if sign < 0.5 else -magnitude / 10
+                name = self.names[int(which * len(self.names))]
+                yield name, VALUES[name](magnitude / 10 if sign < 0.5 else -magnitude / 10)
 
 
 @dataclass(frozen=True)
-class ThreeAugment(Op):
+class ThreeAugment(Steps):
     """Always apply one of grayscale, solarise and blur, at random (Touvron et al. 2022, "DeiT III")."""
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """See Op."""
+    def steps(self, rng: np.random.Generator) -> Iterator[Step]:
+        """See Steps."""
         which, strength = rng.random(2).tolist()
-        picture = Image.fromarray(image)
-        if which < 1 / 3:
-            picture = ImageOps.grayscale(picture).convert("RGB")
-        elif which < 2 / 3:
-            picture = ImageOps.solarize(picture, 128)
-        else:
-            picture = picture.filter(ImageFilter.GaussianBlur(0.1 + 1.9 * strength))
-        return np.array(picture)
+        yield ("grey", 0) if which < 1 / 3 else ("solarize", 128) if which < 2 / 3 else ("blur", 0.1 + 1.9 * strength)
 
 
 @dataclass(frozen=True)
-class ColorJitter(Op):
+class ColorJitter(Steps):
     """Change brightness, contrast and saturation, in random order, each by a factor from 1 - s to 1 + s."""
 
     strength: float
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """See Op."""
-        picture = Image.fromarray(image)
+    def steps(self, rng: np.random.Generator) -> Iterator[Step]:
+        """See Steps."""
         factors = (1 + self.strength * (2 * rng.random(3) - 1)).tolist()
-        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-        for which in rng.permutation(3):
-            picture = enhancers[which](picture).enhance(factors[which])
-        return np.array(picture)
+        names = ("brightness", "contrast", "color")
+        yield from [(names[which], factors[which]) for which in rng.permutation(3)]
 
 
 @dataclass(frozen=True)
@@ -146,16 +169,20 @@ class RandomErasing(Op):
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
-        if rng.random() >= self.probability:
+        top, left, height, width = self.box(image.shape[0], image.shape[1], rng)
+        if not height:
             return image
-        height, width, channels = image.shape
-        for h, w, down, right in random_rectangles(height * width, self.scale, self.ratio, rng):
-            if 0 < h < height and 0 < w < width:
-                top, left = int(down * (height - h + 1)), int(right * (width - w + 1))
-                erased = image.copy()
-                erased[top : top + h, left : left + w] = self.noise((h, w, channels), rng)
-                return erased
-        return image
+        erased = image.copy()
+        erased[top : top + height, left : left + width] = self.noise((height, width, image.shape[2]), rng)
+        return erased
+
+    def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+        """Draw (top, left, height, width) of the rectangle in a picture; zeros if nothing is erased."""
+        if rng.random() < self.probability:
+            for h, w, down, right in random_rectangles(height * width, self.scale, self.ratio, rng):
+                if 0 < h < height and 0 < w < width:
+                    return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
+        return 0, 0, 0, 0
 
     def noise(self, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
         """Return random pixels, uint8 [h, w, channels]."""
@@ -166,10 +193,12 @@ class RandomErasing(Op):
 class MovingAugment(RandAugment):
     """The operations of RandAugment that move pixels, the same for every band; the gap is filled with the mean."""
 
+    names = tuple(MOVES)
+
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
-        for change, level in self.drawn(list(MOVES.values()), rng):
-            bands = [np.asarray(change(Image.fromarray(band), level)) for band in np.moveaxis(image, 2, 0)]
+        for name, value in self.steps(rng):
+            bands = [np.asarray(MOVES[name](Image.fromarray(band), value)) for band in np.moveaxis(image, 2, 0)]
             image = np.stack(bands, axis=2)
         return image
 

@@ -9,24 +9,24 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
-from vitrail.data.images.geometry import Op
+from vitrail.data.images.batched import Augmentation, Plan
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
-from vitrail.data.images.work import within_memory
-from vitrail.data.item import IndexedSource, Item, is_remote
+from vitrail.data.item import IndexedSource, is_remote
 from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
-from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling, stream
+from vitrail.data.labels.sets import Label, LabelSets, one_label
+from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling
 from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
-from vitrail.errors import DataError, DecodeError, UsageError, VitrailError
+from vitrail.data.loading.processes import ReaderProcesses, Ring
+from vitrail.data.loading.reading import BatchPart, FetchedImages, ImageReader, Read, Slots, Transform, Wanted
+from vitrail.errors import DataError, DecodeError, UsageError
 
-FetchedImages = dict[int, bytes | np.ndarray | DecodeError]
-"""Index -> the image that a remote source returned for it, or the error."""
+WorkerKind = Literal["threads", "processes"]
 
 
 @dataclass(frozen=True)
@@ -41,63 +41,31 @@ class Batch:
     numbers float64 [B, targets]."""
     index: torch.Tensor
     """int64 [B]: the index of each image in the source."""
+    plan: Plan | None = None
+    """What is left of the augmentation, for the device of the network."""
 
-
-@dataclass
-class Slots:
-    """The memory of one batch, which several threads fill."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    index: np.ndarray
-    """int64 [B]: index of the image in the source; -1 for an empty slot."""
-    fetched: Future[FetchedImages] | None = None
-    """Images requested ahead of time from a remote source."""
-
-    def batch(self) -> Batch:
-        """Return the filled batch as tensors, without a copy unless a slot is empty."""
-        arrays = [self.images, self.labels, self.index]
-        good = self.index >= 0
-        if not good.all():
-            arrays = [array[good] for array in arrays]
-        images, labels, index = map(torch.from_numpy, arrays)
-        return Batch(images.permute(0, 3, 1, 2), labels, index)
-
-
-@dataclass
-class BatchPart:
-    """Some slots of a batch, filled by one thread."""
-
-    slots: Slots
-    begin: int
-    positions: np.ndarray
-    permutation: Permutation
-    epoch: int
-    bad: list[tuple[int, str]] = field(default_factory=list)
-    """(index, reason) of each image that could not be read."""
-    reading: int = -1
-    """Index of the image that is being read; -1 before the first."""
-    steps: int = 0
-    """Number of reads begun."""
-    steps_seen: int = -1
-    """Value of `steps` at the last timeout of the consumer."""
-
-    @property
-    def last(self) -> bool:
-        """Whether this is the last part of the batch."""
-        return self.begin + len(self.positions) == len(self.slots.index)
-
-
-Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""Function of (image uint8 [H, W, 3], random numbers) that returns uint8 [*image_size, 3]. See `Op` for other bands."""
 
 ATTEMPTS = 100
 """Number of consecutive unreadable images, in training order, after which loading fails."""
 _BATCHES_AHEAD = 3
+_KEPT = 3
+"""Number of batches that the caller may keep at a time in memory that processes share. Further ones are copied."""
 _ON_THE_WAY = 512
 """Number of images requested ahead from a remote source: 10,000 images/s at 50 ms per round trip."""
 _ASKING = 4
 """Number of batches requested from a remote source at the same time, each in one request."""
+
+
+def _batch(slots: Slots) -> Batch:
+    """Return a filled batch as tensors, without a copy unless a slot is empty."""
+    arrays = [slots.images, slots.labels, slots.index]
+    good = slots.index >= 0
+    if not good.all():
+        arrays = [array[good] for array in arrays]
+    images, labels, index = map(torch.from_numpy, arrays)
+    rows = [slots.rows[slot] for slot in sorted(slots.rows)]
+    plan = Plan.of(rows, (images.shape[1], images.shape[2])) if rows else None
+    return Batch(images.permute(0, 3, 1, 2), labels, index, plan)
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -118,11 +86,18 @@ class Loader:
     leaves the image out. With `cache` decoded images stay in memory, which is for data sets of small images. `together`
     is the number of neighbours shown in one batch (see `EpochOrder`). `sampler` says how often each class is shown in
     training (`vitrail.data.loading.order`). The next batches of a remote source (`vitrail.data.item.RemoteSource`) are
-    requested while earlier ones are decoded.
+    requested while earlier ones are decoded. `rest` comes after `transform`: only its random numbers are drawn, and the
+    batch has them as a plan.
 
-    Raises UsageError unless batch_size >= 1 and workers >= 0, and DataError for an empty source. `epoch` raises
-    DataError, which names the image, when a read in a thread takes longer than `timeout` seconds (None:
-    `prefetch.TIMEOUT`), when `ATTEMPTS` consecutive images are unreadable, and for an error in `transform`.
+    `workers` threads or processes (`worker_kind`) read the images; 0 for the thread that iterates. Batches are the same
+    with any of them. Processes write into shared memory, which is free for another batch when nothing refers to the
+    `images` of a batch any more. A CUDA device `pinned_for` copies from this memory in the background. If it does so on
+    another stream than the current one, the current one must wait for the copy before the caller drops the batch.
+
+    Raises UsageError unless batch_size >= 1 and workers >= 0, for processes with `cache`, and for a source or transform
+    that cannot be sent to a process; DataError for an empty source. `epoch` raises DataError, which names the image,
+    when a read in a thread or process takes longer than `timeout` seconds (None: `prefetch.TIMEOUT`), when `ATTEMPTS`
+    consecutive images are unreadable, for an error in `transform`, and if a process dies.
     """
 
     def __init__(
@@ -130,6 +105,7 @@ class Loader:
         source: IndexedSource,
         *,
         transform: Transform,
+        rest: Augmentation | None = None,
         image_size: int | tuple[int, int],
         batch_size: int,
         seed: int = 0,
@@ -142,10 +118,14 @@ class Loader:
         together: int = 1,
         sampler: Sampling = "uniform",
         cache: bool = False,
+        worker_kind: WorkerKind = "threads",
+        pinned_for: torch.device | None = None,
         timeout: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         check_batch_size(batch_size)
+        if cache and worker_kind == "processes":
+            raise UsageError("cached images are in the memory of this process: use threads, or no cache")
         if not len(source):
             raise DataError("there are no images to load")
         self.source = source
@@ -156,11 +136,11 @@ class Loader:
         self.bad_index: list[int] = []
         """Index in the source of each image in `bad`."""
         self._seen_bad: set[int] = set()
-        self._transform = transform
         self.pixels: Pixels = getattr(transform, "pixels", EIGHT_BIT_RGB)
         """How stored images become the input of `transform`."""
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        self._shape = (*size, self.pixels.channels)
+        height, width = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        shape = (height, width, self.pixels.channels)
+        self._reader = ImageReader(source, transform, shape, seed, {} if cache else None, rest)
         self._seed = seed
         self._batch_size = batch_size
         self._evaluation = not shuffle and not drop_last
@@ -183,14 +163,21 @@ class Loader:
         self._pool = ThreadPool(workers) if workers else None
         self._asking = ThreadPool(_ASKING) if is_remote(source) else None
         self._labels = source.labels
-        self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
-        """Index -> (decoded image, label)."""
-        self._together = cache and isinstance(transform, Op)
-        """Are the images of a part transformed in one call?"""
+        self._ring, self._processes = None, None
+        if workers and worker_kind == "processes":
+            self._ring = Ring(_BATCHES_AHEAD + 2 + _KEPT, len(self._order.positions(0)), self._reader)
+            if pinned_for is not None:
+                self._ring.pin(pinned_for)
+            self._processes = ReaderProcesses(workers, self._reader, self._ring)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this process."""
         return len(self._order)
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes that read images."""
+        return [] if self._processes is None else self._processes.pids
 
     @property
     def share(self) -> int:
@@ -201,7 +188,7 @@ class Loader:
         """Iterate over the batches of an epoch from number `start` on."""
         permutation = self._order.permutation(self._seed, epoch)
         batches = (self._parts(epoch, permutation, number) for number in range(start, len(self)))
-        parts = (part for batch in self._asked(batches) for part in batch)
+        parts = (part for batch in self._asked(batches) for part in self._with_memory(batch))
         ahead = _BATCHES_AHEAD * math.ceil(self._batch_size / self._part)
         filled = ordered(self._pool, self._fill, parts, ahead=ahead, timeout=self._timeout, hung=self._hung)
         done = start * self._batch_size
@@ -222,13 +209,15 @@ class Loader:
             for part in filled:
                 self._record(part)
                 if part.last:
-                    return part.slots.batch()
+                    return _batch(part.slots)
             return None
         finally:
             self.wait_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """End the threads. The loader cannot be used afterwards; it may be closed twice."""
+        """End the threads and processes. The loader cannot be used afterwards; it may be closed twice."""
+        if self._processes is not None:
+            self._processes.close()
         for pool in (self._pool, self._asking):
             if pool is not None:
                 pool.close()
@@ -246,21 +235,29 @@ class Loader:
         """Request the images of a batch that are not in memory from a remote source."""
         assert is_remote(self.source)
         images = {self._order.image(part.permutation, place)[0] for part in parts for place in part.positions.tolist()}
-        cached = self._cache or {}
+        cached = self._reader.cache or {}
         wanted = sorted(index for index in images if index not in cached)
         return dict(zip(wanted, self.source.fetch(np.array(wanted, dtype=np.int64)), strict=True))
 
     def _parts(self, epoch: int, permutation: Permutation, number: int) -> list[BatchPart]:
-        """Lay out a batch in memory and cut it into parts."""
+        """Cut a batch into parts."""
         positions = self._order.positions(number)
         count = len(positions)
-        # every batch has its own memory, because the caller may keep it; the page faults cost 1 % of decoding
-        images = np.empty((count, *self._shape), dtype=self.pixels.dtype)
-        slots = Slots(images, self._no_labels(count), np.full(count, -1, dtype=np.int64))
+        slots = Slots(self._no_labels(count), np.full(count, -1, dtype=np.int64))
         return [
             BatchPart(slots, begin, positions[begin : begin + self._part], permutation, epoch)
             for begin in range(0, count, self._part)
         ]
+
+    def _with_memory(self, parts: list[BatchPart]) -> list[BatchPart]:
+        """Give a batch, cut into parts, its memory."""
+        slots, count = parts[0].slots, len(parts[0].slots.index)
+        if self._ring is None:
+            # every batch has its own memory, because the caller may keep it; the page faults cost 1 % of decoding
+            slots.images = np.empty((count, *self._reader.shape), dtype=self.pixels.dtype)
+        else:
+            slots.images, slots.number = self._ring.take(count)
+        return parts
 
     def _no_labels(self, count: int) -> np.ndarray:
         """Return the memory of the labels of a batch, to be filled."""
@@ -272,111 +269,65 @@ class Loader:
 
     def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
-        images = self._images(part)
-        if self._together and isinstance(self._transform, Op):
-            # small images are transformed all at once, with the same bits as one by one
-            decoded = list(images)
-            if decoded and len({image.shape for _, image, _, _ in decoded}) == 1:
-                slots = [slot for slot, _, _, _ in decoded]
-                stack = np.stack([image for _, image, _, _ in decoded])
-                part.slots.images[slots] = self._transform.batch(stack, [random for *_, random in decoded])
-                return part
-            images = iter(
-                (slot, self._transformed(image, random, index), index, random) for slot, image, index, random in decoded
-            )
-        for slot, image, _, _ in images:
-            part.slots.images[slot] = image
+        wanted = [self._wanted(part, place) for place in range(len(part.positions))]
+        for place, read in enumerate(self._read(part, wanted)):
+            image = wanted[place]
+            for attempt in range(1, ATTEMPTS + 1):
+                if not isinstance(read, DecodeError):
+                    self._keep(part.slots, image, *read)
+                    break
+                part.bad.append((image.index, read.reason))
+                if self._evaluation:
+                    break
+                if attempt == ATTEMPTS:
+                    raise self._unreadable(part, image.index, read)
+                image = self._wanted(part, place, attempt)
+                (read,) = self._read(part, [image])
         return part
 
-    def _images(self, part: BatchPart) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
-        """Yield (slot, image, index, random numbers) of each image, and store its label and index.
+    def _wanted(self, part: BatchPart, place: int, attempt: int = 0) -> Wanted:
+        """Return the image at a place of a part, or the `attempt`-th one after it in the order."""
+        index, copy = self._order.image(part.permutation, int(part.positions[place]), attempt)
+        return Wanted(part.begin + place, index, index + copy * len(self.source))
 
-        The image is transformed, or decoded if images are transformed together.
-        """
-        for slot, position in enumerate(part.positions.tolist(), start=part.begin):
-            found = self._readable(part, position)
-            if found is None:
-                continue
-            image, label, index, random = found
-            part.slots.index[slot] = index
-            if isinstance(label, np.ndarray) and isinstance(self._labels, LabelSets):
-                part.slots.labels[slot, label] = 1
-            else:
-                part.slots.labels[slot] = label
-            yield slot, image, index, random
+    def _read(self, part: BatchPart, wanted: list[Wanted]) -> list[Read | DecodeError]:
+        """Fill the slots of the wanted images, here or in a process. See `ImageReader.read`."""
+        fetched = None if part.slots.fetched is None else part.slots.fetched.result
+        if self._processes is None:
+            return self._reader.read(part.epoch, wanted, part.slots.images, part.progress, fetched)
+        return self._processes.read(part, wanted, fetched)
 
-    def _readable(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, np.random.Generator] | None:
-        """Return (image, label, index, random numbers) for a position; None for an unreadable image in evaluation."""
-        for attempt in range(1 if self._evaluation else ATTEMPTS):
-            index, copy = self._order.image(part.permutation, position, attempt)
-            part.reading, part.steps = index, part.steps + 1
-            try:
-                image, label = self._read(index, part.slots.fetched)
-                random = stream(self._seed, part.epoch, index + copy * len(self.source))
-                if not self._together:
-                    image = self._transformed(image, random, index)
-                return image, label, index, random
-            except DecodeError as error:
-                part.bad.append((index, error.reason))
-                last = error
-        if self._evaluation:
-            return None
+    def _keep(self, slots: Slots, image: Wanted, label: Label, row: np.ndarray | None) -> None:
+        """Store what belongs to an image that was read."""
+        slots.index[image.slot] = image.index
+        if row is not None:
+            slots.rows[image.slot] = row
+        if isinstance(label, np.ndarray) and isinstance(self._labels, LabelSets):
+            slots.labels[image.slot, label] = 1
+        else:
+            slots.labels[image.slot] = label
+
+    def _unreadable(self, part: BatchPart, index: int, last: DecodeError) -> DataError:
+        """Return the error after `ATTEMPTS` consecutive unreadable images, of which the image `index` is the last."""
         reasons = dict(part.bad[-ATTEMPTS:])
         kinds = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons.values()).most_common())
         all_bad = len(reasons) == len(self.source)
         what = f"none of the {len(reasons):,} images" if all_bad else f"none of {ATTEMPTS} consecutive images"
-        raise DataError(
+        return DataError(
             f"{what} can be read ({kinds}); the last is {self.source.id(index)}: {last.reason} ({last}). "
             "`vitrail data check` lists all bad images"
         )
 
-    def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, Label]:
-        """Return (pixels [H, W, channels], label) from the cache, from the fetched images, or from the source."""
-        if self._cache is not None and (cached := self._cache.get(index)) is not None:
-            return cached
-        try:
-            with within_memory():
-                item = self._item(index, fetched)
-                image = self.pixels.read(item.image)
-        except VitrailError:
-            raise
-        except Exception as error:
-            raise DataError(f"image {self.source.id(index)} could not be read: {error!r}") from error
-        if self._cache is not None:
-            self._cache[index] = image, item.label
-        return image, item.label
-
-    def _item(self, index: int, fetched: Future[FetchedImages] | None) -> Item:
-        """Return an image as it is stored, from the fetched images or else from the source."""
-        image = None if fetched is None else fetched.result().get(index)
-        if image is None or not is_remote(self.source):
-            return self.source[index]
-        if isinstance(image, DecodeError):
-            raise image
-        return Item(image, label_at(self.source.labels, index), "")
-
-    def _transformed(self, image: np.ndarray, random: np.random.Generator, index: int) -> np.ndarray:
-        """Return the transformed image. Raises DataError, which names the image, for any error of the transform.
-
-        Too little memory is a DecodeError.
-        """
-        try:
-            with within_memory():
-                result = self._transform(image, random)
-        except DecodeError:
-            raise
-        except Exception as error:
-            raise DataError(f"image {self.source.id(index)} could not be transformed: {error!r}") from error
-        if result.shape != self._shape:
-            raise DataError(f"image {self.source.id(index)} became {result.shape}, expected {self._shape}")
-        return result
-
     def _hung(self, part: BatchPart) -> Exception | None:
         """Return the error for a part that is late; None if it has begun another read since the last timeout."""
-        if part.steps_seen < part.steps:
-            part.steps_seen = part.steps
+        if self._processes is not None and self._processes.starting:
             return None
-        return stuck(f"image {self.source.id(part.reading)} (index {part.reading})", self._timeout)
+        reading, steps = part.progress.tolist()
+        if part.steps_seen < steps:
+            part.steps_seen = steps
+            return None
+        name = f"image {self.source.id(reading)} (index {reading})" if reading >= 0 else "the first image"
+        return stuck(name, self._timeout)
 
     def _record(self, part: BatchPart) -> None:
         """Add the unreadable images of a part to the lists, each once."""

@@ -1,8 +1,8 @@
 """Threads that work ahead and return their results in order.
 
-Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read cannot
-keep the process alive. That is why `concurrent.futures.ThreadPoolExecutor` is not used: it waits for its threads at
-exit.
+Decoders release the interpreter lock; `processes.py` is for training that needs the lock almost alone. The threads are
+daemons, so that a thread stuck in a read cannot keep the process alive. That is why
+`concurrent.futures.ThreadPoolExecutor` is not used: it waits for its threads at exit.
 
 `LostImages` notices that the disk stops giving images, because their folder is removed, renamed or unmounted.
 """

@@ -144,6 +144,9 @@ class LocalFiles:
                 os.close(handle)
         return data
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return LocalFiles, (self._files,)  # another process opens the files itself
+
     def __del__(self) -> None:
         for handle in getattr(self, "_handles", {}).values():
             os.close(handle)

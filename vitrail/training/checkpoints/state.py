@@ -41,7 +41,7 @@ IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim
             "distill")  # fmt: skip
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
 early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision,
-workers, cache, compile, activation_checkpointing, device). The result is the same up to rounding."""
+workers, worker_kind, cache, compile, activation_checkpointing, device). The result is the same up to rounding."""
 SPLITS = ("train", "validation", "holdout", "fold", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
@@ -427,7 +427,17 @@ def _check_kept(run: Run, recorded: Run, folder: RunFolder) -> None:
 
 def inherit(run: Run, recorded: Run) -> Run:
     """Return `run` with its automatic settings as in `recorded`: a resumed run decides nothing again."""
-    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "cache")
+    automatic = (
+        "image_size",
+        "preprocess",
+        "batch_size",
+        "accumulate",
+        "precision",
+        "workers",
+        "worker_kind",
+        "augment_on",
+        "cache",
+    )
     decided = {name: getattr(recorded, name) for name in (*automatic, *LORA) if getattr(run, name) in (None, "auto")}
     return replace(run, **decided)
 

@@ -74,6 +74,8 @@ class TrialKeywords(TypedDict, total=False):
     activation_checkpointing: bool
     shard: bool
     workers: Threads | None
+    worker_kind: Literal["auto", "threads", "processes"]
+    augment_on: Literal["auto", "host", "device"]
     cache: Literal["auto", "yes", "no"]
     timeout: Seconds
     max_nonfinite: Count
