@@ -28,7 +28,7 @@ from vitrail.data.images.augment import (
     ThreeAugment,
     solarize_table,
 )
-from vitrail.data.images.geometry import Compose, Flip, Interpolation, Op
+from vitrail.data.images.geometry import Compose, Flip, Op
 from vitrail.data.settings import GREY
 
 NAMES = tuple(CHANGES)
@@ -306,44 +306,6 @@ def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """
     across = (images.float() @ columns[:, None].transpose(2, 3)).round_().clamp_(0, 255)
     return (rows[:, None] @ across).round_().clamp_(0, 255).to(torch.uint8)
-
-
-def crop_and_resize(
-    images: Tensor, boxes: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear"
-) -> Tensor:
-    """Cut a part out of each image and resize it to `size`, antialiased.
-
-    images: uint8 [n, C, H, W]; boxes: [n, 4], top, left, height and width of the parts in pixels.
-    """
-    top, left, height, width = boxes.to(torch.float32).unbind(1)
-    rows = _resizing(top, height, images.shape[2], size[0], interpolation)
-    return separable(images, rows, _resizing(left, width, images.shape[3], size[1], interpolation))
-
-
-def _resizing(begin: Tensor, length: Tensor, before: int, after: int, interpolation: Interpolation) -> Tensor:
-    """Return the matrices [n, after, before] that resize `length` of `before` pixels, from `begin` on, to `after`."""
-    scale = (length / after)[:, None, None]
-    stretch = scale.clamp(min=1)  # an antialiasing filter gets as wide as a new pixel
-    centre = (torch.arange(after, device=begin.device)[None, :, None] + 0.5) * scale
-    offset = begin[:, None, None]
-    places = torch.arange(before, device=begin.device)
-    distance = ((places - offset + 0.5 - centre) / stretch).abs()
-    inside = (places >= offset) & (places < offset + length[:, None, None])
-    weights = torch.where(inside, _FILTERS[interpolation](distance), 0.0)
-    return weights / weights.sum(2, keepdim=True)
-
-
-def _triangle(distance: Tensor) -> Tensor:
-    return (1 - distance).clamp(min=0)
-
-
-def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = a * (((distance - 5) * distance + 8) * distance - 4)
-    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
-
-
-_FILTERS: dict[Interpolation, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
 
 
 def _erased(images: Tensor, boxes: Tensor) -> Tensor:
