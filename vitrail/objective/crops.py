@@ -139,14 +139,17 @@ LUMA = (0.299, 0.587, 0.114)
 ORDERS = tuple(permutations(range(4)))
 
 
-def recolour(pictures: Tensor, drawn: Tensor) -> Tensor:
-    """Return pictures [n, 3, height, width] with the changes in `drawn` [n, columns] (`draw_crops`)."""
+def recolour(pictures: Tensor, drawn: Tensor, order: Sequence[int]) -> Tensor:
+    """Return pictures [n, 3, height, width] with the changes in `drawn` [n, columns] (`draw_crops`).
+
+    order: The one of `ORDERS` that `drawn` names. Reading it there would wait for the device.
+    """
     if not len(pictures):
         return pictures
     changes = (brightness, contrast, saturation, hue)
     columns = (BRIGHTNESS, CONTRAST, SATURATION, HUE)
     with torch.autocast(pictures.device.type, enabled=False):
-        for which in ORDERS[int(drawn[0, ORDER])]:
+        for which in order:
             pictures = changes[which](pictures, drawn[:, columns[which]])
         pictures = saturation(pictures, 1 - drawn[:, GREY])
         return solarise(blur(pictures, drawn[:, BLUR]), drawn[:, SOLARISE])
@@ -185,7 +188,7 @@ def hue(pictures: Tensor, turns: Tensor) -> Tensor:
         torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     sixths = sixths + 6 * turns[:, None, None]
-    places = sixths[:, None] + sixths.new_tensor([5.0, 3.0, 1.0])[:, None, None]
+    places = sixths[:, None] + torch.arange(5.0, 0.0, -2.0, device=sixths.device)[:, None, None]  # 5, 3, 1
     places = places.remainder(6)
     return value[:, None] - chroma[:, None] * torch.minimum(places, 4 - places).clamp(0, 1)
 

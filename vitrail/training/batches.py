@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -32,6 +33,8 @@ from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.settings import DINO
 from vitrail.training.run import Progressive, Run
 
+AT_ONCE = 256
+"""Number of images resized at a time on an accelerator."""
 SHOWN = 32
 """Largest number of images of a batch."""
 SHOWN_ROWS = 8
@@ -155,7 +158,16 @@ class Sizes:
         size = self.size(growth, full)
         if growth >= 1 or self.start == 1 or size == full:
             return batch
-        return replace(batch, images=F.interpolate(batch.images, size=size, mode="bilinear", antialias=True))
+        return replace(batch, images=shrunk(batch.images, size))
+
+
+def shrunk(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images [batch, channels, *size] of the same type, resized with antialiasing on their device."""
+    if images.is_floating_point() or images.device.type == "cpu":
+        return F.interpolate(images, size=size, mode="bilinear", antialias=True)
+    # only on CPUs torch resizes uint8; a whole batch as float would take four times the memory
+    parts = (F.interpolate(part.float(), size=size, mode="bilinear", antialias=True) for part in images.split(AT_ONCE))
+    return torch.cat([part.round_().to(images.dtype) for part in parts])
 
 
 def batch_picture(images: Tensor, captions: list[str], pixels: Pixels = EIGHT_BIT_RGB) -> bytes:
