@@ -21,6 +21,17 @@ NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 NO_KERNEL |= {"_reshape_alias", "_unsafe_view", "set_", "resize_", "device", "scalar_tensor"}
 
 
+class Elsewhere(Tensor):
+    """A CPU tensor that says it is on a GPU: code that asks takes the path which reads nothing."""
+
+    device = property(lambda tensor: torch.device("cuda"))  # type: ignore[assignment]
+
+
+def told(value: bool) -> Tensor:
+    """Return whether a step was finite, as a GPU would know it."""
+    return torch.tensor(value).as_subclass(Elsewhere)
+
+
 class DeviceWork(TorchDispatchMode):
     """Context that counts what operations do on `device`; enter it within a `FakeTensorMode` of its tensors.
 
@@ -47,13 +58,15 @@ class DeviceWork(TorchDispatchMode):
         here = [leaf for leaf in tree_leaves((args, kwargs)) if self._here(leaf)]
         if name == "_local_scalar_dense" and here:
             self.waits["item"] += 1
-            return 1.0 if args[0].is_floating_point() else True if args[0].dtype == torch.bool else 1
+            if self.device != "cpu":
+                return 1.0 if args[0].is_floating_point() else True if args[0].dtype == torch.bool else 1
         if name in SIZES and here:
             self.waits[name] += 1
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)):
             masks = [each for each in args[1] if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
             self.waits["boolean index"] += bool(masks and here)
-            args = (args[0], [place for each in args[1] for place in self._places(each)], *args[2:])
+            if masks and self.device != "cpu":
+                args = (args[0], [place for each in args[1] for place in self._places(each)], *args[2:])
         result = func(*args, **kwargs)
         if here or any(map(self._here, tree_leaves(result))):
             if name in ("_to_copy", "copy_"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from device_work import told
 from dino_cases import BALANCED, TINY, make, taught
 from masked_cases import TRUE, Images, batch, vit
 from torch import Tensor
@@ -127,6 +128,25 @@ def test_centre_and_teacher_move_once_in_a_step_by_the_whole_batch(parts: int) -
     centre = ours.centre.clone()
     ours.after_step(TRUE)  # no answers since
     assert torch.equal(ours.centre, centre)
+
+
+@pytest.mark.parametrize("config", [TINY, BALANCED])
+def test_a_device_that_decides_moves_the_same_teacher(config: DINO) -> None:
+    here, there, skipped = (make(config=config, stem="hmlp") for _ in range(3))
+    before = {name: value.clone() for name, value in skipped.state_dict().items() if name.startswith("teacher")}
+    for ours, finite in ((here, TRUE), (there, told(True)), (skipped, told(False))):
+        backward(ours, batch(6), step=1, parts=2, autocast=False)
+        with torch.no_grad():
+            for parameter in (*ours.model.parameters(), *ours.head.parameters()):
+                parameter.add_(0.1 * finite)  # a step that is not finite changes no weights
+        assert ours._total is not None
+        ours._total = ours._total / (1.0 if finite else 0.0)
+        ours.after_step(finite)
+    for name, value in there.state_dict().items():
+        torch.testing.assert_close(value, here.state_dict()[name], rtol=1e-6, atol=1e-6)
+    assert torch.equal(skipped.centre, make(config=config, stem="hmlp").centre)
+    learned = [name for name in before if "running" not in name and "tracked" not in name]  # restored by the step
+    assert all(torch.equal(skipped.state_dict()[name], before[name]) for name in learned) and len(learned) > 20
 
 
 @pytest.mark.parametrize("config", [TINY, BALANCED])

@@ -297,7 +297,7 @@ class Codebook(nn.Module):
     def _noise(self, rows: Tensor) -> Tensor:
         """Return standard normal numbers [codes, features], a function of `updates`. Only `rows` rows will be used."""
         if rows.device.type != "cpu":  # a fixed table, of which each update takes the rows from another place on
-            starts = torch.arange(len(self.normal), device=rows.device) + NEXT * self.updates
+            starts = torch.arange(len(self.normal), device=self.normal.device) + NEXT * self.updates
             return self.normal[starts % len(self.normal)]
         generator = torch.Generator().manual_seed(int(self.updates))
         drawn = torch.randn(int(rows), self.vectors.shape[1], generator=generator)
