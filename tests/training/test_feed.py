@@ -201,6 +201,7 @@ class Now:
         """Nothing to end."""
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("start", [1.0, 0.5])
 def test_copies_are_pinned_and_nobody_waits(diary: list[str], monkeypatch: pytest.MonkeyPatch, start: float) -> None:
     """Every copy reads pinned memory, and the stream of the steps owns what it reads."""

@@ -172,6 +172,7 @@ def training_step(objective: Objective) -> TrainingStep:
     return TrainingStep(run, *parts, on_memory=lambda *_: None, on_done=lambda _: None, own=lambda: {"elapsed": 0.0})
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_waits_for_no_device(name: str) -> None:
     make, labels = OBJECTIVES[name]
@@ -204,6 +205,25 @@ def test_a_backward_pass_waits_for_no_device(name: str) -> None:
     with patch.object(Tensor, "backward", counted):
         backward(objective, batch(labels, 24 if "dino" in name else 16), step=0, parts=2, autocast=False)
     assert found == [{}, {}]
+
+
+@pytest.mark.train
+def test_dino_starts_few_kernels_beside_its_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of S/16 may start 1,700, of which the passes of teacher and student take 1,450."""
+    objective = DINOObjective(network(classes=0), DINO(), 0).train()
+    outputs, loaded = objective.config.outputs, batch(PLAIN, 24)
+    with fake_cuda(objective):
+        monkeypatch.setattr(objective, "_taught", lambda near: torch.zeros(*near.shape[:2], outputs, device="cuda"))
+        monkeypatch.setattr(
+            objective,
+            "_learned",
+            lambda near, far: torch.zeros(len(near), 2 + far.shape[1], outputs, device="cuda", requires_grad=True),
+        )
+        with DeviceWork("cuda") as work:
+            prepared = objective.before_step(objective.prepare(loaded, step=0), 1)
+            objective.loss(prepared)
+            objective.after_step(torch.ones((), dtype=torch.bool, device="cuda"))
+    assert sum(work.launches.values()) <= 250, work.launches
 
 
 def test_each_kind_of_wait_is_seen() -> None:

@@ -60,22 +60,26 @@ class Prepared:
         """Return at most `parts` micro-batches of nearly equal size, none of them empty."""
         parts = min(parts, len(self))
         cut = [tensor.tensor_split(parts) for tensor in self.columns()]
-        return [Prepared(*column, numbers=self.numbers) for column in zip(*cut, strict=True)]
+        return [self._of(column) for column in zip(*cut, strict=True)]
 
     def first(self, count: int) -> Prepared:
         """Return the first `count` images and what belongs to them; all if there are fewer."""
-        return Prepared(*(column[:count] for column in self.columns()), numbers=self.numbers)
+        return self._of([column[:count] for column in self.columns()])
 
     def on(self, device: torch.device) -> Prepared:
         """Return the batch with all tensors but `index` on `device`, copied as `to_device` does."""
         images, labels, index, *drawn = self.columns()
-        images, labels, *drawn = (to_device(column, device) for column in (images, labels, *drawn))
-        return Prepared(images, labels, index, *drawn, numbers=self.numbers)
+        moved = [to_device(column, device) for column in (images, labels, *drawn)]
+        return self._of([*moved[:2], index, *moved[2:]])
 
     def columns(self) -> list[Tensor]:
         """Return the tensors, each with a row for each image."""
         columns = [self.images, self.labels, self.index, self.targets]
         return columns if self.precomputed is None else [*columns, self.precomputed]
+
+    def _of(self, columns: Sequence[Tensor]) -> Prepared:
+        images, labels, index, targets, *rest = columns
+        return Prepared(images, labels, index, targets, rest[0] if rest else None, self.numbers)
 
 
 @dataclass(frozen=True)
