@@ -34,6 +34,7 @@ from vitrail.objective.supervised import SupervisedObjective
 from vitrail.torch_private import FakeTensorMode
 from vitrail.training import batches as batching
 from vitrail.training.batches import Sizes
+from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.feed import Feed
 from vitrail.training.run import Progressive
 
@@ -74,7 +75,8 @@ class FewBatches:
 def feed(loader: Any, start: float = 1.0) -> Feed:
     torch.manual_seed(0)
     objective = SupervisedObjective(build(CONFIG), Supervised(), Augment(mixup=0.5, cutmix=0.5), 5, 0)
-    return Feed(objective, loader, Sizes(Progressive(start), CONFIG))
+    timetable: Any = SimpleNamespace(growth=lambda step, elapsed: min(step / 6, 1.0))
+    return Feed(objective, loader, Sizes(Progressive(start), CONFIG), timetable)
 
 
 @pytest.fixture
@@ -108,14 +110,12 @@ def ahead(found: Feed) -> Feed:
     return found
 
 
-def growth(step: int) -> float:
-    return min(step / 6, 1.0)
+def nothing(image: str, reason: str) -> None:
+    """Report no unreadable image."""
 
 
 def taken(found: Feed, count: int, step: int = 0) -> list[Prepared]:
-    reports: list[str] = []
-    fed = found.batches(step, growth, max_bad=1.0, report=lambda image, reason: reports.append(image))
-    pairs = list(islice(fed, count))
+    pairs = list(islice(found.batches(RunStatus(step), max_bad=1.0, report=nothing), count))
     found.close()
     return [
         batch if isinstance(batch, Prepared) else found.objective.prepare(batch, step=step + number)
@@ -137,7 +137,7 @@ def test_batches_that_come_ahead_are_the_same(diary: list[str], start: float, st
 def test_a_batch_is_prepared_while_the_step_before_runs(diary: list[str]) -> None:
     loader = FewBatches()
     found = ahead(feed(loader))
-    fed = found.batches(0, growth, max_bad=1.0, report=lambda image, reason: None)
+    fed = found.batches(RunStatus(), max_bad=1.0, report=nothing)
     for step in range(5):
         _, batch = next(fed)
         assert isinstance(batch, Prepared)
@@ -155,8 +155,7 @@ def test_what_fails_fails_in_its_step_and_is_said_by_the_thread_of_the_steps(dia
     said: list[tuple[str, bool]] = []
     found = ahead(feed(FewBatches(bad=(2,), broken=3)))
     fed = found.batches(
-        0,
-        growth,
+        RunStatus(),
         max_bad=1.0,
         report=lambda image, reason: said.append((image, threading.current_thread() is threading.main_thread())),
     )
@@ -178,14 +177,14 @@ def test_a_batch_that_does_not_fit_is_left_to_its_step(diary: list[str], monkeyp
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(found.objective, "prepare", failing)
-    (loaded, batch), _ = islice(found.batches(0, growth, max_bad=1.0, report=lambda image, reason: None), 2)
+    (loaded, batch), _ = islice(found.batches(RunStatus(), max_bad=1.0, report=nothing), 2)
     found.close()
     assert isinstance(batch, Batch) and batch.images.shape[-1] == 8 and batch.images.dtype == torch.uint8
     assert torch.equal(loaded.index, batch.index)
     broken = ahead(feed(FewBatches()))
     monkeypatch.setattr(broken.objective, "prepare", lambda batch, *, step: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        next(broken.batches(0, growth, max_bad=1.0, report=lambda image, reason: None))
+        next(broken.batches(RunStatus(), max_bad=1.0, report=nothing))
     broken.close()
 
 
@@ -216,7 +215,7 @@ def test_copies_are_pinned_and_nobody_waits(diary: list[str], monkeypatch: pytes
         found.objective.to("cuda")
         torch.__future__.set_overwrite_module_params_on_conversion(before)
         work.waits.clear()
-        fed = found.batches(0, growth, max_bad=1.0, report=lambda image, reason: None)
+        fed = found.batches(RunStatus(), max_bad=1.0, report=nothing)
         pairs = list(islice(fed, 4))
     assert work.found() == {}
     assert work.launches["_to_copy"] >= 2 * 4 and work.launches["_upsample_bilinear2d_aa"] == (0 if start == 1 else 5)

@@ -170,7 +170,7 @@ def set_up(
         loader=loader,
         timetable=timetable,
         resize=resize,
-        feed=Feed(objective, loader, resize),
+        feed=Feed(objective, loader, resize, timetable),
         average=average,
         state=state,
         validation=validation,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
@@ -18,16 +19,20 @@ from vitrail.data.loading.prefetch import ThreadPool
 from vitrail.device import out_of_memory, to_device
 from vitrail.objective.base import ImageBatch, Objective, Prepared
 from vitrail.training.batches import Sizes, endless
+from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.timetable import Timetable
 
 Fed = tuple[Batch, ImageBatch | Prepared]
 """A batch as it was loaded, and as a step takes it."""
+Copied = tuple[Batch, ImageBatch | Prepared, torch.cuda.Event]
+"""Both, and the event after the last copy."""
 
 
 class Feed:
     """Yields what the steps of a run take (`batches`). `close` ends its thread."""
 
-    def __init__(self, objective: Objective, loader: Loader, resize: Sizes) -> None:
-        self.objective, self.loader, self.resize = objective, loader, resize
+    def __init__(self, objective: Objective, loader: Loader, resize: Sizes, timetable: Timetable) -> None:
+        self.objective, self.loader, self.resize, self.timetable = objective, loader, resize, timetable
         self.device = next(objective.parameters()).device
         self._pool = ThreadPool(1) if self.device.type == "cuda" else None
         self._waited = 0.0
@@ -37,22 +42,26 @@ class Feed:
         """Seconds that steps have waited for their batches."""
         return self.loader.wait_seconds if self._pool is None else self._waited
 
-    def batches(
-        self, step: int, growth: Callable[[int], float], *, max_bad: float, report: Callable[[str, str], None]
-    ) -> Iterator[Fed]:
-        """Yield the batches from step number `step` on.
+    def batches(self, status: RunStatus, *, max_bad: float, report: Callable[[str, str], None]) -> Iterator[Fed]:
+        """Yield the batches from the step of `status` on; for `max_bad` and `report` see `endless`.
 
-        growth: Progressive growth at a step, 0 to 1. It is called when the step takes its batch, or one step earlier on
-        a CUDA device. max_bad, report: See `endless`.
+        With a time limit the size of images follows the time at which a step takes its batch, or on a CUDA device the
+        step before.
         """
-        if self._pool is None:
+        step, pool = status.step, self._pool
+        if pool is None:
             for number, loaded in enumerate(endless(self.loader, step, max_bad=max_bad, report=report), step):
-                yield loaded, self.resize(loaded, growth(number))
+                yield loaded, self.resize(loaded, self.timetable.growth(number, status.elapsed))
             return
         bad: list[tuple[str, str]] = []  # reported with the batch, in the thread of the steps
         loading = endless(self.loader, step, max_bad=max_bad, report=lambda *found: bad.append(found))
         copies, steps = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
-        coming = self._pool.submit(self._prepared, (loading, copies, step, growth(step)))
+
+        def begin(step: int) -> Future[Copied]:
+            growth = self.timetable.growth(step, status.elapsed)  # asked in this thread: equal in all processes
+            return pool.submit(self._prepared, (loading, copies, step, growth))
+
+        coming = begin(step)
         while True:
             began = time.perf_counter()
             loaded, batch, done = coming.result()
@@ -61,7 +70,7 @@ class Feed:
                 report(*found)
             bad.clear()
             step += 1
-            coming = self._pool.submit(self._prepared, (loading, copies, step, growth(step)))
+            coming = begin(step)
             if isinstance(batch, Prepared):
                 steps.wait_event(done)
                 for tensor in batch.columns():
@@ -69,10 +78,8 @@ class Feed:
                         tensor.record_stream(steps)  # else its memory would be the next batch's while steps read it
             yield loaded, batch
 
-    def _prepared(
-        self, task: tuple[Iterator[Batch], torch.cuda.Stream, int, float]
-    ) -> tuple[Batch, ImageBatch | Prepared, torch.cuda.Event]:
-        """Load a batch and prepare it on the device. Return both, and the event after the last copy.
+    def _prepared(self, task: tuple[Iterator[Batch], torch.cuda.Stream, int, float]) -> Copied:
+        """Load a batch and prepare it on the device.
 
         If memory runs out on the device, the batch is only resized. The step prepares it, and then handles that error.
         """

@@ -146,12 +146,7 @@ def training(
             progress.say(warning)
         threads = ThreadCount.of(run, setup.decision.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
-        batches = setup.feed.batches(
-            status.step,
-            lambda number: timetable.growth(number, status.elapsed),
-            max_bad=max_bad,
-            report=recorder.unreadable,
-        )
+        batches = setup.feed.batches(status, max_bad=max_bad, report=recorder.unreadable)
 
         # 3. Steps, and between them evaluations and checkpoints. On an accelerator a step's numbers are read during the
         # next step, so that no step waits for the device. What needs the state after a step settles the step first
