@@ -23,6 +23,7 @@ from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 Precision = Literal["auto", "bf16", "float32"]
 """Precision of matrix products, as the user chooses it. auto: bf16 if the device is fast at it."""
@@ -129,6 +130,16 @@ def choose_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor` on `device`. A copy from the CPU to a CUDA device reads pinned memory, and nothing waits for it.
+
+    torch keeps pinned memory for the next copies, and reuses it only after the copies that read it are done.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def total_memory() -> int:

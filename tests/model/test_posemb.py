@@ -133,7 +133,7 @@ def test_sincos_tables_of_the_last_few_grids_are_kept() -> None:
     (weight * first).sum().backward()
     for side in range(1, 30):
         assert torch.equal(positions.tokens(None, (side, 2))[0], sincos_2d((side, 2), 32))
-    assert posemb._sincos_table.cache_info().currsize <= 8
+    assert posemb.sincos_table.cache_info().currsize <= 8
     assert not positions.state_dict()
     rounded = positions.to(torch.bfloat16).tokens(None, (3, 4))
     assert rounded.dtype == torch.bfloat16 and torch.equal(rounded, first.bfloat16())

@@ -11,6 +11,8 @@ from torch import Tensor
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
+TRUE = torch.tensor(True)
+"""A step that was finite, for `Objective.after_step`."""
 SMALL = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=0)
 
 

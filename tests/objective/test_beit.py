@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from masked_cases import batch, images, vit
+from masked_cases import TRUE, batch, images, vit
 from torch import nn
 
 from vitrail.errors import UsageError, WeightsError
@@ -149,7 +149,7 @@ def test_a_tokenizer_learns_to_paint_plain_images() -> None:
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()
-        found.after_step()
+        found.after_step(TRUE)
     loss, count, metrics = found.eval()(plain, step=-1)
     # the best single colour for all of them leaves their variance: (2/9)(4) in red, (2/9)(4) in green and blue
     assert float(loss.detach()) / count < 0.25 * 8 / 9

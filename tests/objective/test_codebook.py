@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from device_work import Elsewhere
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
@@ -82,6 +83,30 @@ def test_unused_codes_are_put_where_there_is_something_to_stand_for() -> None:
     of_centres = torch.cdist(found.vectors, centres).argmin(1)
     assert set(of_centres[used > 0].tolist()) == {0, 1, 2, 3}
     assert float((vectors - found.vectors[codes]).square().mean()) < 0.2**2  # less than of 4 codes, one a centre
+
+
+def test_unused_codes_find_places_without_asking_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the noise of a GPU, a fixed table, which is normal and another at every update."""
+    drawn, original = [], Codebook._noise
+
+    def noise(found: Codebook, rows: torch.Tensor) -> torch.Tensor:
+        drawn.append(original(found, rows.as_subclass(Elsewhere)))
+        return drawn[-1]
+
+    monkeypatch.setattr(Codebook, "_noise", noise)
+    test_unused_codes_are_put_where_there_is_something_to_stand_for()
+    assert len(drawn) > 1 and not torch.equal(drawn[0], drawn[1])
+    table = book(512, 16).normal
+    assert table.mean().abs() < 0.05 and table.std() == pytest.approx(1, abs=0.05)
+
+
+def test_a_step_that_was_not_finite_moves_no_code() -> None:
+    found, vectors = book(6, 3, decay=0.5), torch.randn(50, 3)
+    step(found, vectors)
+    before = {name: value.clone() for name, value in found.state_dict().items()}
+    vectors[3] = float("nan")
+    found.move(found.tally(vectors, found.nearest(vectors)), torch.tensor(False))
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
 
 
 @pytest.mark.parametrize(("counts", "use"), [((1, 1, 1, 1), 1.0), ((0, 3, 0, 0), 0.25), ((2, 2, 0, 0), 0.5)])

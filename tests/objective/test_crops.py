@@ -158,18 +158,16 @@ def test_a_blur_is_gaussian() -> None:
 
 def test_changes_come_in_the_order_drawn_and_each_picture_has_its_own() -> None:
     pictures = images(2, 8).float()
-    drawn = torch.zeros(2, crops.ORDER + 1)
+    drawn, order, other = torch.zeros(2, crops.ORDER + 1), crops.ORDERS[0], crops.ORDERS[6]
+    assert order[:2] == (0, 1) and other[:2] == (1, 0)  # brightness before contrast, and after it
     drawn[:, [crops.BRIGHTNESS, crops.CONTRAST, crops.SATURATION]] = 1.0
-    torch.testing.assert_close(crops.recolour(pictures, drawn), pictures, rtol=0, atol=1e-3)
+    torch.testing.assert_close(crops.recolour(pictures, drawn, order), pictures, rtol=0, atol=1e-3)
     drawn[0, crops.BRIGHTNESS], drawn[0, crops.CONTRAST] = 1.4, 0.6
-    drawn[:, crops.ORDER] = 0  # brightness before contrast
-    first = crops.recolour(pictures, drawn)
+    first = crops.recolour(pictures, drawn, order)
     expected = crops.contrast(crops.brightness(pictures, drawn[:, crops.BRIGHTNESS]), drawn[:, crops.CONTRAST])
     torch.testing.assert_close(first, expected, rtol=0, atol=1e-3)
     torch.testing.assert_close(first[1], pictures[1], rtol=0, atol=1e-3)
-    drawn[:, crops.ORDER] = 6  # contrast first
-    assert crops.ORDERS[6][:2] == (1, 0)
-    assert (crops.recolour(pictures, drawn)[0] - first[0]).abs().max() > 1
+    assert (crops.recolour(pictures, drawn, other)[0] - first[0]).abs().max() > 1
     drawn[:, crops.GREY] = 1
-    one = crops.recolour(pictures, drawn)
+    one = crops.recolour(pictures, drawn, order)
     assert (one[:, 0] - one[:, 2]).abs().max() < 1e-3

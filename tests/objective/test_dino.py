@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from device_work import told
 from dino_cases import BALANCED, TINY, make, taught
-from masked_cases import Images, batch, vit
+from masked_cases import TRUE, Images, batch, vit
 from torch import Tensor
 
 from vitrail.durations import Percent, Steps
@@ -114,7 +115,7 @@ def test_centre_and_teacher_move_once_in_a_step_by_the_whole_batch(parts: int) -
     with torch.no_grad():
         for parameter in (*ours.model.parameters(), *ours.head.parameters()):
             parameter.add_(0.1)
-    ours.after_step()
+    ours.after_step(TRUE)
     torch.testing.assert_close(ours.centre.double(), 0.9 * before["centre"].double() + 0.1 * mean, rtol=0, atol=1e-6)
     momentum = 1 - 0.004 * (1 + math.cos(0.3 * math.pi)) / 2
     for student, teacher in (("model.", "teacher."), ("head.", "teacher_head.")):
@@ -125,8 +126,27 @@ def test_centre_and_teacher_move_once_in_a_step_by_the_whole_batch(parts: int) -
                 expected = momentum * before[where].double() + (1 - momentum) * moved
                 torch.testing.assert_close(ours.state_dict()[where].double(), expected, rtol=0, atol=1e-6)
     centre = ours.centre.clone()
-    ours.after_step()  # no answers since
+    ours.after_step(TRUE)  # no answers since
     assert torch.equal(ours.centre, centre)
+
+
+@pytest.mark.parametrize("config", [TINY, BALANCED])
+def test_a_device_that_decides_moves_the_same_teacher(config: DINO) -> None:
+    here, there, skipped = (make(config=config, stem="hmlp") for _ in range(3))
+    before = {name: value.clone() for name, value in skipped.state_dict().items() if name.startswith("teacher")}
+    for ours, finite in ((here, TRUE), (there, told(True)), (skipped, told(False))):
+        backward(ours, batch(6), step=1, parts=2, autocast=False)
+        with torch.no_grad():
+            for parameter in (*ours.model.parameters(), *ours.head.parameters()):
+                parameter.add_(0.1 * finite)  # a step that is not finite changes no weights
+        assert ours._total is not None
+        ours._total = ours._total / (1.0 if finite else 0.0)
+        ours.after_step(finite)
+    for name, value in there.state_dict().items():
+        torch.testing.assert_close(value, here.state_dict()[name], rtol=1e-6, atol=1e-6)
+    assert torch.equal(skipped.centre, make(config=config, stem="hmlp").centre)
+    learned = [name for name in before if "running" not in name and "tracked" not in name]  # restored by the step
+    assert all(torch.equal(skipped.state_dict()[name], before[name]) for name in learned) and len(learned) > 20
 
 
 @pytest.mark.parametrize("config", [TINY, BALANCED])
@@ -137,7 +157,7 @@ def test_a_step_that_begins_again_counts_its_answers_once(config: DINO) -> None:
     again.loss(again.before_step(again.prepare(batch(6), step=1), 2).split(2)[0])
     backward(again, batch(6), step=1, parts=2, autocast=False)
     for ours in (once, again):
-        ours.after_step()
+        ours.after_step(TRUE)
     torch.testing.assert_close(once.centre, again.centre, rtol=0, atol=1e-7)
 
 
@@ -145,7 +165,7 @@ def test_what_is_not_training_leaves_the_centre_alone() -> None:
     ours = make().eval()
     before = ours.centre.clone()
     ours(batch(4), step=-1)
-    ours.after_step()
+    ours.after_step(TRUE)
     assert torch.equal(ours.centre, before)
 
 
@@ -202,7 +222,7 @@ def test_a_teacher_drops_nothing_and_takes_running_statistics() -> None:
     first, second = (ours._taught(ours.crops(prepared)[0]) for _ in range(2))
     assert torch.equal(first, second)
     ours(prepared, step=0)
-    ours.after_step()
+    ours.after_step(TRUE)
     norms = [
         tuple(m.running_mean for m in part.modules() if isinstance(m, torch.nn.BatchNorm2d))
         for part in (ours.model, ours.teacher)
@@ -228,7 +248,7 @@ def collapse(config: DINO, steps: int = 40) -> tuple[float, float]:
         backward(ours, coloured(), step=step, parts=1, autocast=False)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        ours.after_step()
+        ours.after_step(TRUE)
     prepared = ours.prepare(coloured(), step=-1)
     target = ((taught(ours, prepared) - ours.centre) / ours.temperature).softmax(-1).double()
     each = torch.special.entr(target).sum(-1).mean()

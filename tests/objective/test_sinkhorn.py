@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dino_cases import BALANCED, make, taught
-from masked_cases import Images, batch
+from masked_cases import TRUE, Images, batch
 from torch import Tensor
 
 from vitrail.objective.base import Prepared
@@ -90,7 +90,7 @@ def test_a_step_is_its_definition(parts: int) -> None:
     outcome = backward(ours, batch(5), step=2, parts=parts, autocast=False)
     assert outcome.loss == pytest.approx(expected, abs=2e-4)
     assert torch.equal(ours.centre, before)  # not before the step is done
-    ours.after_step()
+    ours.after_step(TRUE)
     found = before + 10 * (ours.centre - before)  # the momentum is 0.9
     running = ((answers - found) / 0.025).softmax(-1).view(5, 2, 24).double()
     torch.testing.assert_close(running, target, rtol=0, atol=1e-3)
@@ -126,5 +126,5 @@ def test_an_evaluation_does_not_depend_on_what_is_evaluated_together() -> None:
         for n in range(4)
     )
     assert whole == pytest.approx(single, rel=1e-4)
-    ours.after_step()
+    ours.after_step(TRUE)
     assert torch.equal(ours.centre, before)

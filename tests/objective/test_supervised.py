@@ -223,10 +223,13 @@ def test_split_never_makes_an_empty_part() -> None:
 
 
 def test_the_first_images_keep_all_that_belongs_to_them() -> None:
-    prepared = replace(objective(augment=Augment(mixup=1.0)).prepare(batch(6, 5), step=0), precomputed=torch.rand(6, 2))
+    prepared = objective(augment=Augment(mixup=1.0)).prepare(batch(6, 5), step=0)
+    prepared = replace(prepared, precomputed=torch.rand(6, 2), numbers=(3,))
     for count in (2, 9):
-        first = vars(prepared.first(count))
-        assert all(torch.equal(first[name], column[:count]) for name, column in vars(prepared).items())
+        first = prepared.first(count)
+        pairs = zip(first.columns(), prepared.columns(), strict=True)
+        assert all(torch.equal(mine, column[:count]) for mine, column in pairs) and len(first.columns()) == 5
+        assert first.numbers == (3,) and len(first) == min(count, 6)
 
 
 def test_top1_counts_the_label_before_mixing() -> None:

@@ -169,7 +169,7 @@ class SinCos(Positions):
         divisor = width // 4 if self.config.origin.sines == "mae" else None
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
             return sincos_2d(grid, width, divisor)[None].to(self.where)
-        return _sincos_table(grid, width, divisor, self.where.device, self.where.dtype)
+        return sincos_table(grid, width, divisor, self.where.device, self.where.dtype)
 
 
 class Relative(Positions):
@@ -256,7 +256,8 @@ def sincos_2d(grid: Grid, width: int, divisor: int | None = None) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _sincos_table(grid: Grid, width: int, divisor: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+def sincos_table(grid: Grid, width: int, divisor: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return `sincos_2d` as [1, rows * columns, width] on `device`. The tables of the last few grids are kept there."""
     with torch.inference_mode(False):  # training may use a table that evaluation made
         return sincos_2d(grid, width, divisor)[None].to(device, dtype)
 

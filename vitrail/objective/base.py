@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Augment, Preprocess
+from vitrail.device import to_device
 from vitrail.durations import Duration
 
 
@@ -49,6 +50,8 @@ class Prepared:
     """The targets of the prediction; for `Supervised`, int64 [batch] or float [batch, classes]."""
     precomputed: Tensor | None = None
     """[batch, ...]: values that `Objective.before_step` computed for each image."""
+    numbers: tuple[int, ...] = ()
+    """Integers drawn for the whole batch. They stay on the CPU."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,16 +59,27 @@ class Prepared:
     def split(self, parts: int) -> list[Prepared]:
         """Return at most `parts` micro-batches of nearly equal size, none of them empty."""
         parts = min(parts, len(self))
-        cut = [tensor.tensor_split(parts) for tensor in self._columns()]
-        return [Prepared(*column) for column in zip(*cut, strict=True)]
+        cut = [tensor.tensor_split(parts) for tensor in self.columns()]
+        return [self._of(column) for column in zip(*cut, strict=True)]
 
     def first(self, count: int) -> Prepared:
         """Return the first `count` images and what belongs to them; all if there are fewer."""
-        return Prepared(*(column[:count] for column in self._columns()))
+        return self._of([column[:count] for column in self.columns()])
 
-    def _columns(self) -> list[Tensor]:
+    def on(self, device: torch.device) -> Prepared:
+        """Return the batch with all tensors but `index` on `device`, copied as `to_device` does."""
+        images, labels, index, *drawn = self.columns()
+        moved = [to_device(column, device) for column in (images, labels, *drawn)]
+        return self._of([*moved[:2], index, *moved[2:]])
+
+    def columns(self) -> list[Tensor]:
+        """Return the tensors, each with a row for each image."""
         columns = [self.images, self.labels, self.index, self.targets]
         return columns if self.precomputed is None else [*columns, self.precomputed]
+
+    def _of(self, columns: Sequence[Tensor]) -> Prepared:
+        images, labels, index, targets, *rest = columns
+        return Prepared(images, labels, index, targets, rest[0] if rest else None, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -135,17 +149,19 @@ class Objective(nn.Module, ABC):
         """Move a batch to the device and draw its random numbers, for the whole batch at once.
 
         They are a function of (seed, step, place in the batch) and drawn before the batch is cut, so that they do not
-        depend on the number of micro-batches.
+        depend on the number of micro-batches. On a CUDA device the loop calls this in a thread, one step ahead
+        (`vitrail.training.feed`), so it must not change the objective.
         """
         device = next(self.parameters()).device
-        images = batch.images.to(device, non_blocking=True)
-        labels = batch.labels.to(device, non_blocking=True)
-        prepared = Prepared(images, labels, batch.index, labels)
+        images, labels = to_device(batch.images, device), to_device(batch.labels, device)
         with torch.no_grad():
-            return self.draw(prepared, step)
+            return self.draw(Prepared(images, labels, batch.index, labels), step).on(device)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Return the batch with the random changes of this step applied. By default nothing is random."""
+        """Return the batch with the random changes of this step applied. By default nothing is random.
+
+        Images and labels are on the device already. Tensors that are drawn on the CPU are copied there afterwards.
+        """
         return prepared
 
     @property
@@ -167,14 +183,16 @@ class Objective(nn.Module, ABC):
 
         By default nothing changes. Called in every process, without gradients and in the precision of the loss; not
         called in an evaluation. `parts` is the number of micro-batches into which the batch will be cut. Compute in as
-        many parts to need no more memory.
+        many parts to need no more memory. A step that runs out of memory calls it again when it starts over.
         """
         return prepared
 
-    def after_step(self) -> None:
+    def after_step(self, finite: Tensor) -> None:
         """Update what follows the weights after an optimiser step. Default: nothing.
 
-        Called in every process, but not after a step that was skipped because its loss was not finite.
+        Called in every process. `finite` is a bool scalar on the device. If it is false, the step was skipped because
+        its loss or gradient was not finite, and nothing may change. Do not read it, because reading waits for the
+        device: choose by `torch.where`.
         """
 
     def identity(self) -> dict[str, str]:

@@ -70,8 +70,8 @@ class BEiTObjective(MaskedObjective):
         """Draw the masked patches: `targets` becomes int64 [batch, masked], raster numbers."""
         grid = self.model.grid(prepared.images)
         masked = blocks(self.seed, step, prepared.index.tolist(), grid, self.config)
-        places = torch.from_numpy(masked).nonzero()[:, 1].view(len(masked), -1)
-        return replace(prepared, targets=places.to(prepared.images.device))
+        places = masked.nonzero()[1].reshape(len(masked), -1)
+        return replace(prepared, targets=torch.from_numpy(places))
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""

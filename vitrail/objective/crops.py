@@ -108,8 +108,12 @@ def cut(images: Tensor, drawn: Tensor, size: tuple[int, int], *, cubic: bool) ->
     Values are not rounded. Those of uint8 images are clamped to 0..255, because cubic interpolation may overshoot.
     """
     batch, channels, rows, columns = images.shape
-    down = _weights(drawn[..., TOP] * rows, drawn[..., HEIGHT] * rows, rows, size[0], cubic)
-    right = _weights(drawn[..., LEFT] * columns, drawn[..., WIDTH] * columns, columns, size[1], cubic)
+    starts, lengths = drawn[..., TOP:HEIGHT].movedim(-1, 0), drawn[..., HEIGHT:FLIP].movedim(-1, 0)
+    if rows == columns and size[0] == size[1]:
+        down, right = _weights(starts * rows, lengths * rows, rows, size[0], cubic)
+    else:
+        down = _weights(starts[0] * rows, lengths[0] * rows, rows, size[0], cubic)
+        right = _weights(starts[1] * columns, lengths[1] * columns, columns, size[1], cubic)
     right = torch.where(drawn[..., FLIP, None, None] > 0, right.flip(2), right)
     pixels = images.permute(0, 2, 3, 1).float().reshape(batch, rows, columns * channels)
     with torch.autocast(images.device.type, enabled=False):
@@ -121,16 +125,17 @@ def cut(images: Tensor, drawn: Tensor, size: tuple[int, int], *, cubic: bool) ->
 
 
 def _weights(start: Tensor, length: Tensor, pixels: int, places: int, cubic: bool) -> Tensor:
-    """start, length [batch, crops] in pixels -> [batch, crops, places, pixels]: resampling weights."""
+    """start, length [..., batch, crops] in pixels -> [..., batch, crops, places, pixels]: resampling weights."""
     scale = (length / places)[..., None, None]
-    numbers = torch.arange(max(pixels, places), device=start.device, dtype=torch.float32) + 0.5
+    numbers = torch.arange(0.5, max(pixels, places), device=start.device, dtype=torch.float32)
     centres = start[..., None, None] + numbers[:places, None] * scale
-    far = ((numbers[:pixels] - centres) / scale.clamp(min=1)).abs()
+    far = ((numbers[:pixels] - centres) / scale.clamp(min=1)).abs_()
     if cubic:
         near = (1.5 * far - 2.5) * far * far + 1
-        weights = torch.where(far < 1, near, (((-0.5 * far + 2.5) * far - 4) * far + 2) * (far < 2))
+        far.clamp_(max=2)  # where the other polynomial is 0
+        weights = torch.where(far < 1, near, ((-0.5 * far + 2.5) * far - 4) * far + 2)
     else:
-        weights = (1 - far).clamp(min=0)
+        weights = (1 - far).clamp_(min=0)
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -139,14 +144,17 @@ LUMA = (0.299, 0.587, 0.114)
 ORDERS = tuple(permutations(range(4)))
 
 
-def recolour(pictures: Tensor, drawn: Tensor) -> Tensor:
-    """Return pictures [n, 3, height, width] with the changes in `drawn` [n, columns] (`draw_crops`)."""
+def recolour(pictures: Tensor, drawn: Tensor, order: Sequence[int]) -> Tensor:
+    """Return pictures [n, 3, height, width] with the changes in `drawn` [n, columns] (`draw_crops`).
+
+    order: The one of `ORDERS` that `drawn` names. Reading it there would wait for the device.
+    """
     if not len(pictures):
         return pictures
     changes = (brightness, contrast, saturation, hue)
     columns = (BRIGHTNESS, CONTRAST, SATURATION, HUE)
     with torch.autocast(pictures.device.type, enabled=False):
-        for which in ORDERS[int(drawn[0, ORDER])]:
+        for which in order:
             pictures = changes[which](pictures, drawn[:, columns[which]])
         pictures = saturation(pictures, 1 - drawn[:, GREY])
         return solarise(blur(pictures, drawn[:, BLUR]), drawn[:, SOLARISE])
@@ -155,12 +163,12 @@ def recolour(pictures: Tensor, drawn: Tensor) -> Tensor:
 def grey(pictures: Tensor) -> Tensor:
     """[n, 3, height, width] -> [n, 1, height, width]"""
     red, green, blue = pictures.split(1, 1)
-    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    return (LUMA[0] * red).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
 def brightness(pictures: Tensor, factor: Tensor) -> Tensor:
     """Blend black (factor 0) and the picture (factor 1); larger factors extrapolate."""
-    return (pictures * _each(factor)).clamp(0, 255)
+    return (pictures * _each(factor)).clamp_(0, 255)
 
 
 def contrast(pictures: Tensor, factor: Tensor) -> Tensor:
@@ -184,15 +192,18 @@ def hue(pictures: Tensor, turns: Tensor) -> Tensor:
         (green - blue) / safe,
         torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
-    sixths = sixths + 6 * turns[:, None, None]
-    places = sixths[:, None] + sixths.new_tensor([5.0, 3.0, 1.0])[:, None, None]
-    places = places.remainder(6)
-    return value[:, None] - chroma[:, None] * torch.minimum(places, 4 - places).clamp(0, 1)
+    sixths = torch.add(sixths, turns[:, None, None], alpha=6)
+    places = sixths[:, None] + torch.arange(5.0, 0.0, -2.0, device=sixths.device)[:, None, None]  # 5, 3, 1
+    places.remainder_(6)
+    shares = torch.minimum(places, 4 - places).clamp_(0, 1)
+    return torch.addcmul(value[:, None], chroma[:, None], shares, value=-1)
 
 
 def blur(pictures: Tensor, deviation: Tensor) -> Tensor:
     """Blur by a Gaussian of this standard deviation in pixels; 0 changes nothing. Edges weigh only existing pixels."""
-    down, right = (_gaussian(deviation, side) for side in pictures.shape[2:])
+    height, width = pictures.shape[2:]
+    down = _gaussian(deviation, height)
+    right = down if width == height else _gaussian(deviation, width)
     return down[:, None] @ pictures @ right[:, None].transpose(-1, -2)
 
 
@@ -205,12 +216,12 @@ def _gaussian(deviation: Tensor, side: int) -> Tensor:
     """Return the blur's weights [n, side, side] along one axis: output pixel, input pixel."""
     places = torch.arange(side, device=deviation.device, dtype=torch.float32)
     apart = (places[:, None] - places).square()
-    weights = torch.exp(-apart / (2 * deviation.clamp(min=1e-3)[:, None, None].square()))
+    weights = torch.exp(apart / (-2 * deviation.clamp(min=1e-3)[:, None, None].square()))
     return weights / weights.sum(-1, keepdim=True)
 
 
 def _blend(pictures: Tensor, with_: Tensor, factor: Tensor) -> Tensor:
-    return (with_ + (pictures - with_) * _each(factor)).clamp(0, 255)
+    return torch.lerp(with_, pictures, _each(factor)).clamp_(0, 255)
 
 
 def _each(values: Tensor) -> Tensor:

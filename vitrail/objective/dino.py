@@ -29,7 +29,21 @@ from vitrail.model.record import attention_maps
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared, RunFacts
-from vitrail.objective.crops import BLUR, GLOBAL, HEIGHT, LEFT, TOP, WIDTH, blur, crop_sizes, cut, draw_crops, recolour
+from vitrail.objective.crops import (
+    BLUR,
+    GLOBAL,
+    HEIGHT,
+    LEFT,
+    ORDER,
+    ORDERS,
+    TOP,
+    WIDTH,
+    blur,
+    crop_sizes,
+    cut,
+    draw_crops,
+    recolour,
+)
 from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import DINO
 
@@ -66,6 +80,11 @@ class DINOObjective(SelfSupervised):
         self.teacher_head = deepcopy(self.head).requires_grad_(False).eval()
         self.register_buffer("centre", torch.zeros(config.outputs))
         self.centre: Tensor
+        crops = GLOBAL + config.local_crops
+        pairs = [crops * near + crop for near in range(GLOBAL) for crop in range(crops) if near != crop]
+        self.register_buffer("pairs", torch.tensor(pairs), persistent=False)
+        self.pairs: Tensor
+        """Places of the pairs of a global crop and another crop among all [2, crops] pairs."""
         self._total: Tensor | None = None
         """Sum of the teacher's outputs over this step; the centre moves towards their mean."""
         self._counted = 0
@@ -113,14 +132,15 @@ class DINOObjective(SelfSupervised):
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the crops: `targets` becomes float32 [batch, crops, columns] (`crops.draw_crops`)."""
-        self._total, self._counted = None, 0  # a step starts, or starts again
         height, width = prepared.images.shape[-2:]
         config = self.config if prepared.images.dtype == torch.uint8 else replace(self.config, jitter=0.0)
         drawn = draw_crops(self.seed, step, prepared.index.tolist(), (height, width), config, flip=self.flip)
-        return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
+        order = int(drawn[0, 0, ORDER]) if len(drawn) else 0
+        return replace(prepared, targets=torch.from_numpy(drawn), numbers=(order,))
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
         """With Sinkhorn-Knopp set `precomputed` to targets [batch, 2, outputs], balanced over all processes."""
+        self._total, self._counted = None, 0  # a step starts, or starts again
         if self.config.centring != "sinkhorn":
             return prepared
         targets = prepared.images.new_empty(len(prepared), GLOBAL, self.config.outputs, dtype=torch.float32)
@@ -141,11 +161,10 @@ class DINOObjective(SelfSupervised):
         logs = (self._learned(near, far) / self.config.student_temperature).log_softmax(-1)
         with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
             crossed = -(target @ logs.transpose(1, 2))
-        pairs = ~torch.eye(GLOBAL, logs.shape[1], dtype=torch.bool, device=logs.device)
         same = target.argmax(-1)[:, :, None] == logs.detach().argmax(-1)[:, None]
         entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
-        metrics = {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
-        return crossed[:, pairs].mean(1).sum(), len(prepared), metrics
+        metrics = {"agreement": same.flatten(1)[:, self.pairs].float().mean(1).sum(), "entropy": entropy.sum()}
+        return crossed.flatten(1)[:, self.pairs].mean(1).sum(), len(prepared), metrics
 
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -172,26 +191,27 @@ class DINOObjective(SelfSupervised):
         crops = cut(prepared.images, drawn, large if near else small, cubic=self.cubic)
         pictures, changes = crops.flatten(0, 1), drawn.flatten(0, 1)
         if prepared.images.dtype == torch.uint8:
-            return recolour(pictures, changes).view_as(crops)
+            return recolour(pictures, changes, ORDERS[prepared.numbers[0]]).view_as(crops)
         with torch.autocast(pictures.device.type, enabled=False):
             return blur(pictures, changes[:, BLUR]).view_as(crops)
 
     @torch.no_grad()
-    def after_step(self) -> None:
+    def after_step(self, finite: Tensor) -> None:
         """Move the centre towards the mean of this step's outputs, and the teacher towards the student."""
         if self._total is None:
             return
-        count = self._total.new_tensor([self._counted])
+        count = self._total.new_full((1,), self._counted)
         total, number = world.sum_(torch.cat([self._total, count])).tensor_split([len(self._total)])
-        self.centre.lerp_((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
+        centre = self.centre.lerp((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
+        self.centre.copy_(torch.where(finite, centre, self.centre))
         self._total, self._counted = None, 0
         theirs, ours = (  # with sharding, this process's part
             [world.local_part(parameter) for part in parts for parameter in part.parameters()]
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
         )
-        torch_private.foreach_lerp_(theirs, ours, 1 - self.momentum)
-        for kept, running in zip(self.teacher.buffers(), self.model.buffers(), strict=True):
-            kept.copy_(running)
+        torch_private.foreach_lerp_if_(finite, theirs, ours, 1 - self.momentum)
+        kept, running = (list(network.buffers()) for network in (self.teacher, self.model))
+        torch_private.foreach_copy_(kept, running)
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:

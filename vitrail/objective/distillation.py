@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.device import to_device
 from vitrail.disk import writing
 from vitrail.errors import UsageError, WriteError
 from vitrail.model.layers import dense, new_linear
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
-from vitrail.objective.base import Prepared, RunFacts
+from vitrail.objective.base import ImageBatch, Prepared, RunFacts
+from vitrail.objective.masks import VALIDATION
 from vitrail.objective.settings import Distill, Supervised
 from vitrail.objective.supervised import SupervisedObjective
 
@@ -64,7 +67,12 @@ class Teacher:
         if features:
             return self.network.features(images).float()
         logits = self.network(images).float()
-        return logits if self.columns is None else logits[:, torch.tensor(self.columns, device=logits.device)]
+        return logits if self.columns is None else logits[:, self._places]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """`columns` on the device."""
+        return torch.tensor(self.columns, device=next(self.network.parameters()).device)
 
 
 class DistillationObjective(SupervisedObjective):
@@ -92,8 +100,16 @@ class DistillationObjective(SupervisedObjective):
         config = self._teacher[0].network.config
         return 4 * (config.classes if self.projection is None else config.features)
 
+    def prepare(self, batch: ImageBatch, *, step: int) -> Prepared:
+        """See `Objective`. Kept outputs come with the batch, because reading its pixels back waits for the device."""
+        prepared, answers = super().prepare(batch, step=step), self._teacher[0].answers
+        known = None if answers is None or step == VALIDATION else answers.known(batch.images, batch.index)
+        return prepared if known is None else replace(prepared, precomputed=to_device(known, prepared.images.device))
+
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
-        """See `Objective`: ask the teacher about all images of the step."""
+        """See `Objective`: ask the teacher about all images of the step, unless all answers are known."""
+        if prepared.precomputed is not None:
+            return prepared
 
         def ask(images: Tensor) -> Tensor:
             return torch.cat([self._taught(part) for part in images.tensor_split(min(parts, len(images)))])
@@ -173,8 +189,7 @@ class Answers:
         """
         if self._lost:
             return ask(images)
-        pixels = [image.numpy().tobytes() for image in images.cpu()]
-        numbers = index.tolist()
+        numbers, pixels = index.tolist(), _pixels(images)
         rows = self._read(numbers, pixels)
         if missing := [place for place, row in enumerate(rows) if row is None]:
             for place, values in zip(missing, ask(images[missing]).cpu().numpy(), strict=True):
@@ -182,6 +197,12 @@ class Answers:
             if not self._lost:
                 self._write([(numbers[place], pixels[place], rows[place].tobytes()) for place in missing])  # type: ignore[union-attr]
         return torch.from_numpy(np.stack([row for row in rows if row is not None])).to(images.device)
+
+    def known(self, images: Tensor, index: Tensor) -> Tensor | None:
+        """Return the rows of these images, or None unless all are there. Arguments and result are on the CPU."""
+        rows = [] if self._lost else self._read(index.tolist(), _pixels(images))
+        values = [row for row in rows if row is not None]
+        return torch.from_numpy(np.stack(values)) if len(values) == len(index) else None
 
     def _read(self, numbers: list[int], pixels: list[bytes]) -> list[np.ndarray | None]:
         size = CHECKSUM + 4 * self.width
@@ -213,6 +234,10 @@ class Answers:
         except WriteError as error:
             log.warning("%s", error)
             self._lost = True
+
+
+def _pixels(images: Tensor) -> list[bytes]:
+    return [image.numpy().tobytes() for image in images.cpu()]
 
 
 def _checksum(pixels: bytes, values: bytes) -> bytes:

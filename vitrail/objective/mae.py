@@ -18,7 +18,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.model.block import build_blocks
 from vitrail.model.init import init_weights
 from vitrail.model.layers import LayerNorm, dense, new_linear
-from vitrail.model.posemb import Grid, Positions, sincos_2d
+from vitrail.model.posemb import Grid, Positions, sincos_table
 from vitrail.model.variants import Origin, ViTConfig
 from vitrail.objective.base import Prepared
 from vitrail.objective.masks import (
@@ -73,7 +73,7 @@ class MAEObjective(MaskedObjective):
         """Draw the visible patches: `targets` becomes int64 [batch, visible], raster numbers."""
         rows, columns = self.model.grid(prepared.images)
         keep = visible(self.seed, step, prepared.index.tolist(), rows * columns, self.config.ratio)
-        return replace(prepared, targets=torch.from_numpy(keep).to(prepared.images.device))
+        return replace(prepared, targets=torch.from_numpy(keep))
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
@@ -213,7 +213,7 @@ class Decoder(nn.Module):
         batch, count, width = len(tokens), grid[0] * grid[1], tokens.shape[-1]
         every = self.mask.to(tokens.dtype).expand(batch, count, width)
         every = every.scatter(1, keep[..., None].expand(-1, -1, width), seen)
-        every = every + mae_positions(grid, width).to(tokens)
+        every = every + mae_positions(grid, tokens)
         tokens = torch.cat([front, every], dim=1)
         places = torch.arange(count, device=tokens.device)
         for block in self.blocks:
@@ -221,9 +221,10 @@ class Decoder(nn.Module):
         return dense(self.predict, self.norm(tokens)[:, self.prefix :])
 
 
-def mae_positions(grid: Grid, width: int) -> Tensor:
-    """Return MAE's fixed positions [rows * columns, width]: sines and cosines of the column, then of the row.
+def mae_positions(grid: Grid, like: Tensor) -> Tensor:
+    """Return MAE's fixed positions [1, rows * columns, width]: sines and cosines of the column, then of the row.
 
-    The exponents of the frequencies are divided by width / 4, not by width / 4 - 1 as in MoCo v3 and big_vision.
+    `like` [..., width] has their device and type. The exponents of the frequencies are divided by width / 4, not by
+    width / 4 - 1 as in MoCo v3 and big_vision.
     """
-    return sincos_2d(grid, width, divisor=width // 4)
+    return sincos_table(grid, like.shape[-1], like.shape[-1] // 4, like.device, like.dtype)

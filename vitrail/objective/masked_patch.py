@@ -65,7 +65,7 @@ class MaskedPatchObjective(MaskedObjective):
             require_pixels(prepared.images, "the target of masked-patch")
         rows, columns = self.model.grid(prepared.images)
         drawn = corruption(self.seed, step, prepared.index.tolist(), rows * columns, self.config)
-        return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
+        return replace(prepared, targets=torch.from_numpy(drawn))
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""

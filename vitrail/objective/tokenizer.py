@@ -168,8 +168,8 @@ class TokenizerObjective(SelfSupervised):
         self._tally: Tensor | None = None
         """Sums over the micro-batches of this step so far (`Codebook.tally`)."""
 
-    def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Start, or restart, a step; nothing is random here."""
+    def before_step(self, prepared: Prepared, parts: int) -> Prepared:
+        """Start, or restart, a step."""
         self._tally = None
         return prepared
 
@@ -187,10 +187,10 @@ class TokenizerObjective(SelfSupervised):
         return losses.sum(), len(prepared), {"use": book.use * len(prepared)}
 
     @torch.no_grad()
-    def after_step(self) -> None:
+    def after_step(self, finite: Tensor) -> None:
         """Move each code towards the mean of the vectors that it replaced."""
         if self._tally is not None:
-            self.model.codebook.move(world.sum_(self._tally))
+            self.model.codebook.move(world.sum_(self._tally), finite)
             self._tally = None
 
     @torch.no_grad()
@@ -206,6 +206,8 @@ class TokenizerObjective(SelfSupervised):
 
 UNUSED = 0.05
 """A code is unused if it has less than this share of the vectors that the average code has."""
+NEXT = 7919
+"""Rows of a table of noise between the first ones of two updates: a prime number."""
 
 
 class Codebook(nn.Module):
@@ -220,6 +222,7 @@ class Codebook(nn.Module):
     vectors: Tensor
     counts: Tensor
     updates: Tensor
+    normal: Tensor
 
     def __init__(self, codes: int, features: int, decay: float) -> None:
         super().__init__()
@@ -227,6 +230,8 @@ class Codebook(nn.Module):
         self.register_buffer("vectors", torch.randn(codes, features))
         self.register_buffer("counts", torch.zeros(codes))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        table = torch.randn(codes, features, generator=torch.Generator().manual_seed(0), device="cpu")
+        self.register_buffer("normal", table, persistent=False)
 
     def nearest(self, features: Tensor) -> Tensor:
         """Return the codes, int64 [...], nearest to vectors [..., features], in float32 whatever their precision."""
@@ -254,28 +259,46 @@ class Codebook(nn.Module):
         return rows.new_zeros(len(self.vectors), rows.shape[1]).index_add_(0, codes.flatten(), rows)
 
     @torch.no_grad()
-    def move(self, tally: Tensor) -> None:
-        """Move every code towards the mean of its vectors in a step; `tally` is the tally of the whole step."""
-        sums, numbers, far = tally.split([self.vectors.shape[1], 1, 1], dim=1)
-        decay = self.decay if self.updates else 0.0
-        total = decay * self.counts[:, None] * self.vectors + (1 - decay) * sums.to(self.vectors.dtype)
-        self.counts.lerp_(numbers[:, 0].to(self.counts.dtype), 1 - decay)
-        used = self.counts > torch.finfo(self.counts.dtype).tiny
-        self.vectors[used] = total[used] / self.counts[used, None]
-        self._revive(float((far.sum() / (numbers.sum() * self.vectors.shape[1])).sqrt()))
-        self.updates += 1
+    def move(self, tally: Tensor, finite: Tensor | None = None) -> None:
+        """Move every code towards the mean of its vectors in a step; `tally` is the tally of the whole step.
 
-    def _revive(self, spread: float) -> None:
-        """Move each unused code next to a much used one, at a distance of about `spread` in every feature."""
-        order = self.counts.argsort(stable=True)
-        unused = int((self.counts < UNUSED * self.counts.mean()).sum())
-        if not unused:
-            return
-        dead, parents = order[:unused], order[unused:].flip(0)
-        parents = parents.repeat(-(-unused // len(parents)))[:unused]
+        If `finite`, a bool scalar on the device, is false, nothing changes. Nothing here waits for an accelerator.
+        """
+        sums, numbers, far = tally.split([self.vectors.shape[1], 1, 1], dim=1)
+        decay = self.decay * (self.updates > 0).to(tally.dtype)
+        new = (1 - decay).to(self.counts.dtype)
+        total = decay * self.counts[:, None] * self.vectors + (1 - decay) * sums.to(self.vectors.dtype)
+        counts = self.counts.lerp(numbers[:, 0].to(self.counts.dtype), new)
+        used = counts > torch.finfo(counts.dtype).tiny
+        vectors = torch.where(used[:, None], total / counts[:, None], self.vectors)
+        vectors, counts = self._revived(vectors, counts, (far.sum() / (numbers.sum() * self.vectors.shape[1])).sqrt())
+        finite = torch.ones_like(used[0]) if finite is None else finite
+        for buffer, moved in ((self.vectors, vectors), (self.counts, counts), (self.updates, self.updates + 1)):
+            buffer.copy_(torch.where(finite, moved, buffer))
+
+    def _revived(self, vectors: Tensor, counts: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Return them with each unused code next to a much used one, at a distance of about `spread` in every feature.
+
+        The least used code goes to the most used one, the next to the next, and the two share their count.
+        """
+        order, codes = counts.argsort(stable=True), len(counts)
+        unused = (counts < UNUSED * counts.mean()).sum()
+        if unused.device.type == "cpu" and not unused:
+            return vectors, counts
+        place = torch.arange(codes, device=counts.device)
+        moves = place < unused
+        parents = order[codes - 1 - place % (codes - unused).clamp(min=1)]
+        children = counts.new_zeros(codes).index_add_(0, parents, moves.to(counts.dtype))
+        shares = counts / (1 + children)
+        near = vectors[parents] + spread * self._noise(unused)
+        vectors = vectors.index_copy(0, order, torch.where(moves[:, None], near, vectors[order]))
+        return vectors, counts.index_copy(0, order, torch.where(moves, shares[parents], shares[order]))
+
+    def _noise(self, rows: Tensor) -> Tensor:
+        """Return standard normal numbers [codes, features], a function of `updates`. Only `rows` rows will be used."""
+        if rows.device.type != "cpu":  # a fixed table, of which each update takes the rows from another place on
+            starts = torch.arange(len(self.normal), device=self.normal.device) + NEXT * self.updates
+            return self.normal[starts % len(self.normal)]
         generator = torch.Generator().manual_seed(int(self.updates))
-        noise = torch.randn(unused, self.vectors.shape[1], generator=generator).to(self.vectors)
-        self.vectors[dead] = self.vectors[parents] + spread * noise
-        shares = self.counts / (1 + torch.bincount(parents, minlength=len(self.counts)))
-        self.counts[parents] = shares[parents]
-        self.counts[dead] = shares[parents]
+        drawn = torch.randn(int(rows), self.vectors.shape[1], generator=generator)
+        return F.pad(drawn, (0, 0, 0, len(self.vectors) - len(drawn)))

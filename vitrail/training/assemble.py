@@ -45,6 +45,7 @@ from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
+from vitrail.training.feed import Feed
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.tune import Tuned, tune
@@ -88,6 +89,8 @@ class Setup:
     timetable: Timetable
     resize: Sizes
     """Progressive resizing."""
+    feed: Feed
+    """What the steps take of the training batches."""
     average: Averager
     state: TrainingState
     validation: Validation
@@ -96,6 +99,7 @@ class Setup:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.feed.close()
         self.loader.close()
         self.validation.close()
 
@@ -139,7 +143,7 @@ def set_up(
     # batches, durations in steps, the averaged weights, and the validation
     loader = training_loader(run, splits.train)
     held_out = None if splits.validation is None else evaluation_loader(run, splits.validation)
-    timetable = Timetable(run, len(loader))
+    timetable, resize = Timetable(run, len(loader)), Sizes(run.progressive, decision.config, decision.device)
     average = Averager(model if run.supervised else objective, run.average, start=timetable.average_start)
     about = identity(run, decision.config, names, splits.fingerprint) | objective.identity()
     about |= {"given": objects.names} if objects.names else {}
@@ -165,7 +169,8 @@ def set_up(
         optimizer=optimizer,
         loader=loader,
         timetable=timetable,
-        resize=Sizes(run.progressive, decision.config, decision.device),
+        resize=resize,
+        feed=Feed(objective, loader, resize, timetable),
         average=average,
         state=state,
         validation=validation,

@@ -44,10 +44,10 @@ LEAST_SHARE = 0.5
 freed memory (peak measured for S/16 in bfloat16: 0.8 of the activations, while 0.3 are in use)."""
 STORED = 4
 """Values that are stored for each one that learns: two moments, its average, and a temporary copy."""
-COPIES_ON_A_DEVICE = 3
-"""Copies of the whole batch in device memory: as loaded, mixed, and the images that are mixed in."""
-COPIES_AT_THE_LOADER = COPIES_ON_A_DEVICE + 3
-"""Copies of the whole batch on a CPU, where three decoded batches wait in the same memory."""
+COPIES_ON_A_DEVICE = 4
+"""Copies of the whole batch in device memory: the step's, and the next as loaded, mixed, and what is mixed in."""
+COPIES_AT_THE_LOADER = 6
+"""Copies of the whole batch on a CPU: as loaded, mixed, what is mixed in, and three decoded batches that wait."""
 
 
 def default_batch(images: int) -> int:

@@ -29,12 +29,15 @@ from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.settings import Preprocess
-from vitrail.device import choose_device
+from vitrail.device import choose_device, to_device
 from vitrail.errors import DataError
 from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.settings import DINO
 from vitrail.training.run import Progressive, Run
 
+CPU = torch.device("cpu")
+AT_ONCE = 256
+"""Number of images resized at a time on an accelerator."""
 SHOWN = 32
 """Largest number of images of a batch."""
 SHOWN_ROWS = 8
@@ -151,7 +154,7 @@ class Sizes:
     What is left of the augmentation comes first, on the device.
     """
 
-    def __init__(self, progressive: Progressive, config: NetworkConfig, device: torch.device | None = None) -> None:
+    def __init__(self, progressive: Progressive, config: NetworkConfig, device: torch.device = CPU) -> None:
         self.device = device
         self.start = progressive.start
         self.full = config.image_size
@@ -162,16 +165,25 @@ class Sizes:
         share = self.start + (1 - self.start) * growth
         return tuple(max(int(side * share + 1e-6) // self.step, 1) * self.step for side in full or self.full)  # type: ignore[return-value]
 
-    def __call__(self, batch: Batch, growth: float) -> Batch:
-        """Return the batch with its uint8 images augmented and resized, antialiased."""
+    def __call__(self, batch: Batch, growth: float, device: torch.device | None = None) -> Batch:
+        """Return the batch with its uint8 images augmented, on `device` or else the network's, and resized."""
         if batch.plan is not None:
-            images = batch.images.to(self.device, non_blocking=True)
+            images = to_device(batch.images, device or self.device)
             batch = replace(batch, images=augment_on_device(images, batch.plan.to(images.device)), plan=None)
         full = (batch.images.shape[-2], batch.images.shape[-1])  # may be larger than the network's input
         size = self.size(growth, full)
         if growth >= 1 or self.start == 1 or size == full:
             return batch
-        return replace(batch, images=F.interpolate(batch.images, size=size, mode="bilinear", antialias=True))
+        return replace(batch, images=shrunk(batch.images, size))
+
+
+def shrunk(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images [batch, channels, *size] of the same type, resized with antialiasing on their device."""
+    if images.is_floating_point() or images.device.type == "cpu":
+        return F.interpolate(images, size=size, mode="bilinear", antialias=True)
+    # only on CPUs torch resizes uint8; a whole batch as float would take four times the memory
+    parts = (F.interpolate(part.float(), size=size, mode="bilinear", antialias=True) for part in images.split(AT_ONCE))
+    return torch.cat([part.round_().to(images.dtype) for part in parts])
 
 
 def batch_picture(images: Tensor, captions: list[str], pixels: Pixels = EIGHT_BIT_RGB) -> bytes:

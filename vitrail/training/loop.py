@@ -19,7 +19,6 @@ from vitrail.device import command_seconds, fast_float32
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import explaining_memory
-from vitrail.training.batches import endless
 from vitrail.training.checkpoints.state import Checkpoints, resumed_run
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import (
@@ -147,7 +146,7 @@ def training(
             progress.say(warning)
         threads = ThreadCount.of(run, setup.decision.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
-        batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
+        batches = setup.feed.batches(status, max_bad=max_bad, report=recorder.unreadable)
 
         # 3. Steps, and between them evaluations and checkpoints. On an accelerator a step's numbers are read during the
         # next step, so that no step waits for the device. What needs the state after a step settles the step first
@@ -179,10 +178,9 @@ def training(
                 raise Interrupted.after(signum, folder.path, number, checkpoints.saved)
             if over:
                 break
-            batch = next(batches)
+            loaded, batch = next(batches)
             if number == 0:  # drawn at the size that images grow to, because a person is to recognise them
-                recorder.first_batch(setup.objective.prepare(setup.resize(batch, 1.0), step=0))
-            batch = setup.resize(batch, timetable.growth(number, status.elapsed))
+                recorder.first_batch(setup.objective.prepare(setup.resize(loaded, 1.0), step=0))
             rate = timetable.learning_rate(number, status.elapsed)
             with threads or nullcontext():
                 step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))

@@ -145,7 +145,7 @@ class RunRecorder:
         steps, left = done.step + 1, timetable.left(done.step + 1, status.elapsed)
         left = None if left is None else left + self.clock.end
         expected = timetable.expected(steps, status.elapsed)
-        self.progress.update(done, status, self.setup.loader.wait_seconds, left, expected)
+        self.progress.update(done, status, self.setup.feed.wait_seconds, left, expected)
         if timetable.logs(steps):
             self.folder.log("train", steps, epoch=steps / timetable.per_epoch, **self.progress.numbers())
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from vitrail import world
-from vitrail.device import has_cuda, out_of_memory
-from vitrail.objective.base import ImageBatch, Objective
+from vitrail.device import has_cuda, out_of_memory, to_device
+from vitrail.objective.base import ImageBatch, Objective, Prepared
 from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
@@ -110,7 +110,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 def backward(
     objective: Objective,
-    batch: ImageBatch,
+    batch: ImageBatch | Prepared,
     *,
     step: int,
     parts: int,
@@ -131,7 +131,7 @@ def backward(
     device = next(objective.parameters()).device
     totals: dict[str, Tensor] = {}
     examples = 0
-    prepared = objective.prepare(batch, step=step)
+    prepared = batch if isinstance(batch, Prepared) else objective.prepare(batch, step=step)
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         prepared = objective.before_step(prepared, parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
@@ -146,7 +146,7 @@ def backward(
             value = value.to(device, wide, non_blocking=True)
             totals[name] = totals[name] + value if name in totals else value
     known = {COUNT: float(examples), **{f"{OWN}{name}": value for name, value in own().items()}}
-    host = torch.tensor(list(known.values()), dtype=wide).to(device, non_blocking=True)
+    host = to_device(torch.tensor(list(known.values()), dtype=wide), device)
     values = world.sum_(torch.cat([torch.stack(list(totals.values())), host]))
     if world.active():
         network.mean(values[len(totals)])
@@ -182,11 +182,10 @@ class TrainingStep:
     def __post_init__(self) -> None:
         assert self.run.batch_size and self.run.accumulate  # decided by now
         self.parts, self.objective = self.run.accumulate, self.network.objective
-        acts_after_steps = type(self.objective).after_step is not Objective.after_step  # as a teacher and a codebook do
-        self.late = next(self.objective.parameters()).device.type != "cpu" and not acts_after_steps
+        self.late = next(self.objective.parameters()).device.type != "cpu"
         self._most_parts = max(self.run.batch_size // world.size() // fewest_images(self.objective), 1)
 
-    def __call__(self, batch: ImageBatch, step: int, *, rate: float, decay: float | None = None) -> None:
+    def __call__(self, batch: ImageBatch | Prepared, step: int, *, rate: float, decay: float | None = None) -> None:
         """Take step number `step` with this learning rate, and with this weight decay on kernels.
 
         Raises what the objective raises, and the error of an allocation if not even a single image fits in memory.
@@ -217,6 +216,8 @@ class TrainingStep:
         finite = torch.isfinite(norm) & torch.isfinite(sums.values[sums.names.index(LOSS)])
         update(self.optimizer, finite)
         self.guard.restore(unless=finite)
+        self.average.update(step, finite)
+        self.objective.after_step(finite)
         self.optimizer.zero_grad(set_to_none=True)
         sums = StepSums([*sums.names, NORM], torch.cat([sums.values, norm[None]]))
         sums.fetch()
@@ -225,13 +226,12 @@ class TrainingStep:
             self.settle()
 
     def settle(self) -> None:
-        """Read the numbers of the newest step, unless that has happened, and do what depends on them."""
+        """Read the numbers of the newest step, unless that has happened, and pass them on."""
         done, self._pending = self._pending, None
         if done is None:
             return
-        if done.finite:
-            self.average.update(done.step)
-            self.objective.after_step()
+        if not done.finite:
+            self.average.skipped(done.step)
         self.on_done(done)
 
     def _start_over(self, step: int) -> None:

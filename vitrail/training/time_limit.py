@@ -116,7 +116,7 @@ class Clock:
         Those before a resume are part of them, without the start and the end of the earlier command.
         """
         status, run = self._setup.state.status, self._setup.run
-        self._ending.step(self._setup.loader.wait_seconds)
+        self._ending.step(self._setup.feed.wait_seconds)
         image = status.elapsed / max(status.step, 1) / (run.batch_size or 1)
         left = self._limit - (self._started - self._command_began)
         self.end = self._ending.seconds(image, left - self.end)

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from device_work import told
 from torch import nn
 
 from vitrail.durations import Steps
@@ -91,6 +92,26 @@ def test_before_the_start_the_models_own_weights_stay():
     own = snapshot(model)
     with averager.swapped():
         assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("average", [POLYAK, Average(kind="ema", decay=0.8)])
+def test_a_device_that_decides_skips_the_same_steps(average):
+    """It counts a step before anybody knows whether it was finite; `skipped` takes that back before the next one."""
+    here, there = network(), network()
+    one, two = Averager(here, average, start=3), Averager(there, average, start=3)
+    for step in range(12):
+        finite = step not in (2, 3, 7, 8, 11)
+        if finite:  # otherwise the step has changed nothing
+            walk(here, step)
+            walk(there, step)
+        one.update(step, torch.tensor(finite))
+        two.update(step, told(finite))
+        if not finite:
+            two.skipped(step)
+        assert one.count == two.count and one.active == two.active
+        for kind in ("mean", "buffers") if one.active else ():
+            for name, value in one.state_dict()[kind].items():
+                torch.testing.assert_close(two.state_dict()[kind][name], value, rtol=1e-6, atol=1e-6)
 
 
 def test_none_does_nothing_and_holds_nothing():

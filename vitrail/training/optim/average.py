@@ -35,12 +35,16 @@ class Averager:
     Weights narrower than float32 are averaged in float32, because a step of 1e-4 would be lost in bfloat16. `model` is
     the model itself, not a wrapper, and is on its device. If its parameters are sharded, so is their average. `start`
     is in optimiser steps.
+
+    On an accelerator an update does not wait to know whether its step was finite: see `update` and `skipped`.
     """
 
     def __init__(self, model: nn.Module, average: Average, *, start: int = 0) -> None:
         self.average = average
         self.start = start
         self.count = 0
+        self._newest = -1
+        """The step that was counted before it was known whether it was finite; -1 for none."""
         self._live: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         if average.kind != "none":
@@ -56,9 +60,18 @@ class Averager:
         return self.count > 0
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after optimiser step `step`, counted from 0, to the average."""
+    def update(self, step: int, finite: Tensor | None = None) -> None:
+        """Add the weights after optimiser step `step`, counted from 0, to the average.
+
+        Nothing changes if `finite`, a bool scalar on the device of the weights, is false. On an accelerator the device
+        decides that, and `skipped` must be called before the next update if it was.
+        """
         if self.average.kind == "none" or (self.average.kind == "polyak" and step < self.start):
+            return
+        finite = torch.tensor(True) if finite is None else finite
+        if finite.device.type != "cpu":
+            self._newest = step
+        elif not finite:
             return
         if self.average.kind == "polyak":
             weight = 1 / (self.count + 1)
@@ -69,9 +82,14 @@ class Averager:
             means = [world.local_part(mean) for mean in self._mean.values()]
             live = [world.local_part(value) for value in self._live.values()]
             weights = [value.to(mean.dtype) for value, mean in zip(live, means, strict=True)]
-            torch_private.foreach_lerp_(means, weights, weight)
-        if self._kept:
+            torch_private.foreach_lerp_if_(finite, means, weights, weight)
+        if self._kept:  # a step that is not finite has left the statistics as they were (`guard.FiniteGuard`)
             torch_private.foreach_copy_(list(self._kept.values()), list(self._buffers.values()))
+
+    def skipped(self, step: int) -> None:
+        """Uncount step number `step`, which was not finite."""
+        if step == self._newest:
+            self.count, self._newest = self.count - 1, -1
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
