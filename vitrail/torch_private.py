@@ -7,6 +7,7 @@ does not exist or is slower.
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
@@ -39,6 +40,9 @@ fused_sgd_ = torch._fused_sgd_
 # Common base classes of torch's normalisation layers, for isinstance. Public code would have to list all subclasses.
 BatchNorm = nn.modules.batchnorm._BatchNorm
 NormBase = nn.modules.batchnorm._NormBase
+
+# Other seconds after which a collective of the whole run fails. torch 2.14 made it public, under the first name.
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 softmax_backward = torch._softmax_backward_data
 """(gradient of the softmax, softmax, dimension, type of its input) -> gradient of the input, in one pass."""

@@ -46,7 +46,7 @@ from vitrail.durations import Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, Distill, MaskedPatch, Regression, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop, processes
 from vitrail.training import step as stepping
@@ -58,7 +58,7 @@ from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.weights.save import save
 
 STEPS = 4
-WAYS = {"whole": False, "sharded": True}
+WAYS: dict[str, bool | int] = {"whole": False, "sharded": True, "hybrid": 2}
 OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "mixed": lambda run: replace(
         run,
@@ -90,10 +90,37 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "tokenizer": lambda run: replace(
         run, objective=Tokenizer(codes=12, width=8, depth=1, features=8), model="S/4", vit=Model()
     ),
-    "dino": lambda run: replace(
+    "sinkhorn": lambda run: replace(
         run,
         objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, centring="sinkhorn"),
         optim=replace(run.optim, lr=0.01),
+    ),
+    "dino": lambda run: replace(  # whose last layer begins to learn in the fourth step
+        run,
+        objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, freeze_last_layer=Steps(3)),
+        optim=replace(run.optim, lr=0.01),
+    ),
+    "pixels": lambda run: replace(run, objective=MaskedPatch(target="pixels"), accumulate=2),
+    "small": lambda run: replace(
+        run, objective=MaskedPatch(target="small"), optim=Optim("muon", lr=0.01, eps=1e-2, layer_decay=0.7)
+    ),
+    "numbers": lambda run: replace(
+        run,
+        data=replace(run.data, labels_per_image="numbers"),
+        objective=Regression(loss="huber"),
+        augment=replace(run.augment, mixup=0.2),
+    ),
+    "several": lambda run: replace(
+        run,
+        data=few_digits(Path(run.out), several=True),
+        objective=Supervised(loss="asymmetric"),
+        augment=replace(run.augment, cutmix=0.5),
+    ),
+    "teacher": lambda run: replace(
+        run,
+        teacher=str(Path(run.out) / "base"),
+        distill=Distill(kind="features", features="mse"),
+        augment=replace(run.augment, scale=(0.5, 1.0)),
     ),
 }
 """What is learned, each with another optimiser, average or way to compute."""
@@ -101,37 +128,38 @@ PARTS: dict[str, Callable[[Run], Run]] = {
     part: lambda run, part=part: replace(  # type: ignore[misc]
         run, weights=str(Path(run.out) / "base"), vit=Model(), tune=part, optim=Optim(lr=0.02, eps=1e-2)
     )
-    for part in ("attention", "head")
+    for part in ("attention", "head", "lora")
 }
 """What of a trained network is tuned, while the rest stays."""
 
 
 TOGETHER = [
-    *((name, "sharded", 2) for name in (*OBJECTIVES, "attention")),
-    *((name, "whole", 2) for name in ("mixed", "tokenizer", "dino", "head")),  # the objectives that talk, a part
+    *((name, way, 2) for name in (*OBJECTIVES, "attention", "head", "lora") for way in ("whole", "sharded")),
+    *(("mixed", "hybrid", 4), ("small", "hybrid", 4), ("mae", "hybrid", 4), ("small", "whole", 4)),
 ]
 """What is learned, in which way, by how many processes: each objective and part, sharded and not."""
 GOING_ON = [
     *(("mixed", "sharded", "whole", 1), ("mixed", "whole", "sharded", 2), ("mae", "sharded", "whole", 2)),
-    *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2)),
+    *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2), ("mixed", "sharded", "hybrid", 4)),
 ]
 """What two processes began in one way, and others ended in another."""
 if MANY:
-    TOGETHER += [("head", "sharded", 2), ("attention", "whole", 2), ("mixed", "sharded", 4), ("mixed", "whole", 4)]
+    TOGETHER += [(name, way, 4) for name in ("mixed", "numbers", "lora", "sinkhorn") for way in ("whole", "sharded")]
     GOING_ON += [("mixed", "whole", "whole", 1), ("mixed", "sharded", "whole", 2)]
     GOING_ON += [("mixed", "whole", "whole", 4), ("mae", "sharded", "sharded", 4)]
 
 
-def few_digits(folder: Path) -> Data:
-    """Digits of scikit-learn in numbers that no number of processes divides."""
-    file = folder / "digits.npz"
+def few_digits(folder: Path, *, several: bool = False) -> Data:
+    """Digits of scikit-learn in numbers that no number of processes divides; several: with several labels each."""
+    file = folder / ("several.npz" if several else "digits.npz")
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         digits = load_digits()
         pixels = np.repeat(digits.images[..., None] * 15, 3, axis=-1).astype(np.uint8)
         parts = {"train": slice(0, 120), "val": slice(120, 143), "test": slice(143, 166)}
         arrays = {f"x_{split}": pixels[part] for split, part in parts.items()}
-        arrays |= {f"y_{split}": digits.target[part] for split, part in parts.items()}
+        labels = np.stack([digits.target % each == 0 for each in (2, 3, 5)], 1) if several else digits.target
+        arrays |= {f"y_{split}": labels[part] for split, part in parts.items()}
         np.savez(file, **arrays)
     return Data(str(file), subset=103, test="none")
 
@@ -261,10 +289,8 @@ def runs() -> Path:
 def test_every_objective_that_is_registered_is_learned_by_several_processes(tmp_path: Path) -> None:
     learned = {**OBJECTIVES, **PARTS}
     found = set().union(*(used(learned[name](tiny(tmp_path))) for name, _, _ in TOGETHER))
-    # regression is the supervised objective with other losses
-    assert {choice for choice in registered() if choice.startswith("objective.kind")} - found == {
-        "objective.kind regression"
-    }
+    wanted = ("objective.kind", "objective.centring", "objective.target", "optim.name", "average.kind", "run.tune lora")
+    assert not {choice for choice in registered() if choice.startswith(wanted)} - found
 
 
 def assert_same_end(many: Path, alone: Path, tested: bool) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -168,11 +169,24 @@ def micro_batches(objective: Objective, run: Run, config: NetworkConfig, per_ima
     return max(world.gather(min(math.ceil(batch / fitting), most)))
 
 
-@contextmanager
-def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Iterator[None]:
-    """Context in which running out of memory becomes a TrainingError that says what to do.
+class OutOfMemory(TrainingError):
+    """Memory ran out for good. `again`: micro-batches per step with which the run in `folder` may continue, if any."""
 
-    `parts` returns the number of micro-batches at that time, which may have changed.
+    def __init__(self, message: str, again: int | None = None, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.again, self.folder = again, folder
+
+
+@contextmanager
+def explaining_memory(
+    run: Run,
+    parts: Callable[[], int] | None = None,
+    again: Callable[[], int | None] = lambda: None,
+    folder: Path | None = None,
+) -> Iterator[None]:
+    """Context in which running out of memory becomes an OutOfMemory error that says what to do.
+
+    `parts` returns the number of micro-batches at that time, which may have changed. again, folder: See `OutOfMemory`.
     """
     try:
         yield
@@ -182,7 +196,9 @@ def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Itera
         now = parts() if parts is not None else run.accumulate or 1
         more = min(2 * now, run.batch_size or 2 * now)
         smaller = f"with --accumulate {more} (the same batch of {run.batch_size} in smaller pieces), or " * (more > now)
-        raise TrainingError(
+        raise OutOfMemory(
             f"out of memory ({first_line(error)}). Resume {smaller}with --activation-checkpointing. Checkpoints in the "
-            "run folder did not change."
+            "run folder did not change.",
+            again(),
+            folder,
         ) from error

@@ -114,9 +114,9 @@ def training(
         Signals() as signals,
         closing(folder),
         progress,
-        explaining_memory(run, lambda: step.parts),
+        explaining_memory(run, lambda: step.parts, lambda: step.again, folder.path),
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
-        explaining_lost_processes(run.timeout, folder.path, checkpoints.newest),
+        explaining_lost_processes(folder.path, checkpoints.newest),
     ):
         clock = Clock(setup, began, reported=reported)
         recorder = RunRecorder(folder, setup, progress, guard, signals, clock)
