@@ -41,8 +41,10 @@ fused_sgd_ = torch._fused_sgd_
 BatchNorm = nn.modules.batchnorm._BatchNorm
 NormBase = nn.modules.batchnorm._NormBase
 
-# Other seconds after which a collective of the whole run fails. torch 2.14 made it public, under the first name.
+# Names that torch 2.14 changed: other seconds after which a collective of the whole run fails, which was private, and
+# (output, input) -> the tensors of all processes as one.
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 softmax_backward = torch._softmax_backward_data
 """(gradient of the softmax, softmax, dimension, type of its input) -> gradient of the input, in one pass."""

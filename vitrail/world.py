@@ -95,7 +95,7 @@ def joined(tensor: torch.Tensor) -> torch.Tensor:
     if not active():
         return tensor
     every = tensor.new_empty(size() * len(tensor), *tensor.shape[1:])
-    dist.all_gather_into_tensor(every, tensor.contiguous())
+    torch_private.all_gather_single(every, tensor.contiguous())
     return every
 
 

@@ -413,6 +413,66 @@ def test_when_one_fails_all_end_and_the_first_cause_is_told(
     assert caught.value.exit_code == code
 
 
+LACKS_MEMORY = """
+from vitrail.objective.supervised import SupervisedObjective
+fitting = getattr(SupervisedObjective, "fitting", SupervisedObjective.loss)
+def loss(self, prepared):
+    if len(prepared) > 4:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    return fitting(self, prepared)
+SupervisedObjective.fitting, SupervisedObjective.loss = fitting, loss
+"""
+"""From now on a process has memory for half of its 8 images."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("shard", "at", "resumed"), [(False, 0, None), (False, 3, 2), (True, 0, 0)], ids=["at first", "later", "sharded"]
+)
+def test_memory_that_one_process_lacks_cuts_the_batches_of_all(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    shard: bool,
+    at: int,
+    resumed: int | None,
+) -> None:
+    """In the first steps at once. Later, and with shards, the others wait for it: then the launcher resumes the run."""
+    with_rank_one(LACKS_MEMORY, monkeypatch, at=at)
+    began = time.monotonic()
+    result = launch(tiny(tmp_path / "both", shard=shard), None, 2)
+    assert time.monotonic() - began < 120  # nobody waits for the timeout, which is half an hour
+    said = [line["accumulate"] for line in lines(result.folder, "out of memory")]
+    assert said == ([2] if resumed is None else [])
+    assert "accumulate: 2" in (result.folder / "config.yaml").read_text()
+    expected = {None: [], 2: [f"resuming {result.folder} from step 2 with accumulate: 2"], 0: ["starting again with"]}
+    assert all(text in caplog.text for text in expected[resumed]) and bool(caplog.records) == (resumed is not None)
+    monkeypatch.undo()
+    assert losses(result.folder) == pytest.approx(losses(loop.fit(tiny(tmp_path / "alone")).folder), abs=1e-5)
+
+
+@pytest.mark.processes
+def test_batches_that_cannot_be_cut_end_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rank_one(LACKS_MEMORY.replace("> 4", "> 0"), monkeypatch, at=0)
+    with pytest.raises(Failed, match=r"out of memory .*Resume with --activation-checkpointing"):
+        launch(tiny(tmp_path), None, 2)
+
+
+@pytest.mark.processes
+def test_what_a_watchdog_ends_is_explained_by_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's ends a process by SIGABRT, without a message of ours, while the one that it waited for hangs."""
+    act = "import threading; threading.Timer(3, os.abort).start() if world.rank() == 0 else time.sleep(600)"
+    with_rank_one(act, monkeypatch, ranks=(0, 1), at=2)
+    monkeypatch.setattr(processes, "GRACE", 1.0)
+    message = (
+        "Process 0 ended without a message, signal SIGABRT.*NCCL.*--timeout; it waited for process 1, which may be "
+        "stuck. At the end, process 0 in step 2, process 1 in step 2"
+    )
+    with pytest.raises(Failed, match=message) as caught:
+        launch(tiny(tmp_path), None, 2)
+    assert caught.value.exit_code == 128 + signal.SIGABRT
+
+
 @pytest.mark.processes
 def test_a_signal_to_one_process_saves_the_same_step_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_rank_one("os.kill(os.getpid(), signal.SIGTERM)", monkeypatch, at=2)

@@ -194,7 +194,7 @@ def explaining_memory(
         if not out_of_memory(error):
             raise
         now = parts() if parts is not None else run.accumulate or 1
-        more = min(2 * now, run.batch_size or 2 * now)
+        more = min(2 * now, (run.batch_size or 2 * now) // world.size())
         smaller = f"with --accumulate {more} (the same batch of {run.batch_size} in smaller pieces), or " * (more > now)
         raise OutOfMemory(
             f"out of memory ({first_line(error)}). Resume {smaller}with --activation-checkpointing. Checkpoints in the "
