@@ -41,7 +41,12 @@ STRICT_OVERCOMMIT = "2"
 
 def available_cores() -> int:
     """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cores())
+
+
+def usable_cores() -> set[int]:
+    """Return the numbers of the processor cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
 def core_share(seconds: float = 0.05) -> float:

@@ -255,13 +255,12 @@ class LossSpikes:
 def require_finite(module: nn.Module) -> None:
     """Raise Diverged if a weight or statistic of `module` is not finite: such weights are never saved.
 
-    If tensors are sharded, all processes must call it, and all raise the same error.
+    All processes must call it, and all raise the same error.
     """
     state = module.state_dict()
     floating = {name: world.local_part(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
     bad = next((name for name, tensor in floating.items() if not bool(torch.isfinite(tensor).all())), None)
-    if any(world.is_sharded(tensor) for tensor in state.values()):
-        bad = next((name for name in world.gather(bad) if name is not None), None)
+    bad = next((name for name in world.gather(bad) if name is not None), None)
     if bad is not None:
         raise Diverged(
             f"{bad} is not finite (NaN or infinity) and was not saved. Resume from the last checkpoint {REMEDIES}."
