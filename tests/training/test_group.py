@@ -240,17 +240,21 @@ def sums_of_all_processes() -> None:
         def loss(self, prepared: Any) -> Any:
             return layers[2](layers[0](prepared.images)).square().sum(), 4, {}
 
-    network, mine = Replicated(Chain(layers)), images[world.rank()]
-    for last in (False, True):  # in two micro-batches, which are summed once
-        with network.last(last):
-            network.loss(Prepared(mine, mine, mine, mine))[0].backward()
     for part in images:
         whole[2](whole[0](part)).square().sum().mul(2).backward()
-    for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
-        if expected.grad is None:
-            assert ours.grad is None
-        else:
-            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
+    network, mine = Replicated(Chain(layers)), images[world.rank()]
+    for afterwards in (True, False, False):
+        layers.zero_grad(set_to_none=True)
+        with network.summed(afterwards=afterwards):
+            for last in (False, True):  # in two micro-batches, which are summed once
+                with network.last(last):
+                    network.loss(Prepared(mine, mine, mine, mine))[0].backward()
+        network.mean(1)
+        for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
+            if expected.grad is None:
+                assert ours.grad is None
+            else:
+                torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
 
 
 def ended(members: list[Forked], seconds: float) -> list[int]:
@@ -273,7 +277,7 @@ def make_runs(out: Path) -> None:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         members = [Forked(together, out, env=process_environment(rank, size, port)) for rank in range(size)]
-        assert ended(members, 300) == [0] * size
+        assert ended(members, 600) == [0] * size
     for name, began, way, size in GOING_ON:
         if size == 1:
             go_on(out, name, began, way)

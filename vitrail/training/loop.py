@@ -173,7 +173,7 @@ def training(
                 over = over or "early stop"
             if signum or over or saves:
                 state.mark(over, run)
-                checkpoints.save(state, wait=bool(over or signum))
+                checkpoints.save(state, wait=bool(over or signum), after=validation.until_written)
                 validation.save_last(status, folder)
             if signum:
                 raise Interrupted.after(signum, folder.path, number, checkpoints.saved)
@@ -189,6 +189,7 @@ def training(
             status.step += 1
 
         # 4. The best model's calibration on the validation images, its numbers on the test images, and the result
+        validation.written()
         try:
             confidence = validation.calibrated(folder, status, signals.check)
             if confidence is not None:

@@ -275,11 +275,12 @@ class Checkpoints:
         self._join()
         return checkpoint.newest(self.folder.checkpoints)
 
-    def save(self, state: TrainingState, *, wait: bool = True) -> None:
+    def save(self, state: TrainingState, *, wait: bool = True, after: Callable[[], object] = lambda: None) -> None:
         """Write a checkpoint, unless the newest one is of the same state; all processes call it.
 
-        With `wait`, return when the checkpoint is durable, else as soon as training can continue. Raises TrainingError
-        if weights are not finite, or after `PATIENCE` consecutive failures.
+        With `wait`, return when the checkpoint is durable, else as soon as training can continue. `after` returns when
+        what the checkpoint speaks of, such as the best model, is in the run folder; it is written then. Raises
+        TrainingError if weights are not finite, or after `PATIENCE` consecutive failures.
         """
         self.wait()
         status = {**asdict(state.status), "elapsed": 0.0}
@@ -296,7 +297,8 @@ class Checkpoints:
             tensors = copied(tensors, self._buffers, share)
         else:
             wait = True
-        self._pending = _Save(step, status, partial(checkpoint.save, self.folder.checkpoints, step, tensors, **options))
+        write = partial(checkpoint.save, self.folder.checkpoints, step, tensors, **options)
+        self._pending = _Save(step, status, write, after)
         if wait:
             self._pending.run()
             self.wait()
@@ -386,19 +388,22 @@ class Checkpoints:
 
 
 class _Save(threading.Thread):
-    """One checkpoint being written by calling `write`."""
+    """One checkpoint being written by calling `after` and `write`."""
 
-    def __init__(self, step: int, status: dict[str, Any], write: Callable[[], object]) -> None:
+    def __init__(
+        self, step: int, status: dict[str, Any], write: Callable[[], object], after: Callable[[], object]
+    ) -> None:
         super().__init__(name="checkpoint", daemon=True)
         self.step, self.status = step, status
         self.error: BaseException | None = None
         self.seconds = 0.0
-        self._write = write
+        self._write, self._after = write, after
 
     def run(self) -> None:
         """Write the checkpoint. An error is kept, to be raised in the training thread."""
         began = time.monotonic()
         try:
+            self._after()
             self._write()
         except BaseException as error:
             self.error = error
