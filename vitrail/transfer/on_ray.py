@@ -35,10 +35,10 @@ class OnRay:
 
     def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
         """Yield each trial when it has ended. Raises Interrupted after a signal, when all trials have saved."""
-        ray = _ray(self.address)
+        ray = connected(self.address)
         try:
-            cores = self._cores(ray)
-            task = ray.remote(_train).options(num_cpus=cores, num_gpus=self._gpus(ray))
+            cores = self.cores(ray)
+            task = ray.remote(_train).options(num_cpus=cores, num_gpus=self.gpus(ray))
             with Signals() as signals:
                 waiting = {task.remote(str(trial.folder.absolute()), cores): trial for trial in trials}
                 while waiting:
@@ -52,19 +52,19 @@ class OnRay:
         finally:
             ray.shutdown()
 
-    def _cores(self, ray: Any) -> int:
+    def cores(self, ray: Any) -> int:
         """Return the number of cores of one trial."""
         total = ray.cluster_resources()
         nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         return max(1, int(total.get("CPU", 1)) // (self.parallel or int(total.get("GPU", 0)) or max(nodes, 1)))
 
-    def _gpus(self, ray: Any) -> float:
+    def gpus(self, ray: Any) -> float:
         """Return the number of GPUs of one trial: 1, or a fraction if there are more parallel trials than GPUs."""
         gpus = ray.cluster_resources().get("GPU", 0)
         return min(1.0, gpus / (self.parallel or gpus)) if gpus else 0.0
 
 
-def _ray(address: str) -> Any:
+def connected(address: str) -> Any:
     """Return the connected library. Raises UsageError if it is not installed or there is no cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
     try:
