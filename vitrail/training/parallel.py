@@ -218,7 +218,6 @@ class Replicated(Parallel):
     def _network(self) -> nn.parallel.DistributedDataParallel:
         if self._ddp is None:
             unused = [each for each, is_used in zip(self._learning, self._used, strict=True) if not is_used]
-            searching = {"find_unused_parameters": not self._static, "init_sync": False}
             for each in unused if self._static else ():
                 each.requires_grad_(False)  # so that DDP leaves it out
             with warnings.catch_warnings():
@@ -226,7 +225,11 @@ class Replicated(Parallel):
                     "ignore", ".*broadcast_buffers", FutureWarning
                 )  # older torch lacks its successor
                 self._ddp = nn.parallel.DistributedDataParallel(
-                    self.objective, broadcast_buffers=False, gradient_as_bucket_view=True, **searching
+                    self.objective,
+                    broadcast_buffers=False,
+                    init_sync=False,
+                    find_unused_parameters=not self._static,
+                    gradient_as_bucket_view=True,
                 )
             for each in unused:
                 each.requires_grad_(True)

@@ -90,7 +90,7 @@ def open_job(
 def run_job(
     job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False, on: OnWorkers | None = None
 ) -> BulkProgress:
-    """Compute this process's share of a job, or all of it with the workers `on` a Ray cluster.
+    """Compute this process's share of a job, or all of it `on` the workers of a Ray cluster if that has an address.
 
     The process that finds it complete writes `merge`. Raises DataError.
     """
@@ -104,7 +104,7 @@ def run_job(
             raise UsageError(f"--merge {merge} is not valid: results are merged into a file that ends in .parquet")
         check_writable(Path(merge), DataError)
     rank, size = world.share()
-    if on is not None:
+    if on is not None and on.address is not None:
         state = on(job, ProgressLine("computed"))
     else:
         if size > 1:
@@ -132,21 +132,23 @@ class OnWorkers:
     """Its local variables when it has been called."""
     subjects: str
     """Name of the variable with its images."""
-    address: str
+    address: str | None
+    """None: no cluster; then this process computes its share."""
 
     def __call__(self, job: Job, progress: Callable[[int, int], None]) -> State:
         """Return the progress of the job when all parts that it lacked have been computed."""
-        from vitrail.transfer.on_ray import OnRay, connected
+        from vitrail.transfer.ray_cluster import connected, cores_of_each, gpus_of_each
 
         lacking = [{"part": number} for number, part in enumerate(job.parts) if job.marker(part) is None]
         if not lacking:
             return job.checked()
-        on, ray = OnRay(self.address), connected(self.address)
+        assert self.address is not None
+        ray = connected(self.address)
         try:
             from ray.data import DataContext, from_items
 
             DataContext.get_current().enable_progress_bars = False
-            cores, gpus = on.cores(ray), on.gpus(ray)
+            cores, gpus = cores_of_each(ray), gpus_of_each(ray)
             most = max(1, int(ray.cluster_resources().get("CPU", 1)) // cores)
             computed = from_items(lacking, override_num_blocks=len(lacking)).map_batches(
                 _Worker,

@@ -193,8 +193,7 @@ def embed(
             settings["layers"] = embedder.layers(asked["layers"])
         job = open_job("embed", model, files, out, data, **settings)
         columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
-        on = None if ray is None else OnWorkers(embed, arguments, "paths", ray)
-        return run_job(job, columns, merge, on=on)
+        return run_job(job, columns, merge, on=OnWorkers(embed, arguments, "paths", ray))
     if ray is not None:
         raise UsageError(f"ray is for a folder of Parquet files as --out, not for {out}")
     target = _target(Path(out), files, format, merge)

@@ -179,10 +179,8 @@ def predict(
         )
     if out is not None and not is_bulk(out) and Path(out).suffix.lower() not in KINDS:
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
-    if merge is not None and not is_bulk(out):
-        raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
-    if ray is not None and not is_bulk(out):
-        raise UsageError(f"ray is for a folder of results (--out), not for {out or 'the terminal'}")
+    if (wrong := "merge" * (merge is not None) or "ray" * (ray is not None)) and not is_bulk(out):
+        raise UsageError(f"{wrong} is for a folder of results (--out), not for {out or 'the terminal'}")
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
     from vitrail.data.images.tiles import tiling
     from vitrail.data.item import Findings
@@ -211,14 +209,11 @@ def predict(
         compute = replace(compute, precision="float32")
     if out is not None and is_bulk(out):
         about: dict[str, Any] = {"top": top, "precision": precision}
-        if reject is not None:
-            about["reject"] = reject
-        if network.card.temperature != 1:
-            about["temperature"] = network.card.temperature
+        about |= {} if reject is None else {"reject": reject}
+        about |= {} if network.card.temperature == 1 else {"temperature": network.card.temperature}
         job = open_job("predict", model, paths, out, data, **about)
         columns = predicted_columns(network.card, predictions_of, top, compute, reject)
-        on = None if ray is None else OnWorkers(predict, arguments, "images", ray)
-        return run_job(job, columns, merge, strict=strict, on=on)
+        return run_job(job, columns, merge, strict=strict, on=OnWorkers(predict, arguments, "images", ray))
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     subject = GivenImages(held, bands=network.card.preprocess.bands is not None) if held else paths
     rows = partial(predict_files, network, subject, predict=predictions_of, precision=compute.precision, top=top)

@@ -72,10 +72,10 @@ class TrialKeywords(TypedDict, total=False):
     precision: Precision
     compile: bool
     activation_checkpointing: bool
-    shard: bool
+    shard: bool | int
     workers: Threads | None
     cache: Literal["auto", "yes", "no"]
-    timeout: Seconds
+    timeout: Seconds | None
     max_nonfinite: Count
     seed: Seed
     device: str | None
