@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,20 +42,12 @@ STRICT_OVERCOMMIT = "2"
 
 def available_cores() -> int:
     """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cores())
 
 
-def cores_for(processes: int) -> int:
-    """Return the number of cores for one of several processes of a run on this machine.
-
-    They share the cores, unless each of them is bound to some.
-    """
-    cores = available_cores()
-    if processes > 1 and hasattr(os, "sched_getaffinity"):
-        with suppress(OSError):
-            if len(os.sched_getaffinity(os.getppid())) > cores:  # the process that started it has more
-                return cores
-    return max(1, cores // processes)
+def usable_cores() -> set[int]:
+    """Return the numbers of the processor cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
 def core_share(seconds: float = 0.05) -> float:

@@ -7,6 +7,7 @@ does not exist or is slower.
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
@@ -40,6 +41,11 @@ fused_sgd_ = torch._fused_sgd_
 # Common base classes of torch's normalisation layers, for isinstance. Public code would have to list all subclasses.
 BatchNorm = nn.modules.batchnorm._BatchNorm
 NormBase = nn.modules.batchnorm._NormBase
+
+# Names that torch 2.14 changed: other seconds after which a collective of the whole run fails, which was private, and
+# (output, input) -> the tensors of all processes as one.
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 softmax_backward = torch._softmax_backward_data
 """(gradient of the softmax, softmax, dimension, type of its input) -> gradient of the input, in one pass."""

@@ -19,8 +19,12 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
+from vitrail import torch_private
 from vitrail.errors import TrainingError
 
+STEPS = "VITRAIL_STEPS"
+"""Environment variable with the launcher's file in which each process writes its step, in `STEP_BYTES` bytes."""
+STEP_BYTES = 8
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,11 +42,6 @@ def rank() -> int:
 def size() -> int:
     """Return the number of processes in this run."""
     return dist.get_world_size() if active() else 1
-
-
-def local_size() -> int:
-    """Return the number of processes in this run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if active() else 1
 
 
 def share() -> tuple[int, int]:
@@ -91,6 +90,15 @@ def max_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def joined(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensors of all processes, which have the same shape [rows, ...], as one [size() * rows, ...]."""
+    if not active():
+        return tensor
+    every = tensor.new_empty(size() * len(tensor), *tensor.shape[1:])
+    torch_private.all_gather_single(every, tensor.contiguous())
+    return every
+
+
 def from_main_(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor from rank 0 to all processes, in place."""
     if active():
@@ -106,6 +114,21 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a sharded tensor, detached, in the same memory. Return other tensors as given."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def sum_parts_(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Sum a tensor over the processes that hold the parts of `like`, in place; not at all if it is not sharded."""
+    if is_sharded(like):
+        mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+        dist.all_reduce(tensor, group=mesh.get_group(mesh.ndim - 1))  # the other dimension holds copies
+    return tensor
+
+
+def rows_here(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return those of `rows`, one for each row of the sharded `like`, that this process holds."""
+    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    pieces, number = rows.chunk(mesh.size(mesh.ndim - 1)), mesh.get_local_rank(mesh.ndim - 1)
+    return pieces[number] if number < len(pieces) else rows[:0]  # the last processes may have no rows
 
 
 def copied_like(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
@@ -168,11 +191,14 @@ def from_main(what: str, function: Callable[[], T]) -> T:
 class Pulse:
     """A heartbeat of the main process: while it beats, the other processes wait for the main process's long work.
 
-    Collectives, in contrast, must be entered within `timeout` seconds. A context, active in all processes of a run.
+    Collectives, in contrast, must be entered within `timeout` seconds, and within `later` seconds once the first step
+    has been taken, in which networks are compiled and caches filled. A context, active in all processes of a run.
     """
 
-    def __init__(self, store: dist.Store, timeout: float) -> None:
+    def __init__(self, store: dist.Store, timeout: float, later: float | None = None) -> None:
         self.timeout = timeout
+        self._later = timeout if later is None else later
+        self._steps: str | None = os.environ.get(STEPS)
         self._slice = min(timeout / 4, 10.0)
         self._store = store
         self._beats = store.clone()  # a connection of its own, because the other one may be waiting
@@ -190,6 +216,15 @@ class Pulse:
         global _pulse
         _pulse = None
         self._ended.set()
+
+    def begin(self, step: int, *, first: bool) -> None:
+        """See `begin_step`; `first`: Whether this process begins its first one."""
+        if not first and self.timeout != self._later:
+            self.timeout = self._later
+            torch_private.set_timeout(timedelta(seconds=self._later))
+        if self._steps is not None:
+            with open(self._steps, "r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), step.to_bytes(STEP_BYTES, "little"), STEP_BYTES * rank())
 
     def _beat(self) -> None:
         with suppress(RuntimeError):  # the store closes at the end of the run
@@ -237,6 +272,12 @@ class Pulse:
 
 
 _pulse: Pulse | None = None
+
+
+def begin_step(step: int, *, first: bool) -> None:
+    """Note that this process begins a training step. The launcher reads it if a process ends without a message."""
+    if _pulse is not None:
+        _pulse.begin(step, first=first)
 
 
 def pulse() -> Pulse | None:

@@ -81,7 +81,7 @@ FLAGS = {
         "command nodes gpus_per_node cpus_per_task time saving name partition account option image mount setup python "
         "out restarts"
     ),
-    "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
+    "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers ray show_list",
     "study": (
         "name data transfer scale rows seeds seed minutes longer parallel devices ray limit_images limit_steps dry_run "
         "out"
@@ -91,11 +91,11 @@ FLAGS = {
         "precision engine out raw"
     ),
     "predict": (
-        "model images top reject calibrate strict out merge tiles overlap raw "  # what is written
+        "model images top reject calibrate strict out merge ray tiles overlap raw "  # what is written
         "batch_size workers device precision engine"
     ),
     "embed": (
-        "model paths out merge split tokens layers norm dtype format tiles overlap prepare image_size batch_size "
+        "model paths out merge ray split tokens layers norm dtype format tiles overlap prepare image_size batch_size "
         "workers device precision engine"
     ),
     "search": "model paths like features top out raw image_size batch_size workers device precision engine",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,17 +223,6 @@ def test_the_device_augments_where_the_cores_could_not_keep_up() -> None:
         decide(replace(plain, augment_on="device"), source)
 
 
-def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless each is bound to some: it then has fewer than the process that started it."""
-    monkeypatch.setattr(world, "local_size", lambda: 4)
-    affinity = {0: set(range(16)), os.getppid(): set(range(16))}
-    monkeypatch.setattr(os, "sched_getaffinity", affinity.__getitem__)
-    source = Pictures(100, (500, 400))
-    assert facts.Facts.of(RUN, source, source.class_names).cores == 4
-    affinity[0] = set(range(8, 14))
-    assert facts.Facts.of(RUN, source, source.class_names).cores == 6
-
-
 @settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])
 @given(situations())
 def test_deciding_a_decided_run_changes_nothing(situation: tuple[Run, facts.Facts]) -> None:
@@ -270,6 +258,30 @@ def test_resizing_is_told_from_what_to_what(sizes: list[tuple[int, int]], told: 
 )
 def test_small_data_get_small_batches(images: int, batch: int) -> None:
     assert default_batch(images) == batch
+
+
+@pytest.mark.parametrize(
+    ("gpus", "images", "batch"),
+    [(1, 10**6, 512), (2, 10**6, 512), (6, 10**6, 1020), (8, 10**6, 2048), (8, 30_000, 1024), (64, 10**6, 4096)],
+)
+def test_several_gpus_share_a_larger_batch_if_the_data_are_many(gpus: int, images: int, batch: int) -> None:
+    """The largest power of two, rounded down to what the GPUs can share."""
+    here = facts.Facts.of(RUN, Pictures(images, (32, 32)), ["cat", "dog"])
+    known = replace(here, device=torch.device("cuda"), processes=gpus)
+    found = mind.decide(RUN, known)
+    assert found.run.batch_size == batch and found.run.batch_size % gpus == 0
+    assert (f"{batch}: for {images} training images and {gpus} GPUs" == found.why["batch_size"]) == (batch > 512)
+    assert mind.decide(RUN, replace(known, device=facts.CPU)).run.batch_size <= 512
+    assert mind.decide(replace(RUN, batch_size=64 * gpus), known).run.batch_size == 64 * gpus
+
+
+def test_cores_are_divided_by_the_processes_that_have_them_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes of this machine may use the same 8 cores, a third has others, and one is of another machine."""
+    every = [("here", {*range(8)}), ("here", {*range(8)}), ("here", {8, 9}), ("there", {*range(8)})]
+    monkeypatch.setattr(facts.world, "gather", lambda own: every)
+    for rank, count in enumerate((2, 2, 1, 1)):
+        monkeypatch.setattr(facts.world, "rank", lambda rank=rank: rank)
+        assert facts._sharing_cores() == count
 
 
 def test_a_batch_larger_than_the_data_is_lowered_and_told() -> None:

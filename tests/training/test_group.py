@@ -46,7 +46,7 @@ from vitrail.durations import Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, Distill, MaskedPatch, Regression, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop, processes
 from vitrail.training import step as stepping
@@ -58,7 +58,7 @@ from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.weights.save import save
 
 STEPS = 4
-WAYS = {"whole": False, "sharded": True}
+WAYS: dict[str, bool | int] = {"whole": False, "sharded": True, "hybrid": 2}
 OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "mixed": lambda run: replace(
         run,
@@ -90,10 +90,37 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "tokenizer": lambda run: replace(
         run, objective=Tokenizer(codes=12, width=8, depth=1, features=8), model="S/4", vit=Model()
     ),
-    "dino": lambda run: replace(
+    "sinkhorn": lambda run: replace(
         run,
         objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, centring="sinkhorn"),
         optim=replace(run.optim, lr=0.01),
+    ),
+    "dino": lambda run: replace(  # whose last layer begins to learn in the fourth step
+        run,
+        objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, freeze_last_layer=Steps(3)),
+        optim=replace(run.optim, lr=0.01),
+    ),
+    "pixels": lambda run: replace(run, objective=MaskedPatch(target="pixels"), accumulate=2),
+    "small": lambda run: replace(
+        run, objective=MaskedPatch(target="small"), optim=Optim("muon", lr=0.01, eps=1e-2, layer_decay=0.7)
+    ),
+    "numbers": lambda run: replace(
+        run,
+        data=replace(run.data, labels_per_image="numbers"),
+        objective=Regression(loss="huber"),
+        augment=replace(run.augment, mixup=0.2),
+    ),
+    "several": lambda run: replace(
+        run,
+        data=few_digits(Path(run.out), several=True),
+        objective=Supervised(loss="asymmetric"),
+        augment=replace(run.augment, cutmix=0.5),
+    ),
+    "teacher": lambda run: replace(
+        run,
+        teacher=str(Path(run.out) / "base"),
+        distill=Distill(kind="features", features="mse"),
+        augment=replace(run.augment, scale=(0.5, 1.0)),
     ),
 }
 """What is learned, each with another optimiser, average or way to compute."""
@@ -101,37 +128,38 @@ PARTS: dict[str, Callable[[Run], Run]] = {
     part: lambda run, part=part: replace(  # type: ignore[misc]
         run, weights=str(Path(run.out) / "base"), vit=Model(), tune=part, optim=Optim(lr=0.02, eps=1e-2)
     )
-    for part in ("attention", "head")
+    for part in ("attention", "head", "lora")
 }
 """What of a trained network is tuned, while the rest stays."""
 
 
 TOGETHER = [
-    *((name, "sharded", 2) for name in (*OBJECTIVES, "attention")),
-    *((name, "whole", 2) for name in ("mixed", "tokenizer", "dino", "head")),  # the objectives that talk, a part
+    *((name, way, 2) for name in (*OBJECTIVES, "attention", "head", "lora") for way in ("whole", "sharded")),
+    *(("mixed", "hybrid", 4), ("small", "hybrid", 4), ("mae", "hybrid", 4), ("small", "whole", 4)),
 ]
 """What is learned, in which way, by how many processes: each objective and part, sharded and not."""
 GOING_ON = [
     *(("mixed", "sharded", "whole", 1), ("mixed", "whole", "sharded", 2), ("mae", "sharded", "whole", 2)),
-    *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2)),
+    *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2), ("mixed", "sharded", "hybrid", 4)),
 ]
 """What two processes began in one way, and others ended in another."""
 if MANY:
-    TOGETHER += [("head", "sharded", 2), ("attention", "whole", 2), ("mixed", "sharded", 4), ("mixed", "whole", 4)]
+    TOGETHER += [(name, way, 4) for name in ("mixed", "numbers", "lora", "sinkhorn") for way in ("whole", "sharded")]
     GOING_ON += [("mixed", "whole", "whole", 1), ("mixed", "sharded", "whole", 2)]
     GOING_ON += [("mixed", "whole", "whole", 4), ("mae", "sharded", "sharded", 4)]
 
 
-def few_digits(folder: Path) -> Data:
-    """Digits of scikit-learn in numbers that no number of processes divides."""
-    file = folder / "digits.npz"
+def few_digits(folder: Path, *, several: bool = False) -> Data:
+    """Digits of scikit-learn in numbers that no number of processes divides; several: with several labels each."""
+    file = folder / ("several.npz" if several else "digits.npz")
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         digits = load_digits()
         pixels = np.repeat(digits.images[..., None] * 15, 3, axis=-1).astype(np.uint8)
         parts = {"train": slice(0, 120), "val": slice(120, 143), "test": slice(143, 166)}
         arrays = {f"x_{split}": pixels[part] for split, part in parts.items()}
-        arrays |= {f"y_{split}": digits.target[part] for split, part in parts.items()}
+        labels = np.stack([digits.target % each == 0 for each in (2, 3, 5)], 1) if several else digits.target
+        arrays |= {f"y_{split}": labels[part] for split, part in parts.items()}
         np.savez(file, **arrays)
     return Data(str(file), subset=103, test="none")
 
@@ -212,17 +240,21 @@ def sums_of_all_processes() -> None:
         def loss(self, prepared: Any) -> Any:
             return layers[2](layers[0](prepared.images)).square().sum(), 4, {}
 
-    network, mine = Replicated(Chain(layers)), images[world.rank()]
-    for last in (False, True):  # in two micro-batches, which are summed once
-        with network.last(last):
-            network.loss(Prepared(mine, mine, mine, mine))[0].backward()
     for part in images:
         whole[2](whole[0](part)).square().sum().mul(2).backward()
-    for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
-        if expected.grad is None:
-            assert ours.grad is None
-        else:
-            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
+    network, mine = Replicated(Chain(layers)), images[world.rank()]
+    for afterwards in (True, False, False):
+        layers.zero_grad(set_to_none=True)
+        with network.summed(afterwards=afterwards):
+            for last in (False, True):  # in two micro-batches, which are summed once
+                with network.last(last):
+                    network.loss(Prepared(mine, mine, mine, mine))[0].backward()
+        network.mean(1)
+        for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
+            if expected.grad is None:
+                assert ours.grad is None
+            else:
+                torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
 
 
 def ended(members: list[Forked], seconds: float) -> list[int]:
@@ -245,7 +277,7 @@ def make_runs(out: Path) -> None:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         members = [Forked(together, out, env=process_environment(rank, size, port)) for rank in range(size)]
-        assert ended(members, 300) == [0] * size
+        assert ended(members, 600) == [0] * size
     for name, began, way, size in GOING_ON:
         if size == 1:
             go_on(out, name, began, way)
@@ -261,10 +293,8 @@ def runs() -> Path:
 def test_every_objective_that_is_registered_is_learned_by_several_processes(tmp_path: Path) -> None:
     learned = {**OBJECTIVES, **PARTS}
     found = set().union(*(used(learned[name](tiny(tmp_path))) for name, _, _ in TOGETHER))
-    # regression is the supervised objective with other losses
-    assert {choice for choice in registered() if choice.startswith("objective.kind")} - found == {
-        "objective.kind regression"
-    }
+    wanted = ("objective.kind", "objective.centring", "objective.target", "optim.name", "average.kind", "run.tune lora")
+    assert not {choice for choice in registered() if choice.startswith(wanted)} - found
 
 
 def assert_same_end(many: Path, alone: Path, tested: bool) -> None:
@@ -302,7 +332,7 @@ def test_what_two_processes_saved_goes_on_in_one_two_and_four(
 ) -> None:
     folder = runs / f"{objective}-{began}-then-{way}-{size}"
     parts = len(list((folder / "checkpoints" / f"step-{STEPS // 2:06d}").glob("part-*")))
-    assert parts == (2 if began == "sharded" else 0)
+    assert parts == 2  # of sharded tensors a part each, of others a share each
     assert json.loads((folder / "run.json").read_text())["resumed"][0]["step"] == STEPS // 2
     assert [line["step"] for line in lines(folder, "train")] == list(range(1, STEPS + 1))
     alone = runs / f"{objective}-whole-1-1"
@@ -385,6 +415,66 @@ def test_when_one_fails_all_end_and_the_first_cause_is_told(
     with pytest.raises(Failed, match=message) as caught:
         launch(tiny(tmp_path), None, 2)
     assert caught.value.exit_code == code
+
+
+LACKS_MEMORY = """
+from vitrail.objective.supervised import SupervisedObjective
+fitting = getattr(SupervisedObjective, "fitting", SupervisedObjective.loss)
+def loss(self, prepared):
+    if len(prepared) > 4:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    return fitting(self, prepared)
+SupervisedObjective.fitting, SupervisedObjective.loss = fitting, loss
+"""
+"""From now on a process has memory for half of its 8 images."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("shard", "at", "resumed"), [(False, 0, None), (False, 3, 2), (True, 0, 0)], ids=["at first", "later", "sharded"]
+)
+def test_memory_that_one_process_lacks_cuts_the_batches_of_all(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    shard: bool,
+    at: int,
+    resumed: int | None,
+) -> None:
+    """In the first steps at once. Later, and with shards, the others wait for it: then the launcher resumes the run."""
+    with_rank_one(LACKS_MEMORY, monkeypatch, at=at)
+    began = time.monotonic()
+    result = launch(tiny(tmp_path / "both", shard=shard), None, 2)
+    assert time.monotonic() - began < 120  # nobody waits for the timeout, which is half an hour
+    said = [line["accumulate"] for line in lines(result.folder, "out of memory")]
+    assert said == ([2] if resumed is None else [])
+    assert "accumulate: 2" in (result.folder / "config.yaml").read_text()
+    expected = {None: [], 2: [f"resuming {result.folder} from step 2 with accumulate: 2"], 0: ["starting again with"]}
+    assert all(text in caplog.text for text in expected[resumed]) and bool(caplog.records) == (resumed is not None)
+    monkeypatch.undo()
+    assert losses(result.folder) == pytest.approx(losses(loop.fit(tiny(tmp_path / "alone")).folder), abs=1e-5)
+
+
+@pytest.mark.processes
+def test_batches_that_cannot_be_cut_end_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rank_one(LACKS_MEMORY.replace("> 4", "> 0"), monkeypatch, at=0)
+    with pytest.raises(Failed, match=r"out of memory .*Resume with --activation-checkpointing"):
+        launch(tiny(tmp_path), None, 2)
+
+
+@pytest.mark.processes
+def test_what_a_watchdog_ends_is_explained_by_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's ends a process by SIGABRT, without a message of ours, while the one that it waited for hangs."""
+    act = "import threading; threading.Timer(3, os.abort).start() if world.rank() == 0 else time.sleep(600)"
+    with_rank_one(act, monkeypatch, ranks=(0, 1), at=2)
+    monkeypatch.setattr(processes, "GRACE", 1.0)
+    message = (
+        "Process 0 ended without a message, signal SIGABRT.*NCCL.*--timeout; it waited for process 1, which may be "
+        "stuck. At the end, process 0 in step 2, process 1 in step 2"
+    )
+    with pytest.raises(Failed, match=message) as caught:
+        launch(tiny(tmp_path), None, 2)
+    assert caught.value.exit_code == 128 + signal.SIGABRT
 
 
 @pytest.mark.processes

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from vitrail import world
 from vitrail.errors import UsageError
 from vitrail.training import processes
 from vitrail.training.run import Model, Run
@@ -74,3 +78,52 @@ def test_a_cpu_trains_one_trial_per_core_by_default_if_memory_holds_their_batche
     monkeypatch.setattr(processes, "free_memory", lambda _: 8 << 30)
     monkeypatch.setattr(processes, "choose_device", torch.device)
     assert processes.trials_at_once([replace(run, device="cuda:0") for run in (SMALL, wide)]) == 1
+
+
+def test_one_gpu_is_refused_for_several_processes_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    named = replace(SMALL, device="cuda:1")
+    with pytest.raises(UsageError, match=r"--device is cuda:1, a single GPU.* CUDA_VISIBLE_DEVICES"):
+        processes.launch(named, None, 8)
+    processes.check_devices(1, named)
+    for name, value in {"WORLD_SIZE": "8", "LOCAL_RANK": "3"}.items():  # as torchrun starts them
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="a single GPU"), processes.in_process_group(device="cuda:1"):
+        pass
+
+
+@pytest.mark.parametrize(("device", "gpu"), [(None, torch.device("cuda", 3)), ("cpu", None)])
+def test_nccl_connects_at_once_to_the_gpu_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, gpu: torch.device | None
+) -> None:
+    """With stand-ins for torch's functions: nothing is started."""
+    chosen, given = list[torch.device](), dict[str, Any]()
+
+    def started(backend: str, **options: Any) -> None:
+        given.update(options, backend=backend)
+        raise KeyboardInterrupt  # nothing after it works without a group
+
+    monkeypatch.setattr(processes, "has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(processes.dist, "rendezvous", lambda _: iter([(dist.HashStore(), 3, 8)]))
+    monkeypatch.setattr(processes.dist, "init_process_group", started)
+    for name, value in {"WORLD_SIZE": "8", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(KeyboardInterrupt), processes.in_process_group(device=device):
+        pass
+    assert chosen == [gpu] * (gpu is not None) and given["device_id"] == gpu
+    assert given["backend"] == ("gloo" if gpu is None else "cpu:gloo,cuda:nccl")
+    assert given["timeout"] == timedelta(minutes=30)
+
+
+def test_others_are_waited_for_a_shorter_time_once_a_step_has_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to = list[timedelta]()
+    monkeypatch.setattr(world.torch_private, "set_timeout", set_to.append)
+    for later, expected in ((600.0, [timedelta(minutes=10)]), (None, [])):
+        pulse = world.Pulse(dist.HashStore(), 1800.0, later)
+        for step in range(7, 10):
+            pulse.begin(step, first=step == 7)
+            assert pulse.timeout == (1800.0 if step == 7 else later or 1800.0)
+        assert set_to == expected
+        set_to.clear()

@@ -81,7 +81,8 @@ def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, mo
 
 def state_of(step: int) -> Any:
     contents = {"model": {"weight": torch.full((3, 5), float(step))}}
-    return SimpleNamespace(status=RunStatus(step=step), sharded=False, state_dict=lambda: contents)
+    status, objective = RunStatus(step=step), torch.nn.Identity()
+    return SimpleNamespace(status=status, objective=objective, sharded=False, state_dict=lambda: contents)
 
 
 def checkpoints_in(folder: Path, said: list[str] | None = None) -> Checkpoints:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from forked import Forked
 from safetensors.torch import load_file
 from tiny_runs import SHORT, lines, tiny_run
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.durations import Steps
@@ -146,24 +146,33 @@ def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: py
 
 
 def together(out: Path) -> None:
-    """Write what a process of two counted."""
-    with in_process_group():
+    """Write what a process of two counted, and how DDP was started."""
+    started, starting = list[bool](), nn.parallel.DistributedDataParallel
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(options["find_unused_parameters"])
+        return starting(*arguments, **options)
+
+    with in_process_group(), patch.object(nn.parallel, "DistributedDataParallel", start):
         for name, run in {"whole": short(out, "adamw", False), "sharded": short(out, "sgd", False)}.items():
             with counted() as calls:
                 loop.fit(replace(run, shard=name == "sharded"))
             (out / f"{name}-{world.rank()}.json").write_text(json.dumps(calls))
+        (out / f"ddp-{world.rank()}.json").write_text(json.dumps(started))
     leave(0)
 
 
 @pytest.mark.processes
 def test_a_step_talks_to_other_processes_once(tmp_path: Path) -> None:
-    """Apart from the sums of gradients: here one bucket, which the backward pass sends. If weights are sharded, FSDP2
-    sends gradients by other calls, and the gradient norm is a sum."""
+    """Apart from the sums of gradients, which DDP and FSDP2 send by other calls. If weights are sharded, the gradient
+    norm is a sum. In the first two steps gradients are summed one by one, with a flag for lack of memory."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     processes = [Forked(together, tmp_path, env={**process_environment(rank, 2, port)}) for rank in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
+    assert [json.loads((tmp_path / f"ddp-{rank}.json").read_text()) for rank in range(2)] == [[False]] * 2
     for name, rank in product(("whole", "sharded"), range(2)):
         calls = json.loads((tmp_path / f"{name}-{rank}.json").read_text())
-        assert len(calls) == STEPS and calls[1:] == [{"all_reduce": 2, "tolist": 1, **FINITE}] * (STEPS - 1)
+        count = 2 if name == "sharded" else 1
+        assert len(calls) == STEPS and calls[2:] == [{"all_reduce": count, "tolist": 1, **FINITE}] * (STEPS - 2)

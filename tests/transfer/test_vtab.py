@@ -240,6 +240,27 @@ def test_nothing_finished_is_trained_again(
 
 
 @pytest.mark.full_size
+def test_the_runs_of_all_tasks_are_given_out_together_and_may_end_in_any_order(
+    small: Run, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a cluster trains them (`vitrail.transfer.on_ray`)."""
+    given = list[Any]()
+
+    def execute(trials: Any) -> Any:
+        given.append(len(trials))
+        for number, each in enumerate(reversed(trials)):
+            yield each, Outcome("done", "", str(each.folder), None, {"top1": number / 4, "nll": 1.0})
+
+    monkeypatch.setattr(module, "draw_means", lambda rows, path: None)
+    found = vtab(small, PAPER, TASKS_TRIED, str(data), [0, 1], tmp_path, execute=execute)
+    assert given == [4] and [score.top1 for score in found.scores] == [[0.75, 0.5], [0.25, 0.0]]
+    assert [score["seeds"] for score in json.loads((tmp_path / "vtab.json").read_text())["tasks"]] == [
+        [75, 50],
+        [25, 0],
+    ]
+
+
+@pytest.mark.full_size
 def test_a_task_that_fails_is_a_row_with_its_reason(
     small: Run, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -301,7 +301,8 @@ def test_a_job_whose_time_is_over_goes_on_to_the_same_end(
     assert f"resuming from {saved.relative_to(tmp_path)}" in again.stderr
     assert same(weights(runs), weights(uninterrupted))
     assert (tmp_path / "scontrol").read_text() == f"{requeued}show hostnames node[1-2]\n"  # it is over
-    assert "--kill-on-bad-exit=1" in (tmp_path / "srun").read_text()
+    flags = (tmp_path / "srun").read_text()
+    assert "--kill-on-bad-exit=1" in flags and "--cpu-bind=cores\n--distribution=block:block" in flags
 
 
 ENDS = """

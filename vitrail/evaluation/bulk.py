@@ -131,11 +131,19 @@ class Job:
         mine = self.parts[rank::size]
         done, total = 0, sum(len(part.indices) for part in mine)
         for part in mine:
-            if self.marker(part) is None:
-                self._write(part, compute)
+            self.finish(part, compute)
             done += len(part.indices)
             if progress is not None:
                 progress(done, total)
+        return self.checked()
+
+    def finish(self, part: ResultPart, compute: ComputeColumns) -> None:
+        """Compute a part unless it is done."""
+        if self.marker(part) is None:
+            self._write(part, compute)
+
+    def checked(self) -> State:
+        """Return the progress of the job, after a check of a complete one."""
         state = self.state()
         if state.complete:
             self.check()

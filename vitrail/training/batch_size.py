@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,7 +29,12 @@ from vitrail.training.parallel import checkpointed_parts, sharded
 from vitrail.training.run import Run
 
 LARGEST = 512
-"""Largest default number of images per step."""
+"""Largest default number of images per step, unless several GPUs share them."""
+EACH_GPU = 256
+"""Images per step for which a GPU computes longer than the host takes to start its work: S/16 needs about 150."""
+LARGEST_SHARED = 4096
+"""Largest default number of images per step that GPUs share: that of the paper's recipes, whose learning rates for
+AdamW, 8e-4 to 1e-3, are those of the small recipes."""
 STEPS_PER_EPOCH = 20
 """Smallest number of steps per epoch: a small data set gets a smaller batch."""
 SMALLEST = 16
@@ -50,9 +56,13 @@ COPIES_AT_THE_LOADER = 6
 """Copies of the whole batch on a CPU: as loaded, mixed, what is mixed in, and three decoded batches that wait."""
 
 
-def default_batch(images: int) -> int:
-    """Return the batch for a training set of `images`: the largest power of two with enough steps per epoch."""
-    wanted = min(LARGEST, max(images // STEPS_PER_EPOCH, SMALLEST))
+def default_batch(images: int, gpus: int = 1) -> int:
+    """Return the batch for a training set of `images`: the largest power of two with enough steps per epoch.
+
+    It is at most `LARGEST`, and with several GPUs at most `EACH_GPU` for each of them.
+    """
+    largest = max(LARGEST, min(EACH_GPU * gpus, LARGEST_SHARED))
+    wanted = min(largest, max(images // STEPS_PER_EPOCH, SMALLEST))
     return max(1, min(2 ** int(math.log2(wanted)), images))
 
 
@@ -168,11 +178,24 @@ def micro_batches(objective: Objective, run: Run, config: NetworkConfig, per_ima
     return max(world.gather(min(math.ceil(batch / fitting), most)))
 
 
-@contextmanager
-def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Iterator[None]:
-    """Context in which running out of memory becomes a TrainingError that says what to do.
+class OutOfMemory(TrainingError):
+    """Memory ran out for good. `again`: micro-batches per step with which the run in `folder` may continue, if any."""
 
-    `parts` returns the number of micro-batches at that time, which may have changed.
+    def __init__(self, message: str, again: int | None = None, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.again, self.folder = again, folder
+
+
+@contextmanager
+def explaining_memory(
+    run: Run,
+    parts: Callable[[], int] | None = None,
+    again: Callable[[], int | None] = lambda: None,
+    folder: Path | None = None,
+) -> Iterator[None]:
+    """Context in which running out of memory becomes an OutOfMemory error that says what to do.
+
+    `parts` returns the number of micro-batches at that time, which may have changed. again, folder: See `OutOfMemory`.
     """
     try:
         yield
@@ -180,9 +203,11 @@ def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Itera
         if not out_of_memory(error):
             raise
         now = parts() if parts is not None else run.accumulate or 1
-        more = min(2 * now, run.batch_size or 2 * now)
+        more = min(2 * now, (run.batch_size or 2 * now) // world.size())
         smaller = f"with --accumulate {more} (the same batch of {run.batch_size} in smaller pieces), or " * (more > now)
-        raise TrainingError(
+        raise OutOfMemory(
             f"out of memory ({first_line(error)}). Resume {smaller}with --activation-checkpointing. Checkpoints in the "
-            "run folder did not change."
+            "run folder did not change.",
+            again(),
+            folder,
         ) from error

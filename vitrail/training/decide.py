@@ -29,7 +29,7 @@ from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetC
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text
 from vitrail.tasks.catalog import task_for
-from vitrail.training.batch_size import default_batch
+from vitrail.training.batch_size import LARGEST, default_batch
 from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import Run, check_batch
@@ -354,8 +354,9 @@ def _batch_size(run: Run, facts: Facts) -> Because[int]:
     if images < processes:
         raise DataError(f"{images} training images are too few for {processes} processes")
     if batch is None:
-        batch = max(default_batch(images) // processes, 1) * processes
-        why = f"{batch}: for {images} training images"
+        gpus = processes if facts.device.type == "cuda" else 1
+        batch = max(default_batch(images, gpus) // processes, 1) * processes
+        why = f"{batch}: for {images} training images" + f" and {gpus} GPUs" * (batch > LARGEST)
     check_batch(batch, processes)
     if batch > images:
         batch = images // processes * processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,14 @@ from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import Labels
 from vitrail.data.loading.processes import obstacle
 from vitrail.data.settings import Bands, Bits
-from vitrail.device import ComputePrecision, choose_device, compute_precision, cores_for, free_memory
+from vitrail.device import (
+    ComputePrecision,
+    available_cores,
+    choose_device,
+    compute_precision,
+    free_memory,
+    usable_cores,
+)
 from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
@@ -48,7 +56,7 @@ class Facts:
     precision: ComputePrecision = "float32"
     """That which is fast on the device."""
     cores: int = 1
-    """Number of cores for this process."""
+    """Processor cores for this process, a share of those that it has in common with others of the run."""
     obstacle: Callable[[], str] = str
     """Says why no other process can read the images; "" if it can."""
     memory: int = 0
@@ -83,7 +91,7 @@ class Facts:
             model=model,
             device=device,
             precision=compute_precision(device),
-            cores=cores_for(world.local_size()),
+            cores=max(1, available_cores() // _sharing_cores()),
             memory=free_memory(CPU),
             processes=world.size(),
             obstacle=partial(obstacle, train, run.augment),
@@ -93,3 +101,10 @@ class Facts:
     def sizes(self) -> list[tuple[int, int]]:
         """Height and width in pixels of the sample of training images."""
         return [(one.height, one.width) for one in self.layouts]
+
+
+def _sharing_cores() -> int:
+    """Return the number of processes of the run, this one included, that may use cores of this one."""
+    every = world.gather((platform.node(), usable_cores()))
+    host, ours = every[world.rank()]
+    return sum(host == theirs and bool(ours & cores) for theirs, cores in every)

@@ -169,7 +169,7 @@ def _lock(file: IO[bytes], folder: Path) -> None:
 
 
 @contextmanager
-def explaining_lost_processes(timeout: float, folder: Path, newest: Callable[[], int | None]) -> Iterator[None]:
+def explaining_lost_processes(folder: Path, newest: Callable[[], int | None]) -> Iterator[None]:
     """Context in which a collective that fails because another process hangs or has ended raises TrainingError.
 
     The message names the process, and the newest checkpoint in the run folder, whose step `newest` returns.
@@ -186,7 +186,7 @@ def explaining_lost_processes(timeout: float, folder: Path, newest: Callable[[],
         else:
             silent = pulse.silent()
             which = f"Process {' and '.join(map(str, silent))}" if silent else "Another process"
-            what = f"{which} did not respond within {timeout:g} s (--timeout) and may be stuck"
+            what = f"{which} did not respond within {pulse.timeout:g} s (--timeout) and may be stuck"
         step = newest()
         advice = f"The newest checkpoint is that of step {step}. Resume with vitrail train --resume {folder}"
         raise TrainingError(f"{what}. {'There is no checkpoint yet' if step is None else advice}.") from error
@@ -255,13 +255,12 @@ class LossSpikes:
 def require_finite(module: nn.Module) -> None:
     """Raise Diverged if a weight or statistic of `module` is not finite: such weights are never saved.
 
-    If tensors are sharded, all processes must call it, and all raise the same error.
+    All processes must call it, and all raise the same error.
     """
     state = module.state_dict()
     floating = {name: world.local_part(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
     bad = next((name for name, tensor in floating.items() if not bool(torch.isfinite(tensor).all())), None)
-    if any(world.is_sharded(tensor) for tensor in state.values()):
-        bad = next((name for name in world.gather(bad) if name is not None), None)
+    bad = next((name for name in world.gather(bad) if name is not None), None)
     if bad is not None:
         raise Diverged(
             f"{bad} is not finite (NaN or infinity) and was not saved. Resume from the last checkpoint {REMEDIES}."

@@ -113,9 +113,9 @@ def training(
         Signals() as signals,
         closing(folder),
         progress,
-        explaining_memory(run, lambda: step.parts),
+        explaining_memory(run, lambda: step.parts, lambda: step.again, folder.path),
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
-        explaining_lost_processes(run.timeout, folder.path, checkpoints.newest),
+        explaining_lost_processes(folder.path, checkpoints.newest),
     ):
         clock = Clock(setup, began, reported=reported)
         recorder = RunRecorder(folder, setup, progress, guard, signals, clock)
@@ -172,7 +172,7 @@ def training(
                 over = over or "early stop"
             if signum or over or saves:
                 state.mark(over, run)
-                checkpoints.save(state, wait=bool(over or signum))
+                checkpoints.save(state, wait=bool(over or signum), after=validation.until_written)
                 validation.save_last(status, folder)
             if signum:
                 raise Interrupted.after(signum, folder.path, number, checkpoints.saved)
@@ -187,6 +187,7 @@ def training(
             status.step += 1
 
         # 4. The best model's calibration on the validation images, its numbers on the test images, and the result
+        validation.written()
         try:
             confidence = validation.calibrated(folder, status, signals.check)
             if confidence is not None:

@@ -57,8 +57,9 @@ class Measure(ABC):
     def write_newest(self, folder: RunFolder) -> None:  # noqa: B027  # optional
         """Write a picture of the newest evaluation, if any, into the run folder. Only the main process calls it."""
 
-    def write_best(self, folder: RunFolder) -> None:  # noqa: B027  # optional
-        """Write the best model's predictions, if any, into the run folder. Only the main process calls it."""
+    def best_writer(self, folder: RunFolder) -> Callable[[], object]:
+        """Return the function that writes the newest predictions, if any, into the run folder as the best model's."""
+        return lambda: None
 
     def described(self, card: Card) -> Card:
         """Return the card of the network with what the newest evaluation decided. Default: nothing."""

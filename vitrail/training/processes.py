@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -50,7 +50,8 @@ from vitrail.device import (
 from vitrail.errors import TrainingError, UsageError, VitrailError
 from vitrail.files import write_once
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.training.batch_size import LARGEST, OVERHEAD, SHARE
+from vitrail.training.batch_size import LARGEST, OVERHEAD, SHARE, OutOfMemory
+from vitrail.training.checkpoints import checkpoint
 from vitrail.training.decide import network_config
 from vitrail.training.guard import SIGNALS, Interrupted
 from vitrail.training.loop import training
@@ -59,10 +60,14 @@ from vitrail.training.result import Result
 from vitrail.training.run import Run, check_batch
 from vitrail.weights.load import read_card
 
+AT_START, LATER = 1800.0, 600.0
+"""Default seconds that a process waits for the others: until the first step has been taken, and from then on."""
 GRACE = 10.0
 """Seconds that the other processes have to end after one has failed."""
 STOPPED = tuple(128 + number for number in SIGNALS)
 """Exit codes of a process that saved and ended after a signal."""
+NO_STEP = b"\xff" * world.STEP_BYTES
+"""What stands for a process that has begun no step."""
 log = logging.getLogger("vitrail")
 PER_CORE = 4
 """Maximum number of processes that share one core."""
@@ -100,37 +105,85 @@ def launch(
     check_devices(processes, run)
     if run.batch_size is not None:
         check_batch(run.batch_size, processes)
-    with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
-        config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
-        config.write_text(to_yaml(run))
-        command = [*python(module), str(config), str(note), str(resume or ""), json.dumps(asked or {})]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        children: list[subprocess.Popen[bytes]] = []
-        with _forwarding_signals(children):
-            for rank in range(processes):
-                children.append(start(command, env=process_environment(rank, processes, port)))
+    while True:
+        with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
+            note = Path(scratch) / "note.json"
             try:
-                code, killed = _wait(children)
-            finally:
-                for child in children:
-                    kill(child)
-        if code:
-            raise _failure(note, code, [None if child in killed else child.returncode for child in children])
-        result = json.loads(note.read_text())
-    return Result(**{**result, "folder": Path(result["folder"])})
+                _train(run, resume, processes, module, asked or {}, note)
+                result = json.loads(note.read_text())
+                return Result(**{**result, "folder": Path(result["folder"])})
+            except Failed as failed:
+                again = json.loads(note.read_text()).get("again") if note.exists() else None
+                if again is None:
+                    raise
+                log.warning("%s", failed)
+        # the other processes were waiting inside a sum for the one that lacked memory, and could not repeat the step
+        run, resume = _with_less_memory(run, resume, again)
+
+
+def _with_less_memory(run: Run, resume: Path | None, again: dict[str, Any]) -> tuple[Run, Path | None]:
+    """Return the run after a failure for lack of memory, and the folder in which it continues."""
+    folder, parts = Path(again["folder"]), again["accumulate"]
+    if (step := checkpoint.newest(folder / "checkpoints")) is None:
+        log.warning("starting again with accumulate: %d, because %s has no checkpoint yet", parts, folder)
+        return replace(run, accumulate=parts), resume
+    log.warning("resuming %s from step %d with accumulate: %d", folder, step, parts)
+    return replace(from_yaml(folder / "config.yaml", run, imports=True), accumulate=parts), folder
+
+
+def _train(run: Run, resume: Path | None, processes: int, module: str, asked: Mapping[str, str], note: Path) -> None:
+    """Run the processes of `launch` until all have ended; the main process writes the result into `note`.
+
+    Raises Failed.
+    """
+    config, steps = note.with_name("run.yaml"), note.with_name("steps")
+    config.write_text(to_yaml(run))
+    steps.write_bytes(NO_STEP * processes)
+    command = [*python(module), str(config), str(note), str(resume or ""), json.dumps(asked)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children: list[subprocess.Popen[bytes]] = []
+    with _forwarding_signals(children):
+        for rank in range(processes):
+            environment = {**process_environment(rank, processes, port), world.STEPS: str(steps)}
+            children.append(start(command, env=environment))
+        try:
+            code, killed = _wait(children)
+        finally:
+            for child in children:
+                kill(child)
+    if code:
+        raise _failure(note, code, [None if child in killed else child.returncode for child in children])
 
 
 def _failure(note: Path, code: int, codes: list[int | None]) -> Failed:
-    """Return the cause: a process that ended without writing a note, or else the message in the first note."""
+    """Return the cause: a process that ended without writing a note, or else the message in the first note.
+
+    codes: The exit status of each process; None of one that had to be killed.
+    """
     for rank, status in enumerate(codes):
         if status and not own_note(note, rank).exists():
             how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            memory = ". The machine may have run out of memory" if status == -signal.SIGKILL else ""
+            more = ". The machine may have run out of memory" if status == -signal.SIGKILL else ""
+            more = _waited(note, codes) if status == -signal.SIGABRT else more
             exit_code = status if status > 0 else 128 - status
-            return Failed(f"Process {rank} ended without a message, {how}{memory}.", exit_code)
+            return Failed(f"Process {rank} ended without a message, {how}{more}.", exit_code)
     return Failed(json.loads(note.read_text())["error"], code)
+
+
+def _waited(note: Path, codes: list[int | None]) -> str:
+    """Return what is known if NCCL's watchdog ended a process, which has no time for a message of its own."""
+    stored = note.with_name("steps").read_bytes()
+    places = (stored[at : at + world.STEP_BYTES] for at in range(0, len(stored), world.STEP_BYTES))
+    begun = ["no step" if place == NO_STEP else f"step {int.from_bytes(place, 'little')}" for place in places]
+    stuck = [rank for rank, status in enumerate(codes) if status is None]
+    where = ", ".join(f"process {rank} in {step}" for rank, step in enumerate(begun))
+    which = f"; it waited for process {' and '.join(map(str, stuck))}, which may be stuck" * bool(stuck)
+    return (
+        f". NCCL ends a process in this way if a collective fails or takes longer than --timeout{which}. At the end, "
+        f"{where} (counted from 0). What torch says about it stands above"
+    )
 
 
 def process_environment(rank: int, processes: int, port: int) -> dict[str, str]:
@@ -188,23 +241,27 @@ def _forwarding_signals(children: list[subprocess.Popen[bytes]]) -> Iterator[Non
 
 
 @contextmanager
-def in_process_group(timeout: float = Run.timeout) -> Iterator[None]:
+def in_process_group(timeout: float | None = None, device: str | None = None) -> Iterator[None]:
     """Context in which this process belongs to the group of the run, if torchrun or `launch` has started it.
 
-    timeout: seconds that a collective waits for the other processes.
+    timeout, device: See `Run`. Raises UsageError if `device` is a single GPU.
     """
     if world.active() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    if has_cuda():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "cpu:gloo,cuda:nccl" if has_cuda() else "gloo"
-    patience = timedelta(seconds=timeout)
+    refuse_one_gpu(device)
+    gpu = None
+    if _on_gpu(device):
+        gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(gpu)
+    backend = "gloo" if gpu is None else "cpu:gloo,cuda:nccl"
+    first, later = (AT_START, LATER) if timeout is None else (timeout, timeout)
     store, rank, size = next(dist.rendezvous("env://"))
-    meeting = dist.PrefixStore("group", store)
-    dist.init_process_group(backend, store=meeting, rank=rank, world_size=size, timeout=patience)
+    meeting, patience = dist.PrefixStore("group", store), timedelta(seconds=first)
+    # with its device NCCL connects now, and not in the first collective, whose failure would be harder to read
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=size, timeout=patience, device_id=gpu)
     try:
-        with world.Pulse(dist.PrefixStore("pulse", store.clone()), timeout):
+        with world.Pulse(dist.PrefixStore("pulse", store.clone()), first, later):
             yield
         world.barrier()  # gloo aborts a process if another one has left while it closes the group
     except Interrupted:  # raised in all processes; a launcher may kill the others as soon as the first has ended
@@ -227,14 +284,17 @@ def main(config: str, note: str, resume: str, asked: str, *, report: Callable[[R
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
         objects, reported = PythonObjects(asked=json.loads(asked)), report is not None
-        with in_process_group(run.timeout):
+        with in_process_group(run.timeout, run.device):
             with training(run, objects, resume=resume or None, reported=reported) as result:
                 result = result if report is None else report(result)
             if world.is_main():
                 _write_note(Path(note), {**asdict(result), "folder": str(result.folder)})
         return 0
     except (VitrailError, KeyboardInterrupt) as error:
-        _write_note(Path(note), {"error": str(error) or "interrupted"})
+        said: dict[str, Any] = {"error": str(error) or "interrupted"}
+        if isinstance(error, OutOfMemory) and error.again is not None:
+            said["again"] = {"accumulate": error.again, "folder": str(error.folder)}
+        _write_note(Path(note), said)
         return error.exit_code if isinstance(error, VitrailError) else 130
     except BaseException as error:
         if _write_note(Path(note), {"error": f"process {os.environ['RANK']}: {type(error).__name__}: {error}"}):
@@ -295,8 +355,13 @@ def _follow() -> None:
 
 
 def check_devices(processes: int, run: Run) -> None:
-    """Raise UsageError if `run` has fewer GPUs than processes, or uses none and `check_room` rejects the number."""
-    count = torch.cuda.device_count() if _on_gpu(run, None) else processes
+    """Raise UsageError if `run` has fewer GPUs than processes, or uses none and `check_room` rejects the number.
+
+    A single GPU is refused with several processes, and not replaced by others: it was asked for.
+    """
+    if processes > 1:
+        refuse_one_gpu(run.device)
+    count = torch.cuda.device_count() if _on_gpu(run.device) else processes
     if processes > count:
         raise UsageError(
             f"--nproc is {processes}, but this machine has {count} GPU{'s' if count > 1 else ''}, and each process "
@@ -313,7 +378,7 @@ def check_room(flag: str, processes: int, run: Run, device: str | None = None) -
     """
     if processes <= 1:
         return
-    gpu, cores, free = _on_gpu(run, device), available_cores(), free_memory(torch.device("cpu"))
+    gpu, cores, free = _on_gpu(device or run.device), available_cores(), free_memory(torch.device("cpu"))
     each = PROCESS_BYTES
     if not gpu:
         each += state_bytes(learned_values(_network(run)))
@@ -356,9 +421,18 @@ def _network(run: Run) -> ViTConfig | ResNetConfig:
     return network_config(run, None if run.weights is None else read_card(run.weights))[0]
 
 
-def _on_gpu(run: Run, device: str | None) -> bool:
-    """Return whether processes of `run` on `device` (default: the run's own) compute on a CUDA device."""
-    return has_cuda() and (device or run.device or "cuda").startswith("cuda")
+def _on_gpu(device: str | None) -> bool:
+    """Return whether processes of a run on `device` (None: the fastest) compute on a CUDA device."""
+    return has_cuda() and (device or "cuda").startswith("cuda")
+
+
+def refuse_one_gpu(device: str | None) -> None:
+    """Raise UsageError if `device` names a single GPU, which several processes cannot share."""
+    if device is not None and device.startswith("cuda:"):
+        raise UsageError(
+            f"--device is {device}, a single GPU, but each process of a run needs its own. Use --device cuda, and "
+            f"choose GPUs with CUDA_VISIBLE_DEVICES=0,1"
+        )
 
 
 if __name__ == "__main__":

@@ -407,9 +407,10 @@ class Run(Settings):
     """Compile each block with torch.compile."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, more time."""
-    shard: bool = False
+    shard: bool | Annotated[int, Range(2, 2**16)] = False
     """Shard weights, gradients and optimiser state over the processes (FSDP2), for networks too large for one device,
-    such as ViT-H. The losses do not change."""
+    such as ViT-H. A number shards them over groups of this number of processes, such as the 8 GPUs of a machine, and
+    replicates them over the groups. The losses do not change."""
     workers: Threads | None = None
     """Number of threads or processes that decode images; 0 decodes in the training thread (default: from the number of
     cores)."""
@@ -423,9 +424,9 @@ class Run(Settings):
     the device, if it is CUDA and the processors could not keep up."""
     cache: Literal["auto", "yes", "no"] = "auto"
     """Cache decoded images in memory. auto: if they are small and fit."""
-    timeout: Seconds = 1800.0
+    timeout: Seconds | None = None
     """Seconds that a process waits for the others before the run fails. Work that only the main process does may take
-    longer."""
+    longer (default: 1800 until the first step has been taken, then 600)."""
     max_nonfinite: Count = 3
     """Number of consecutive steps with a non-finite loss or gradient after which training stops."""
     seed: Seed = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,15 @@ class SavedTokenizer(SavedNetwork):
     def best(self, folder: RunFolder, card: Card) -> nn.Module:
         """See `SavedNetwork`."""
         return load_tokenizer(folder.best)
+
+
+def copied_network(network: nn.Module) -> nn.Module:
+    """Return a copy of `network` in main memory, which does not change with it."""
+    tensors: dict[int, object] = {
+        id(each): nn.Parameter(each.detach().to("cpu", copy=True), each.requires_grad) for each in network.parameters()
+    }
+    tensors |= {id(each): each.detach().to("cpu", copy=True) for each in network.buffers()}
+    return copy.deepcopy(network, tensors)
 
 
 def saved_network(network: nn.Module) -> SavedNetwork:

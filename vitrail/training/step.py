@@ -24,12 +24,14 @@ from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
-from vitrail.training.parallel import Parallel
+from vitrail.training.parallel import Parallel, Repeat
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
 OWN = "own "
 """Prefix of the numbers that each process adds to the reduction for itself; the others are metrics."""
+PROVEN = 2
+"""Number of steps after which images of a size are known to fit in memory: the first creates the optimiser's state."""
 
 
 @dataclass
@@ -117,6 +119,7 @@ def backward(
     autocast: bool,
     network: Parallel | None = None,
     own: Callable[[], dict[str, float]] = dict,
+    afterwards: bool = False,
 ) -> StepSums:
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
@@ -125,7 +128,7 @@ def backward(
     normalisation over the batch (BatchNorm).
     Several processes divide the sums at the end, by the count of all of them. A single process knows its count before,
     and divides the losses instead, which costs nothing. `own` returns further numbers of this process, which are summed
-    over the processes.
+    over the processes. `afterwards`: See `Parallel.summed`, which says what is raised, too.
     """
     network = network or Parallel(objective)
     device = next(objective.parameters()).device
@@ -136,15 +139,16 @@ def backward(
         prepared = objective.before_step(prepared, parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
     pieces, divisor = prepared.split(parts), 1 if world.active() else len(prepared)
-    for number, part in enumerate(pieces, start=1):
-        with network.last(number == len(pieces)):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-                loss, count, metrics = network.loss(part)
-            loss.backward(torch.full_like(loss, 1 / divisor))
-        examples += count
-        for name, value in {**metrics, LOSS: loss.detach()}.items():
-            value = value.to(device, wide, non_blocking=True)
-            totals[name] = totals[name] + value if name in totals else value
+    with network.summed(afterwards=afterwards):
+        for number, part in enumerate(pieces, start=1):
+            with network.last(number == len(pieces)):
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                    loss, count, metrics = network.loss(part)
+                loss.backward(torch.full_like(loss, 1 / divisor))
+            examples += count
+            for name, value in {**metrics, LOSS: loss.detach()}.items():
+                value = value.to(device, wide, non_blocking=True)
+                totals[name] = totals[name] + value if name in totals else value
     known = {COUNT: float(examples), **{f"{OWN}{name}": value for name, value in own().items()}}
     host = to_device(torch.tensor(list(known.values()), dtype=wide), device)
     values = world.sum_(torch.cat([torch.stack(list(totals.values())), host]))
@@ -161,7 +165,10 @@ class TrainingStep:
 
     If memory runs out, the step is repeated with twice as many micro-batches, `parts`. Nothing is lost: a batch is a
     function of its step, and its gradient does not depend on the micro-batches, up to rounding. With several processes
-    no step is repeated, because the others wait for its sum. A step with a non-finite loss or gradient changes nothing.
+    this is possible while gradients are summed after the passes of a step, as they are until `PROVEN` steps with images
+    of a size have been taken. Later, the others wait inside of a sum for the process that lacks memory: the run fails,
+    and `vitrail.training.processes.launch` resumes it with more micro-batches. A step with a non-finite loss or
+    gradient changes nothing.
     """
 
     run: Run
@@ -177,6 +184,8 @@ class TrainingStep:
     """Called with each finished step, in order; one step late if `late` is set."""
     own: Callable[[], dict[str, float]]
     """Returns further numbers of this process, which `StepSums` holds summed over all processes."""
+    again: int | None = None
+    """If memory has run out in a step that failed: the number of micro-batches with which it may fit."""
     _pending: FinishedStep | None = None
 
     def __post_init__(self) -> None:
@@ -184,15 +193,21 @@ class TrainingStep:
         self.parts, self.objective = self.run.accumulate, self.network.objective
         self.late = next(self.objective.parameters()).device.type != "cpu"
         self._most_parts = max(self.run.batch_size // world.size() // fewest_images(self.objective), 1)
+        self._largest = self._proven = 0
 
     def __call__(self, batch: ImageBatch | Prepared, step: int, *, rate: float, decay: float | None = None) -> None:
         """Take step number `step` with this learning rate, and with this weight decay on kernels.
 
-        Raises what the objective raises, and the error of an allocation if not even a single image fits in memory.
+        Raises what the objective raises, and the error of an allocation if not even a single image fits in memory or
+        other processes cannot repeat the step.
         """
+        world.begin_step(step, first=not self._largest)
         self.guard.before_step()
         set_learning_rate(self.optimizer, rate, decay)
         bf16 = self.run.precision == "bf16"
+        if batch.images.numel() > self._largest:
+            self._largest, self._proven = batch.images.numel(), 0
+        afterwards = self._proven < PROVEN
         while True:
             try:
                 seed_step(self.run.seed, step, world.rank())
@@ -204,13 +219,22 @@ class TrainingStep:
                     autocast=bf16,
                     network=self.network,
                     own=self.own,
+                    afterwards=afterwards,
                 )
                 break
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or world.size() > 1 or self.parts >= self._most_parts:
+            except (Repeat, RuntimeError, MemoryError) as error:
+                ran_out, cut = out_of_memory(error), min(2 * self.parts, self._most_parts)
+                self.again = cut if ran_out and cut > self.parts else None
+                together = isinstance(error, Repeat) or (ran_out and world.size() == 1)
+                if not together or (ran_out and self.again is None):
                     raise
             # here the error is gone, and with it the memory that its traceback held
-            self._start_over(step)
+            self._start_over()
+            if self.again is not None:
+                self.parts, self.again = self.again, None
+                self.on_memory(step, self.parts)
+            afterwards = True
+        self._proven += 1
         self.settle()
         norm = clip_(self.objective.parameters(), self.run.optim.clip).to(sums.values)
         finite = torch.isfinite(norm) & torch.isfinite(sums.values[sums.names.index(LOSS)])
@@ -234,12 +258,10 @@ class TrainingStep:
             self.average.skipped(done.step)
         self.on_done(done)
 
-    def _start_over(self, step: int) -> None:
-        """Free memory and cut the batch into twice as many micro-batches."""
+    def _start_over(self) -> None:
+        """Undo what the passes of a step have changed, and free memory."""
         self.objective.zero_grad(set_to_none=True)
         self.guard.restore()
         gc.collect()
         if has_cuda():
             torch.cuda.empty_cache()
-        self.parts = min(2 * self.parts, self._most_parts)
-        self.on_memory(step, self.parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
-from vitrail.device import Precision
+from vitrail.device import Precision, free_memory
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import BEST_CLASSES, Predict, predictor
 from vitrail.evaluation.confidence import KeptLogits
@@ -29,13 +30,15 @@ from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.tasks.catalog import save_results, task_of
 from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
-from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.checkpoints.flatten import nbytes
+from vitrail.training.checkpoints.state import ROOM, RunStatus
+from vitrail.training.facts import CPU
 from vitrail.training.floor import Floors, floors
 from vitrail.training.folder import RunFolder
 from vitrail.training.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss, Rounds
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
-from vitrail.training.saved_network import saved_network
+from vitrail.training.saved_network import SavedNetwork, copied_network, saved_network
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
@@ -89,10 +92,13 @@ class Accuracy(Measure):
         loss = numbers.get("nll", numbers.get("loss", 0.0))
         return (metric.rank(numbers[metric.key]), -loss) if metric.key in numbers else ()
 
-    def write_best(self, folder: RunFolder) -> None:
+    def best_writer(self, folder: RunFolder) -> Callable[[], object]:
         """See `Measure`."""
-        if self._found is not None:
-            save_results(folder.path / OUTPUTS, self._found)
+        return (
+            super().best_writer(folder)
+            if self._found is None
+            else partial(save_results, folder.path / OUTPUTS, self._found)
+        )
 
 
 def measured(predict: Predict, run: Run, images: Any, card: Card, task: Task[Any]) -> Results:
@@ -152,6 +158,8 @@ class Validation:
         if isinstance(self.objective, SelfSupervised):
             self.measure = ObjectiveLoss(self.objective, self.run)
         self.saved = saved_network(self.model)
+        self._writer = ThreadPoolExecutor(1, "models")
+        self._writing: list[Future[None]] = []
         if not self.saved.has_features and (self.run.knn is not None or self.run.fewshot is not None):
             raise UsageError("knn and fewshot need the features of a network of vitrail, not of one given in Python")
         self.probes: list[FewShotProbe | KNNProbe] = []
@@ -195,11 +203,40 @@ class Validation:
         return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
 
     def save_last(self, status: RunStatus, folder: RunFolder) -> None:
-        """Save the newest model, whether it is the best or not."""
-        with self.average.swapped(), world.main_alone("keeping the newest model"):
-            if world.is_main():
-                with folder.tolerating("the last model"):
-                    self.saved.save(folder.last, self._signed(status, folder, {}), self.base)
+        """Save the newest model, whether it is the best or not, while training goes on."""
+        card = self._signed(status, folder, {})
+
+        def write(network: SavedNetwork) -> None:
+            with folder.tolerating("the last model"):
+                network.save(folder.last, card, self.base)
+
+        with self.average.swapped():
+            self._keep(write)
+
+    def _keep(self, write: Callable[[SavedNetwork], None]) -> None:
+        """Call `write` with a copy of the network as it is now, in the main process, while training goes on.
+
+        Without memory for a copy, training waits. There is at most one copy of each kind, of the best and the last.
+        """
+        if not world.is_main():
+            return
+        while len(self._writing) > 1 or (self._writing and self._writing[0].done()):
+            self._writing.pop(0).result()
+        if nbytes(self.model.state_dict()) * ROOM < free_memory(CPU):
+            self._writing.append(self._writer.submit(write, saved_network(copied_network(self.model))))
+        else:
+            write(self.saved)
+
+    def written(self) -> None:
+        """Return when the models that are being written are complete; raise what went wrong in writing them."""
+        with world.main_alone("writing the models"):
+            while self._writing:
+                self._writing.pop(0).result()
+
+    @property
+    def until_written(self) -> Callable[[], object]:
+        """Return a function that returns when the models that are being written now are complete, in any thread."""
+        return partial(wait, list(self._writing))
 
     @world.main_alone("signing the models")
     @world.on_main
@@ -291,7 +328,8 @@ class Validation:
         return confidence
 
     def close(self) -> None:
-        """End the threads of the loaders."""
+        """End the threads of the loaders, and the one that writes models when it has written them."""
+        self._writer.shutdown()
         if self.loader is not None:
             self.loader.close()
         for probe in self.probes:
@@ -309,14 +347,17 @@ class Validation:
                 folder.log(probe.kind, status.step, error=str(error))
         return found
 
-    @world.main_alone("keeping the best model")
-    @world.on_main
     def _save_best(self, status: RunStatus, folder: RunFolder) -> None:
         numbers = {f"validation {name}": value for name, value in status.best.items() if name != "step"}
-        with folder.tolerating(BEST):
-            self.saved.save(folder.best, self._signed(status, folder, numbers), self.base)
-        with folder.tolerating("the best model's outputs"):
-            self.measure.write_best(folder)
+        card, write_outputs = self._signed(status, folder, numbers), self.measure.best_writer(folder)
+
+        def write(network: SavedNetwork) -> None:
+            with folder.tolerating(BEST):
+                network.save(folder.best, card, self.base)
+            with folder.tolerating("the best model's outputs"):
+                write_outputs()
+
+        self._keep(write)
 
     def _signed(self, status: RunStatus, folder: RunFolder, metrics: dict[str, float]) -> Card:
         """Return the card with the origin of these weights."""

@@ -6,20 +6,16 @@ Every node must find the sweep's folder, the data and the weights at the same pa
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import UsageError
 from vitrail.training.guard import Interrupted, Signals
 from vitrail.transfer.processes import interrupted
+from vitrail.transfer.ray_cluster import LOCAL, connected, cores_of_each, gpus_of_each
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome, run_trial
-from vitrail.version import install_extra
 
-LOCAL = "local"
 POLL = 1.0
 """Seconds between two checks for a signal."""
 
@@ -35,10 +31,10 @@ class OnRay:
 
     def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
         """Yield each trial when it has ended. Raises Interrupted after a signal, when all trials have saved."""
-        ray = _ray(self.address)
+        ray = connected(self.address)
         try:
-            cores = self._cores(ray)
-            task = ray.remote(_train).options(num_cpus=cores, num_gpus=self._gpus(ray))
+            cores = cores_of_each(ray, self.parallel)
+            task = ray.remote(_train).options(num_cpus=cores, num_gpus=gpus_of_each(ray, self.parallel))
             with Signals() as signals:
                 waiting = {task.remote(str(trial.folder.absolute()), cores): trial for trial in trials}
                 while waiting:
@@ -51,32 +47,6 @@ class OnRay:
                         yield trial, _outcome(ray, reference, trial)
         finally:
             ray.shutdown()
-
-    def _cores(self, ray: Any) -> int:
-        """Return the number of cores of one trial."""
-        total = ray.cluster_resources()
-        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-        return max(1, int(total.get("CPU", 1)) // (self.parallel or int(total.get("GPU", 0)) or max(nodes, 1)))
-
-    def _gpus(self, ray: Any) -> float:
-        """Return the number of GPUs of one trial: 1, or a fraction if there are more parallel trials than GPUs."""
-        gpus = ray.cluster_resources().get("GPU", 0)
-        return min(1.0, gpus / (self.parallel or gpus)) if gpus else 0.0
-
-
-def _ray(address: str) -> Any:
-    """Return the connected library. Raises UsageError if it is not installed or there is no cluster."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError(f"Ray is not installed: {install_extra('ray')}") from error
-    try:
-        own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **own)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"no Ray cluster at {address!r}: {error}") from error
-    return ray
 
 
 def _train(folder: str, cores: int) -> None:

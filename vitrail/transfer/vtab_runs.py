@@ -25,8 +25,8 @@ from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.run import LORA, Run
 from vitrail.transfer.grid import absolute_path
-from vitrail.transfer.sweep import train_all
-from vitrail.transfer.trial import Trial, here, trial_key, write_json
+from vitrail.transfer.sweep import Executor, train_all
+from vitrail.transfer.trial import Outcome, Trial, here, trial_key, write_json
 from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw_means, means
 from vitrail.weights.load import weights_fingerprint
 from vitrail.words import one_line
@@ -138,12 +138,13 @@ def vtab(
     seeds: Sequence[int],
     folder: Path,
     asked: Mapping[str, str] | None = None,
+    execute: Executor = here,
 ) -> VtabTable:
     """Fine-tune `base.weights` on each task whose data are in `root`, once per seed, and measure the result.
 
     `paper` is the paper's setting; the table lists how `base` differs from it. The table is also in vtab.json in the
-    folder, updated after every task, and the means by group are drawn in vtab.png (paper, Figure 2). asked: See
-    `vitrail.transfer.trial.Trial`.
+    folder, updated after every run, and the means by group are drawn in vtab.png (paper, Figure 2). asked: See
+    `vitrail.transfer.trial.Trial`. execute: Trains the runs of all tasks.
 
     Raises UsageError for settings that cannot be used; DataError if no task has data; TrainingError if all tasks fail;
     Interrupted after a signal: the same call continues.
@@ -156,18 +157,26 @@ def vtab(
     base = replace(base, weights=weights)
     mark = weights_fingerprint(weights)
     table = VtabTable(folder, weights, departures(base, paper), [])
+    trials: list[Trial] = []
     for task in tasks:
         try:
             if locate(task, root) is None:
                 table.absent[task.name] = task.entry.source
                 continue
-            score = _score(task, base, root, seeds, folder, mark, asked or {})
+            score, of_task = _prepared(task, base, root, seeds, folder, mark, asked or {})
         except DataError as error:
             log.warning("%s is skipped: %s", task.name, error)
             table.absent[task.name] = str(error)
             continue
-        log.info("%s: %s", task.name, "failed" if score.mean is None else f"top-1 {score.mean:.2%}")
         table.scores.append(score)
+        trials += of_task
+    unmeasured = list(table.scores)
+    for rows in train_all(trials, execute) if trials else ():
+        outcomes = {row.trial.key: row.outcome for row in rows}
+        table.scores[:] = [
+            _measured(score, trials[number * len(seeds) :][: len(seeds)], outcomes)
+            for number, score in enumerate(unmeasured)
+        ]
         write_json(folder / TABLE, table.as_json())
     _require_results(table, root)
     draw_means({Path(weights).name: table.percent, **PUBLISHED, **QUOTED}, folder / FIGURE)
@@ -184,29 +193,33 @@ def _require_results(table: VtabTable, root: str) -> None:
         raise TrainingError(f"no task could be trained:\n  {reasons}")
 
 
-def _score(
+def _prepared(
     task: VtabTask, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str, asked: Mapping[str, str]
-) -> TaskScore:
-    """Train a task with every seed that is not finished. Raises DataError if its data cannot be used."""
+) -> tuple[TaskScore, list[Trial]]:
+    """Return a task without numbers yet, and its trials, one for each seed. Raises DataError for unusable data."""
     run = run_of(task, base, root, seeds[0])
     found = open_data_set(run.data)
     if WHOLE in found.splits:  # a copy without the division into 800 and 200
         run = replace(run, data=replace(run.data, train=WHOLE))
     splits = split_data_set(found, run.data)
     assert splits.test is not None  # it is asked for by name
-    score = TaskScore(task, [], len(splits.test), found.findings.lines())
     trials = []
     for seed in seeds:
         run = replace(run, seed=seed)
         key = trial_key(run, splits, mark)
         place = folder / f"{task.name}-seed-{seed}-{key}"
         trials.append(Trial(key, run, place, {"task": task.name}, final=True, asked=asked))
-    *_, rows = train_all(trials, here)
-    for seed, row in zip(seeds, rows, strict=True):
-        outcome = row.outcome
-        if outcome.status == "done" and outcome.test is not None:
-            score.top1.append(outcome.test["top1"])
-            score.runs.append(outcome.run)
-        else:
-            score.notes.append(f"seed {seed} {outcome.status}: {outcome.reason}")
-    return score
+    return TaskScore(task, [], len(splits.test), found.findings.lines()), trials
+
+
+def _measured(score: TaskScore, trials: Sequence[Trial], outcomes: Mapping[str, Outcome]) -> TaskScore:
+    """Return `score` with the outcomes of those of its trials that have ended."""
+    top1, notes, runs = list[float](), list(score.notes), list[str]()
+    for trial in trials:
+        outcome = outcomes.get(trial.key)
+        if outcome is not None and outcome.status == "done" and outcome.test is not None:
+            top1.append(outcome.test["top1"])
+            runs.append(outcome.run)
+        elif outcome is not None:
+            notes.append(f"seed {trial.run.seed} {outcome.status}: {outcome.reason}")
+    return replace(score, top1=top1, notes=notes, runs=runs)

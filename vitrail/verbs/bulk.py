@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import closing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -85,24 +87,117 @@ def open_job(
     return Job(folder, splits, about, data.path)
 
 
-def run_job(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False) -> BulkProgress:
-    """Compute this process's share of a job. The process that finds it complete writes `merge`. Raises DataError."""
+def run_job(
+    job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False, on: OnWorkers | None = None
+) -> BulkProgress:
+    """Compute this process's share of a job, or all of it `on` the workers of a Ray cluster if that has an address.
+
+    The process that finds it complete writes `merge`. Raises DataError.
+    """
     from vitrail import world
 
+    if (taken := _taken.get()) is not None:  # this process is a worker, which is told the parts to compute
+        taken.append((job, compute))
+        return BulkProgress(job.state())
     if merge is not None:
         if Path(merge).suffix != ".parquet":
             raise UsageError(f"--merge {merge} is not valid: results are merged into a file that ends in .parquet")
         check_writable(Path(merge), DataError)
     rank, size = world.share()
-    if size > 1:
-        mine = len(job.parts[rank::size])
-        log.info("process %d of %d computes %d of %s", rank + 1, size, mine, counted(len(job.parts), "part"))
-    state = job.run(compute, rank, size, ProgressLine("computed"))
+    if on is not None and on.address is not None:
+        state = on(job, ProgressLine("computed"))
+    else:
+        if size > 1:
+            mine = len(job.parts[rank::size])
+            log.info("process %d of %d computes %d of %s", rank + 1, size, mine, counted(len(job.parts), "part"))
+        state = job.run(compute, rank, size, ProgressLine("computed"))
     code = int(strict and bool(state.bad))
     if merge is None or not state.complete:
         return BulkProgress(state, exit_code=code)
     job.merge(Path(merge))
     return BulkProgress(state, str(merge), code)
+
+
+@dataclass(frozen=True)
+class OnWorkers:
+    """Computes the parts of a job by workers of the Ray cluster at `address`, through Ray Data.
+
+    Each worker calls the verb with the `arguments` of this call, but for its job's parts, which Ray hands out one by
+    one. If a worker or its machine is lost, another one computes its part. All machines must find the model, the images
+    and the folder at the same paths.
+    """
+
+    verb: Callable[..., object]
+    arguments: dict[str, Any]
+    """Its local variables when it has been called."""
+    subjects: str
+    """Name of the variable with its images."""
+    address: str | None
+    """None: no cluster; then this process computes its share."""
+
+    def __call__(self, job: Job, progress: Callable[[int, int], None]) -> State:
+        """Return the progress of the job when all parts that it lacked have been computed."""
+        from vitrail.transfer.ray_cluster import connected, cores_of_each, gpus_of_each
+
+        lacking = [{"part": number} for number, part in enumerate(job.parts) if job.marker(part) is None]
+        if not lacking:
+            return job.checked()
+        assert self.address is not None
+        ray = connected(self.address)
+        try:
+            from ray.data import DataContext, from_items
+
+            DataContext.get_current().enable_progress_bars = False
+            cores, gpus = cores_of_each(ray), gpus_of_each(ray)
+            most = max(1, int(ray.cluster_resources().get("CPU", 1)) // cores)
+            computed = from_items(lacking, override_num_blocks=len(lacking)).map_batches(
+                _Worker,
+                fn_constructor_args=(self.verb, self.absolute(), self.subjects),
+                batch_size=1,
+                concurrency=(1, most),
+                num_cpus=cores,
+                num_gpus=gpus,
+            )
+            done, total = 0, sum(len(job.parts[row["part"]].indices) for row in lacking)
+            for row in computed.iter_rows():
+                done += len(job.parts[row["part"]].indices)
+                progress(done, total)
+        finally:
+            ray.shutdown()
+        return job.checked()
+
+    def absolute(self) -> dict[str, Any]:
+        """Return the arguments with absolute paths of files that exist: workers run in other folders."""
+
+        def placed(value: Any) -> Any:
+            return os.path.abspath(value) if isinstance(value, str | Path) and os.path.exists(value) else value
+
+        images = tuple(placed(one) for one in self.arguments[self.subjects])
+        names = {"model": placed(self.arguments["model"]), "out": os.path.abspath(self.arguments["out"])}
+        return {**self.arguments, **names, self.subjects: images, "ray": None, "merge": None}
+
+
+class _Worker:
+    """A process of Ray Data that computes parts of a job. It opens the network and the images once."""
+
+    def __init__(self, verb: Callable[..., object], arguments: dict[str, Any], subjects: str) -> None:
+        options = {name: value for name, value in arguments.items() if name not in ("model", subjects, "reading")}
+        token = _taken.set([])
+        verb(arguments["model"], *arguments[subjects], **options, **arguments["reading"])
+        taken = _taken.get()
+        assert taken is not None
+        ((self._job, self._compute),) = taken
+        _taken.reset(token)
+
+    def __call__(self, rows: Arrays) -> Arrays:
+        """Compute the parts with the numbers in "part", and return these."""
+        for number in rows["part"].tolist():
+            self._job.finish(self._job.parts[number], self._compute)
+        return rows
+
+
+_taken: ContextVar[list[tuple[Job, ComputeColumns]] | None] = ContextVar("taken", default=None)
+"""In a worker: the job that its verb has prepared."""
 
 
 def predicted_columns(

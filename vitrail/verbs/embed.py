@@ -15,7 +15,7 @@ from vitrail.files import check_writable
 from vitrail.ranges import Count, InputSize, Side, Threads, Whole, checked
 from vitrail.terminal import unreadable_json, unreadable_lines
 from vitrail.verbs import bulk
-from vitrail.verbs.bulk import BulkProgress, feature_columns, is_bulk, open_job, run_job, token_columns
+from vitrail.verbs.bulk import BulkProgress, OnWorkers, feature_columns, is_bulk, open_job, run_job, token_columns
 from vitrail.verbs.features import Embedder, Prepare, TokenType, open_images, paths_or_images
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
@@ -59,6 +59,7 @@ def embed(
     *paths: ImagesLike,
     out: str | Path,
     merge: str | Path | None = None,
+    ray: str | None = None,
     split: str | None = None,
     tokens: bool = False,
     layers: tuple[int, ...] = (),
@@ -95,6 +96,7 @@ def embed(
     *paths: ImagesLike,
     out: str | Path | None = None,
     merge: str | Path | None = None,
+    ray: str | None = None,
     split: str | None = None,
     tokens: bool = False,
     layers: tuple[int, ...] = (),
@@ -141,6 +143,8 @@ def embed(
             Python also pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many in one array, and lists.
         out: The .npz file to write, or a folder.
         merge: With a folder as --out: write all features to this .parquet file, too, once they are complete.
+        ray: With a folder as --out: compute with the workers of this Ray cluster: 'auto' or ray://HOST:10001. Without
+            a value, a cluster is started on this machine.
         split: Split of the data set that becomes test (default: test, else validation).
         tokens: Write the features of each token instead of one vector per image.
         layers: With --tokens: numbers of the layers, counted from 0; negative numbers count from the end (default: the
@@ -153,7 +157,8 @@ def embed(
         prepare: How images are prepared: 'model' resizes and crops as in evaluation, 'protocol' as `vitrail probe
             fewshot` does.
     """
-    check_tiles(tiles, overlap, merge=merge, split=split, prepare=prepare == "protocol")
+    arguments = dict(locals())
+    check_tiles(tiles, overlap, merge=merge, ray=ray, split=split, prepare=prepare == "protocol")
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     others: dict[str, Any] = dict(out=out, tiles=tiles, split=split, merge=merge, tokens=tokens or None)
     files, held = paths_or_images(paths, **others, **reading)
@@ -188,7 +193,9 @@ def embed(
             settings["layers"] = embedder.layers(asked["layers"])
         job = open_job("embed", model, files, out, data, **settings)
         columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
-        return run_job(job, columns, merge)
+        return run_job(job, columns, merge, on=OnWorkers(embed, arguments, "paths", ray))
+    if ray is not None:
+        raise UsageError(f"ray is for a folder of Parquet files as --out, not for {out}")
     target = _target(Path(out), files, format, merge)
     sources = open_images(model, files, split, reading) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)

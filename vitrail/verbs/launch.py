@@ -84,7 +84,7 @@ def slurm(
         command: The command to launch, after `--`: train photos/ --recipe ....
         nodes: Number of machines.
         gpus_per_node: Number of GPUs and processes on each machine; 0 starts one process each, without a GPU.
-        cpus_per_task: Number of cores of each process. They decode images.
+        cpus_per_task: Number of cores of each process, which no other process uses. They decode images.
         time: Time limit of the job, as Slurm writes it: 24:00:00, 2-12.
         saving: Seconds before the time limit at which training saves a checkpoint.
         name: Name of the job.
@@ -126,7 +126,8 @@ def slurm(
         *option,
     ]
     python = python or ("python" if image is not None else sys.executable)
-    srun = ["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--kill-on-bad-exit=1", *_inside(image, mount)]
+    srun = ["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', *_bound(gpus_per_node), "--kill-on-bad-exit=1"]
+    srun += _inside(image, mount)
     text = TEMPLATE.format(
         options="\n".join(f"#SBATCH --{line}" for line in options),
         saving=saving,
@@ -176,6 +177,15 @@ def _require_utf8(text: str) -> None:
     except UnicodeEncodeError as error:
         name = os.fsencode(error.object[error.start : error.end])
         raise UsageError(f"{name!r} in a name is not UTF-8, so a script cannot contain it. Rename the file.") from error
+
+
+def _bound(gpus: int) -> list[str]:
+    """Return the flags of srun that give each process neighbouring cores of its own, and all GPUs of its machine.
+
+    The first processes are on the first socket, whose GPUs usually have the first numbers. A process that saw only its
+    own GPU could not copy to others directly, and would not find it under its number, `LOCAL_RANK`.
+    """
+    return ["--cpu-bind=cores", "--distribution=block:block", *(["--gpu-bind=none"] if gpus else [])]
 
 
 def _inside(image: str | None, folders: Sequence[str]) -> list[str]:

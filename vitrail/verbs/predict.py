@@ -16,7 +16,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs import bulk
-from vitrail.verbs.bulk import BulkProgress, is_bulk, open_job, predicted_columns, run_job
+from vitrail.verbs.bulk import BulkProgress, OnWorkers, is_bulk, open_job, predicted_columns, run_job
 from vitrail.verbs.features import paths_or_images, warn_of_ignored
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords
@@ -102,6 +102,7 @@ def predict(
     strict: bool = False,
     out: str | Path | None,
     merge: str | Path | None = None,
+    ray: str | None = None,
     tiles: Side | None = None,
     overlap: Whole = 0,
     raw: bool = False,
@@ -122,6 +123,7 @@ def predict(
     strict: bool = False,
     out: str | Path | None = None,
     merge: str | Path | None = None,
+    ray: str | None = None,
     tiles: Side | None = None,
     overlap: Whole = 0,
     raw: bool = False,
@@ -163,10 +165,13 @@ def predict(
             image gets a class).
         calibrate: Divide the network's outputs by the temperature of its card, if it has one.
         merge: With a folder as --out: write all results to this .parquet file, too, once they are complete.
+        ray: With a folder as --out: compute with the workers of this Ray cluster: 'auto' or ray://HOST:10001. Without
+            a value, a cluster is started on this machine.
         tiles: Side of a tile in pixels of the image (default: images are predicted as a whole).
         overlap: With --tiles: number of pixels by which neighbouring tiles overlap.
     """
-    check_tiles(tiles, overlap, merge=merge)
+    arguments = dict(locals())
+    check_tiles(tiles, overlap, merge=merge, ray=ray)
     compute = Compute(None, batch_size, workers, device, precision, engine)
     if not images:
         raise UsageError(
@@ -174,8 +179,8 @@ def predict(
         )
     if out is not None and not is_bulk(out) and Path(out).suffix.lower() not in KINDS:
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
-    if merge is not None and not is_bulk(out):
-        raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
+    if (wrong := "merge" * (merge is not None) or "ray" * (ray is not None)) and not is_bulk(out):
+        raise UsageError(f"{wrong} is for a folder of results (--out), not for {out or 'the terminal'}")
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
     from vitrail.data.images.tiles import tiling
     from vitrail.data.item import Findings
@@ -204,12 +209,11 @@ def predict(
         compute = replace(compute, precision="float32")
     if out is not None and is_bulk(out):
         about: dict[str, Any] = {"top": top, "precision": precision}
-        if reject is not None:
-            about["reject"] = reject
-        if network.card.temperature != 1:
-            about["temperature"] = network.card.temperature
+        about |= {} if reject is None else {"reject": reject}
+        about |= {} if network.card.temperature == 1 else {"temperature": network.card.temperature}
         job = open_job("predict", model, paths, out, data, **about)
-        return run_job(job, predicted_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
+        columns = predicted_columns(network.card, predictions_of, top, compute, reject)
+        return run_job(job, columns, merge, strict=strict, on=OnWorkers(predict, arguments, "images", ray))
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     subject = GivenImages(held, bands=network.card.preprocess.bands is not None) if held else paths
     rows = partial(predict_files, network, subject, predict=predictions_of, precision=compute.precision, top=top)

@@ -17,6 +17,7 @@ from vitrail.recipes.asked import Asked
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.terminal import page, table
+from vitrail.verbs.sweep import executor
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def vtab(
     device: str | None = None,
     precision: Precision = "auto",
     workers: Threads | None = None,
+    ray: str | None = None,
     show_list: bool = False,
 ) -> VtabTable | Listing:
     """Fine-tune a network on each of VTAB-1k's 19 tasks with one setting, and measure it on their test sets.
@@ -76,6 +78,8 @@ def vtab(
         lr: Learning rate, in place of 0.01.
         config: A YAML file of other settings. May be repeated.
         out: Folder of the runs, of the table vtab.json and of the figure vtab.png.
+        ray: Train on this Ray cluster: 'auto' or ray://HOST:10001. Without a value, a cluster is started on this
+            machine.
         show_list: List the tasks and exit.
     """
     from vitrail.data.benchmarks.vtab_tasks import TASKS, task_named
@@ -97,9 +101,12 @@ def vtab(
         warmup = Percent(100 * VTAB.warmup / VTAB.steps)
         run = replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
     check_writable(Path(out), UsageError, folder=True)
+    from vitrail.transfer.trial import here
     from vitrail.transfer.vtab_runs import vtab as run_tasks
 
-    return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out), asked.origins)
+    execute = executor(None, [], ray) if ray is not None else here
+    every = [run.seed + i for i in range(seeds)]
+    return run_tasks(run, paper, chosen, str(data), every, Path(out), asked.origins, execute)
 
 
 def _listing(tasks: Sequence[VtabTask], data: str | Path | None) -> Listing:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -260,38 +262,56 @@ def test_restored_state_continues_with_the_same_bits() -> None:
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def sharded(out: Path) -> NoReturn:
-    """Take steps with parameters sharded over two processes, whose borders cut queries, keys and values."""
+def in_group(out: Path) -> NoReturn:
+    """Take steps with two processes: with whole parameters, and sharded so that borders cut queries, keys and values.
+
+    Write the parameters, and how many matrices each process made orthogonal.
+    """
+    compute, counts = rules.newton_schulz, list[int]()
+
+    def counting(matrices: Tensor) -> Tensor:
+        counts.append(len(matrices))
+        return compute(matrices)
+
+    rules.newton_schulz = counting
     with in_process_group():
-        model = network()
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-        optimizer = build_optimizer(model, SHARDED)
-        for step in range(3):
-            generator = torch.Generator().manual_seed(step)
-            for parameter in model.parameters():
-                whole = torch.randn(parameter.shape, generator=generator)
-                parameter.grad = world.copied_like(whole, parameter)
-            update(optimizer, torch.tensor(step != 1))
-        found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
-        if world.is_main():
-            save_file(found, out / "sharded.safetensors")
+        for way in ("whole", "sharded"):
+            model = network()
+            for part in (*model.blocks, model) if way == "sharded" else ():
+                fully_shard(part)
+            optimizer = build_optimizer(model, SHARDED)
+            for step in range(3):
+                generator = torch.Generator().manual_seed(step)
+                for parameter in model.parameters():
+                    whole = torch.randn(parameter.shape, generator=generator)
+                    like = parameter if world.is_sharded(parameter) else None
+                    parameter.grad = world.copied_like(whole, like)
+                update(optimizer, torch.tensor(step != 1))
+            found = {
+                name: getattr(parameter, "full_tensor", lambda kept=parameter: kept)()
+                for name, parameter in model.named_parameters()
+            }
+            save_file(found, out / f"{way}-{world.rank()}.safetensors")
+        (out / f"counts-{world.rank()}.json").write_text(json.dumps(counts))
     world.leave(0)
 
 
 @pytest.mark.processes
-def test_sharded_parameters_move_as_whole_ones(tmp_path: Path) -> None:
+def test_two_processes_move_parameters_as_one_does_and_share_the_products(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    members = [Forked(sharded, tmp_path, env=process_environment(rank, 2, port)) for rank in range(2)]
+    members = [Forked(in_group, tmp_path, env=process_environment(rank, 2, port)) for rank in range(2)]
     assert [member.wait(300) for member in members] == [0, 0]
     model = network()
     optimizer = build_optimizer(model, SHARDED)
     for step in range(3):
         give_gradients(model, step)
         update(optimizer, torch.tensor(step != 1))
-    found = load_file(tmp_path / "sharded.safetensors")
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(found[name], value.detach(), rtol=1e-5, atol=1e-7, msg=name)
+    for way, rank in product(("whole", "sharded"), range(2)):
+        found = load_file(tmp_path / f"{way}-{rank}.safetensors")
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(found[name], value.detach(), rtol=1e-5, atol=1e-7, msg=name)
+    # of 2 blocks: query, key, value and output are 24 x 24, and the dense layers of the MLP have two other shapes
+    for rank in range(2):
+        assert json.loads((tmp_path / f"counts-{rank}.json").read_text()) == [4, 1, 1] * 6

@@ -8,8 +8,9 @@ checkpoints/step-000120/
     manifest.json        step, and size and sha256 of each file; written last
 ```
 
-With `--shard` each process writes its part, part-00001-of-00008.safetensors, instead of the first two files
-(`vitrail.training.checkpoints.parts`). Any number of processes, sharded or not, can resume from either kind.
+Several processes write parts, part-00001-of-00008.safetensors, instead of the first two files
+(`vitrail.training.checkpoints.parts`): with `--shard` each its part of every tensor, else an equal share of the
+tensors. Any number of processes, sharded or not, can resume from either kind.
 
 A save writes `step-000120.tmp-<pid>`, makes it durable (fsync), and only then renames it; older checkpoints are removed
 after that. A checkpoint is loaded only if every byte is as it was written. Nothing is pickled.
@@ -23,7 +24,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,12 +78,19 @@ class RejectedCheckpoint(NamedTuple):
 
 
 def save(
-    folder: Path, step: int, state: Mapping[str, Any], *, keep: int = 2, group: ProcessGroup | None = None
+    folder: Path,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    share: Collection[str] | None = None,
+    group: ProcessGroup | None = None,
 ) -> Path:
     """Write `state` as folder/step-<step> and return its path once it is durable.
 
     `state` is what `flatten.flatten` takes. One process calls it; if tensors are sharded, all processes call it with
-    their parts of them and communicate through `group`. The newest `keep` checkpoints up to this step stay. Raises
+    their parts of them and communicate through `group`. So they do with a `share`: the names of the tensors that this
+    process writes. The newest `keep` checkpoints up to this step stay. Raises
     DiskFullError or CheckpointError if the checkpoint cannot be written; the earlier ones are then still there.
     """
     if keep < 1:
@@ -90,10 +98,11 @@ def save(
     structure, tensors = flatten(state)
     draft = _Draft(folder, step, json.dumps(structure, allow_nan=False).encode(), keep)
     try:
-        if any(world.is_sharded(tensor) for tensor in tensors.values()):
+        if share is not None or any(world.is_sharded(tensor) for tensor in tensors.values()):
             from vitrail.training.checkpoints.parts import write_parts  # imports all of DCP
 
-            write_parts(tensors, draft.begin, draft.finish, group)
+            mine = tensors if share is None else {name: tensors[name] for name in share}
+            write_parts(mine, draft.begin, draft.finish, group)
         else:
             weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
             others = {name: t for name, t in tensors.items() if not name.startswith("model/")}

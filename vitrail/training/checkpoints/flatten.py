@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -82,14 +82,36 @@ def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: restore(value, tensors) for key, value in structure.items()}
 
 
-def nbytes(state: Any) -> int:
-    """Return the number of bytes of the tensors in `state`; of sharded tensors, of this process's part."""
-    return sum(world.local_part(tensor).nbytes for tensor in flatten(state)[1].values())
+def nbytes(state: Any, share: Collection[str] | None = None) -> int:
+    """Return the number of bytes of the tensors in `state`; of sharded tensors, of this process's part.
+
+    share: Names of the tensors that count; None for all.
+    """
+    tensors = flatten(state)[1]
+    return sum(world.local_part(tensors[name]).nbytes for name in (tensors if share is None else share))
 
 
-def copied(state: Any, buffers: dict[str, Tensor]) -> Any:
-    """Return `state` with copies of its tensors in main memory; `buffers` holds the copies for reuse."""
-    structure, tensors = flatten(state)
+def shares(tensors: Mapping[str, Tensor], alike: Collection[str], count: int) -> list[list[str]]:
+    """Divide the names of `tensors` among `count` processes by their bytes; the first has all that are not `alike`.
+
+    alike: Names of tensors that are the same in all processes, each of which returns the same lists.
+    """
+    found: list[list[str]] = [[name for name in tensors if name not in alike], *([] for _ in range(1, count))]
+    sizes = [sum(tensors[name].nbytes for name in names) for names in found]
+    for name in sorted(tensors.keys() & {*alike}, key=lambda name: (-tensors[name].nbytes, name)):
+        least = sizes.index(min(sizes))
+        found[least].append(name)
+        sizes[least] += tensors[name].nbytes
+    return found
+
+
+def copied(state: Any, buffers: dict[str, Tensor], share: Collection[str] | None = None) -> Any:
+    """Return `state` with copies of its tensors in main memory; `buffers` holds the copies for reuse.
+
+    share: Names of the tensors to copy; None for all.
+    """
+    structure, every = flatten(state)
+    tensors = every if share is None else {name: every[name] for name in share}
     for name in buffers.keys() - tensors.keys():
         del buffers[name]
     for name, tensor in tensors.items():
@@ -97,7 +119,7 @@ def copied(state: Any, buffers: dict[str, Tensor]) -> Any:
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = buffers[name] = torch.empty_like(tensor, device="cpu")
         copy.copy_(tensor)
-    return restore(structure, buffers)
+    return restore(structure, {**every, **buffers})
 
 
 def safetensors_pieces(

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,17 @@ class _Writer(dcp.HuggingFaceStorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make the folder, on the main process, and assign a file to each process."""
         folder = self._begin(sum(_size(item) for plan in plans for item in plan.items))
-        names = [f"part-{number:05d}-of-{len(plans):05d}.safetensors" for number in range(1, len(plans) + 1)]
+        numbers = accumulate(bool(plan.items) for plan in plans)
+        count = sum(bool(plan.items) for plan in plans)  # a process may have nothing to write
+        names = [f"part-{number:05d}-of-{count:05d}.safetensors" for number in numbers]
         return [replace(plan, storage_data=folder / name) for plan, name in zip(plans, names, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's file; every result carries the file's name, size and sha256."""
+        results: Future[list[WriteResult]] = Future()
+        if not plan.items:
+            results.set_result([])
+            return results
         tensors: dict[str, Tensor] = {}
         offsets: dict[str, dict[str, list[int]]] = {}
         for item in plan.items:
@@ -112,7 +119,6 @@ class _Writer(dcp.HuggingFaceStorageWriter):
             offsets[item.index.fqn] = {OFFSETS: list(item.tensor_data.chunk.offsets)}
         path: Path = plan.storage_data
         written = path.name, write_durably(path, safetensors_pieces(tensors, {PIECES: json.dumps(offsets)}))
-        results: Future[list[WriteResult]] = Future()
         results.set_result([WriteResult(item.index, _size(item), written) for item in plan.items])
         return results
 

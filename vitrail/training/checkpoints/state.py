@@ -7,6 +7,7 @@ so that a kill at any moment loses at most the work since that one. A few checkp
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from vitrail.errors import CheckpointError, TrainingError, WeightsError
 from vitrail.model.variants import ForeignConfig, ResNetConfig, flat
 from vitrail.objective.base import Objective
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.checkpoints.flatten import copied, nbytes
+from vitrail.training.checkpoints.flatten import copied, flatten, nbytes, shares
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -109,8 +110,7 @@ class TrainingState:
         return any(map(world.is_sharded, self.objective.parameters()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as nested dicts of tensors and JSON values. Raises TrainingError for non-finite weights."""
-        require_finite(self.objective)
+        """Return the state as nested dicts of tensors and JSON values."""
         shared = self._base_tensors()
         return {
             "model": {name: value for name, value in self.objective.state_dict().items() if name not in shared},
@@ -121,17 +121,21 @@ class TrainingState:
             "identity": self.identity,
         }
 
-    def sharded_tensors(self) -> dict[str, Tensor]:
-        """Return name in a checkpoint -> tensor sharded like the one saved under that name; {} if nothing is sharded.
+    def of_parameters(self) -> dict[str, Tensor]:
+        """Return name in a checkpoint -> a tensor that is sharded like it, or like it the same in all processes.
 
-        The optimiser has no state before its first step, so its entries are the parameters, which are sharded alike.
+        The optimiser has no state before its first step, so its entries are the parameters.
         """
-        found: dict[str, Any] = {f"model/{name}": tensor for name, tensor in self.objective.state_dict().items()}
+        found: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in self.objective.named_parameters()}
         found |= {f"average/mean/{name}": tensor for name, tensor in self.average.state_dict()["mean"].items()}
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         for number, parameter in enumerate(parameters):
             found |= {f"optimizer/state/{number}/{name}": parameter for name in OPTIMIZER_STATE}
-        return {name: tensor for name, tensor in found.items() if world.is_sharded(tensor)}
+        return found
+
+    def sharded_tensors(self) -> dict[str, Tensor]:
+        """Return those of `of_parameters` that are sharded."""
+        return {name: tensor for name, tensor in self.of_parameters().items() if world.is_sharded(tensor)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises CheckpointError with the differences if it is from another run."""
@@ -233,8 +237,8 @@ def differing(there: Any, here: Any, where: str = "") -> list[str]:
 class Checkpoints:
     """Saves and restores a `TrainingState` in a run folder; `say` prints a line.
 
-    The main process writes; of a sharded state each process writes its part. A context that ends when no checkpoint is
-    being written any more.
+    Each process writes its part of a sharded state, and its share of another one. Processes that do not see the folder,
+    on machines without a common disk, write nothing. A context that ends when no checkpoint is being written any more.
     """
 
     def __init__(self, folder: RunFolder, keep: int, say: Callable[[str], None]) -> None:
@@ -250,6 +254,7 @@ class Checkpoints:
         self._pending: _Save | None = None
         self._buffers: dict[str, Tensor] = {}
         self._group: dist.ProcessGroup | None = None
+        self._writers: list[int] = []
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -270,31 +275,34 @@ class Checkpoints:
         self._join()
         return checkpoint.newest(self.folder.checkpoints)
 
-    def save(self, state: TrainingState, *, wait: bool = True) -> None:
+    def save(self, state: TrainingState, *, wait: bool = True, after: Callable[[], object] = lambda: None) -> None:
         """Write a checkpoint, unless the newest one is of the same state; all processes call it.
 
-        With `wait`, return when the checkpoint is durable, else as soon as training can continue. Raises TrainingError
-        if weights are not finite, or after `PATIENCE` consecutive failures.
+        With `wait`, return when the checkpoint is durable, else as soon as training can continue. `after` returns when
+        what the checkpoint speaks of, such as the best model, is in the run folder; it is written then. Raises
+        TrainingError if weights are not finite, or after `PATIENCE` consecutive failures.
         """
         self.wait()
         status = {**asdict(state.status), "elapsed": 0.0}
         if status == self._saved_status:
             return
-        step = state.status.step
-        write: Callable[[], object] | None = None
-        if world.is_main() or state.sharded:
-            tensors = state.state_dict()
-            if not wait and nbytes(tensors) * ROOM < free_memory(torch.device("cpu")) + nbytes(self._buffers):
-                tensors = copied(tensors, self._buffers)
-            else:
-                wait = True
-            options = {"group": self._saving_group()} if state.sharded else {}
-            write = partial(checkpoint.save, self.folder.checkpoints, step, tensors, keep=self.keep, **options)
-        self._pending = _Save(step, status, write)
+        require_finite(state.objective)
+        step, tensors, options = state.status.step, state.state_dict(), dict[str, Any](keep=self.keep)
+        if world.size() > 1:
+            options["group"] = self._saving_group()
+        if world.size() > 1 and not state.sharded:
+            options["share"] = self._share(tensors, state)
+        share = options.get("share")
+        if not wait and nbytes(tensors, share) * ROOM < free_memory(torch.device("cpu")) + nbytes(self._buffers):
+            tensors = copied(tensors, self._buffers, share)
+        else:
+            wait = True
+        write = partial(checkpoint.save, self.folder.checkpoints, step, tensors, **options)
+        self._pending = _Save(step, status, write, after)
         if wait:
             self._pending.run()
             self.wait()
-        elif write is not None:
+        else:
             self._pending.start()
 
     def wait(self) -> None:
@@ -351,7 +359,22 @@ class Checkpoints:
             group = dist.new_group(backend="gloo", timeout=LONGEST)
             assert isinstance(group, dist.ProcessGroup)  # every process belongs to it
             self._group = group
+            mark = self.folder.path / f".seen-by-{os.getpid()}"
+            with self.folder.tolerating("a file that is not kept"):
+                if world.is_main():
+                    mark.touch()
+            mark = world.gather(mark)[0]
+            self._writers = [rank for rank, sees in enumerate(world.gather(mark.exists())) if sees]
+            if world.is_main():
+                mark.unlink(missing_ok=True)
         return self._group
+
+    def _share(self, state: dict[str, Any], of: TrainingState) -> list[str]:
+        """Return the names of the tensors in `state` that this process writes. All processes call it."""
+        if world.rank() not in self._writers:
+            return []
+        divided = shares(flatten(state)[1], of.of_parameters().keys(), len(self._writers))
+        return divided[self._writers.index(world.rank())]
 
     def _warn_if_slow(self, seconds: float) -> None:
         """Warn once that a save takes so long that a scheduler may kill the process before the save is done."""
@@ -365,21 +388,22 @@ class Checkpoints:
 
 
 class _Save(threading.Thread):
-    """One checkpoint being written by calling `write`, which is None on a process that has nothing to write."""
+    """One checkpoint being written by calling `after` and `write`."""
 
-    def __init__(self, step: int, status: dict[str, Any], write: Callable[[], object] | None) -> None:
+    def __init__(
+        self, step: int, status: dict[str, Any], write: Callable[[], object], after: Callable[[], object]
+    ) -> None:
         super().__init__(name="checkpoint", daemon=True)
         self.step, self.status = step, status
         self.error: BaseException | None = None
         self.seconds = 0.0
-        self._write = write
+        self._write, self._after = write, after
 
     def run(self) -> None:
         """Write the checkpoint. An error is kept, to be raised in the training thread."""
-        if self._write is None:
-            return
         began = time.monotonic()
         try:
+            self._after()
             self._write()
         except BaseException as error:
             self.error = error

@@ -174,7 +174,7 @@ def global_norm(parameters: Iterable[Tensor]) -> Tensor:
         return torch.zeros(())
     norms = torch_private.foreach_norm([world.local_part(gradient) for gradient in gradients], 2, dtype=torch.float32)
     norm = torch.linalg.vector_norm(torch.stack(norms))
-    return world.sum_(norm.square()).sqrt() if world.is_sharded(gradients[0]) else norm
+    return world.sum_parts_(norm.square(), gradients[0]).sqrt() if world.is_sharded(gradients[0]) else norm
 
 
 @torch.no_grad()
@@ -260,7 +260,6 @@ def _shares(parameter: nn.Parameter, factors: tuple[float, ...]) -> Tensor:
     """Return the factor of each row in this process divided by the largest factor, in a shape that broadcasts."""
     here = world.local_part(parameter)
     shares = torch.tensor(factors, dtype=here.dtype, device=here.device) / max(factors)
-    if world.is_sharded(parameter):  # FSDP2 splits as `chunk` does; the last processes may have no rows
-        pieces = shares.chunk(world.size())
-        shares = pieces[world.rank()] if world.rank() < len(pieces) else shares[:0]
+    if world.is_sharded(parameter):
+        shares = world.rows_here(shares, parameter)
     return shares.view(-1, *[1] * (parameter.dim() - 1))

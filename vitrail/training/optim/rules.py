@@ -120,7 +120,7 @@ class LAMB(FusedRule):
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         first, second = self._states(parameters, "first"), self._states(parameters, "second")
-        is_sharded = world.is_sharded(parameters[0])
+        like = parameters[0]
         parameters, gradients = _here(parameters)
         beta1, beta2 = group["betas"]
         one = torch.ones((), device=parameters[0].device)
@@ -148,17 +148,17 @@ class LAMB(FusedRule):
             found_inf=self.found_inf,
         )
         if group["adapt"]:
-            torch_private.foreach_mul_(update, _trust_ratios(parameters, update, finite, is_sharded))
+            torch_private.foreach_mul_(update, _trust_ratios(parameters, update, finite, like))
         else:
             torch_private.foreach_mul_(update, finite)
         torch_private.foreach_add_(parameters, update, alpha=-group["lr"])
 
 
-def _trust_ratios(parameters: list[Tensor], update: list[Tensor], finite: Tensor, is_sharded: bool) -> list[Tensor]:
-    """Return the trust ratio of each tensor times `finite`, from the norms of whole tensors if they are sharded."""
+def _trust_ratios(parameters: list[Tensor], update: list[Tensor], finite: Tensor, like: Tensor) -> list[Tensor]:
+    """Return the trust ratio of each tensor times `finite`, from the norms of whole tensors if `like` is sharded."""
     norms = torch.stack([*torch_private.foreach_norm(parameters), *torch_private.foreach_norm(update)])
-    if is_sharded:
-        norms = world.sum_(norms.square()).sqrt()
+    if world.is_sharded(like):
+        norms = world.sum_parts_(norms.square(), like).sqrt()
     weights, lengths = norms.chunk(2)
     return list((torch.where((weights > 0) & (lengths > 0), weights / lengths, 1) * finite).unbind())
 
@@ -173,8 +173,9 @@ class Muon(FusedRule):
 
     `parts` is the number of matrices that each weight [rows, columns] of a group stores one below the other. The update
     of a matrix x with gradient g is m <- 0.95 m + 0.05 g, then x <- x - lr * weight_decay * x - lr * 0.2 *
-    sqrt(max(rows, columns)) * orthogonal(0.05 g + 0.95 m). If parameters are sharded over the processes, each process
-    gathers the updates, makes them orthogonal and moves its part of the weights.
+    sqrt(max(rows, columns)) * orthogonal(0.05 g + 0.95 m). Each process makes its share of the matrices orthogonal and
+    gathers the others. If parameters are sharded over the processes, each process gathers the updates before, and moves
+    its part of the weights.
     """
 
     def __init__(
@@ -258,13 +259,18 @@ class Muon(FusedRule):
 def orthogonalise_(matrices: list[Tensor]) -> None:
     """Replace each matrix by about the nearest orthogonal one times 0.2 * sqrt(max(rows, columns)), in place.
 
-    Matrices of the same shape are multiplied as one batch, which is faster on CPUs and on GPUs.
+    Matrices of the same shape are multiplied as one batch, which is faster on CPUs and on GPUs. Every process of a run
+    has the same matrices, and computes an equal share of each batch.
     """
     by_shape: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
         by_shape.setdefault(matrix.shape, []).append(matrix)
     for shape, found in by_shape.items():
-        results = newton_schulz(torch.stack(found)).to(found[0].dtype) * (LENGTH * max(shape) ** 0.5)
+        each = -(-len(found) // world.size())
+        share = found[world.rank() * each :][:each]
+        share += [torch.zeros_like(found[0])] * (each - len(share))  # for all processes the same number
+        results = world.joined(newton_schulz(torch.stack(share)))[: len(found)]
+        results = results.to(found[0].dtype) * (LENGTH * max(shape) ** 0.5)
         torch_private.foreach_copy_(found, list(results.unbind()))
 
 

@@ -23,7 +23,7 @@ import docstring_parser
 from vitrail.config import CLASS, extension_bases, field_types, merge, sections_of, union_members
 from vitrail.data.settings import Data
 from vitrail.import_path import import_path, is_own
-from vitrail.ranges import InputSize, limits, parameter_types
+from vitrail.ranges import InputSize, limits, parameter_types, without_range
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 
@@ -103,6 +103,11 @@ class Flag:
         return self.hint is bool
 
     @property
+    def is_optional(self) -> bool:
+        """Whether it may have a value, and is true without one: --shard, --shard 8, --no-shard."""
+        return {bool, int} <= {*map(without_range, union_members(self.hint))}
+
+    @property
     def several(self) -> list[Any]:
         """Those of its types that hold several values."""
         return [part for part in union_members(self.hint) if is_list(part) or get_origin(part) is tuple]
@@ -115,7 +120,7 @@ class Flag:
     @property
     def opposites(self) -> tuple[str, ...]:
         """The words that set a switch to false."""
-        if not self.is_switch:
+        if not (self.is_switch or self.is_optional):
             return ()
         section, _, name = self.name.rpartition(".")
         own = f"{section}.no_{name}" if section else f"no_{name}"

@@ -141,7 +141,7 @@ def placeholder(flag: Flag) -> str:
         return "TIME"
     if is_size(flag.hint):
         return "SIZE"
-    return _of_type(flag.hint)
+    return "[NUMBER]" if flag.is_optional else _of_type(flag.hint)
 
 
 def _of_type(hint: Any) -> str:

@@ -72,12 +72,12 @@ class TrialKeywords(TypedDict, total=False):
     precision: Precision
     compile: bool
     activation_checkpointing: bool
-    shard: bool
+    shard: bool | int
     workers: Threads | None
     worker_kind: Literal["auto", "threads", "processes"]
     augment_on: Literal["auto", "host", "device"]
     cache: Literal["auto", "yes", "no"]
-    timeout: Seconds
+    timeout: Seconds | None
     max_nonfinite: Count
     seed: Seed
     device: str | None

@@ -87,10 +87,12 @@ def _divided(flags: Sequence[Flag], argv: Sequence[str], prog: str) -> tuple[lis
         flag = on.get(flag_of(said)) or off.get(flag_of(said))
         if flag is None:
             raise UsageError(_unknown([word], flags, prog))
-        if flag.is_switch:
-            if equals:
-                raise UsageError(f"{said} takes no value. Write {flag.words[0]}, or {flag.opposites[0]}")
-            typed[flag.name] = flag, flag_of(said) not in off, said
+        is_off = flag_of(said) in off
+        if equals and (flag.is_switch or is_off):
+            raise UsageError(f"{said} takes no value. Write {flag.words[0]}, or {flag.opposites[0]}")
+        valued = equals or (waiting and (_is_number(waiting[0]) or waiting[0] in ("true", "false")))
+        if flag.is_switch or is_off or (flag.is_optional and not valued):
+            typed[flag.name] = flag, not is_off, said
             continue
         words = [value] if equals else _taken(flag, waiting, said)
         before = typed.get(flag.name)

@@ -220,7 +220,7 @@ def _run(
         return launch(run, folder, nproc, module="vitrail.verbs.train.child", asked=asked.origins)
     objects, splits = PythonObjects(asked=asked.origins), known.splits_of(run)
     with (
-        in_process_group(run.timeout),
+        in_process_group(run.timeout, run.device),
         training(run, objects, resume=folder, splits=splits, began=began, reported=True) as result,
     ):
         return reported(result)
