@@ -96,9 +96,7 @@ class Feed:
                 if not out_of_memory(error):
                     raise
             done.record(copies)
-        if batch is None:
-            batch = self.resize(loaded, growth, CPU)
-        return loaded, batch, done
+        return loaded, self.resize(loaded, growth, CPU) if batch is None else batch, done
 
     def close(self) -> None:
         """End the thread."""
