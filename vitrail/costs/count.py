@@ -131,7 +131,7 @@ def _activation_bytes(config: Config, precision: ComputePrecision, place: Device
     with (
         fake(lambda: build(config), device) as model,
         _autocast(device, precision),
-        _FusedAttention(device),
+        FusedAttention(device),
         computed("fast"),
     ):
         model.train()
@@ -184,7 +184,7 @@ def _autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
         torch.set_autocast_dtype(device, before[1])
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Context in which attention on an accelerator is one operation, like the accelerator's own kernels.
 
     Without a GPU, torch would compute it from matrix products and keep the attention maps. The CPU's operation is used,
