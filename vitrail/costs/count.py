@@ -279,21 +279,3 @@ def kept_bytes(forward: Callable[[int], object], images: int = 2) -> float:
         return total
 
     return (measure(2 * images) - measure(images)) / images
-
-
-def state_bytes(parameters: int, trainable: int | None = None, stored: int | None = None) -> int:
-    """Return the bytes of the training state in float32: weights, gradients, and what the optimiser stores.
-
-    trainable: Number of weights that learn, and so have a gradient (default: all). stored: Number of values that the
-    optimiser and an average of the weights store (default: two moments of each trainable weight).
-    """
-    trainable = parameters if trainable is None else trainable
-    return 4 * (parameters + trainable + (2 * trainable if stored is None else stored))
-
-
-def largest_batch(parameters: int, activations: int, memory: float, trainable: int | None = None) -> int:
-    """Return the number of images of `activations` bytes each that fit into `memory` bytes with the training state.
-
-    It is an upper bound, because scratch space is not counted. It is 0 if the training state alone does not fit.
-    """
-    return max(int((memory - state_bytes(parameters, trainable)) // activations), 0)

@@ -14,16 +14,15 @@ from typing import Any
 from vitrail.costs.count import (
     DeviceKind,
     activation_bytes,
-    largest_batch,
     learned_values,
     macs,
-    state_bytes,
     training_flops,
 )
 from vitrail.costs.devices import DEVICES, GIB, Bill, Device, Power, check_utilisation, device_days
+from vitrail.costs.memory import USABLE, StepMemory, state_bytes, step_memory
 from vitrail.costs.published import published_table
 from vitrail.device import ComputePrecision
-from vitrail.model.variants import Config, variant
+from vitrail.model.variants import Config, ViTConfig, variant
 from vitrail.words import duration, four_digits, one_line
 
 CONVENTION = (
@@ -63,6 +62,8 @@ class Cost:
     """Number of devices that share the work."""
     power: Power | None = None
     """None: energy and carbon are not estimated."""
+    blocks: int = 1
+    """Number of equal parts of the network, such as the blocks of a ViT."""
 
     @property
     def exaflops(self) -> float | None:
@@ -99,9 +100,20 @@ class Cost:
         return state_bytes(self.params, self.trainable)
 
     @property
+    def memory(self) -> StepMemory:
+        """Memory of a step with AdamW, without an average of the weights and without recomputation."""
+        return step_memory(
+            self.params,
+            self.activation_bytes,
+            trainable=self.trainable,
+            blocks=self.blocks,
+            precision=self.precision,
+        )
+
+    @property
     def largest_batch(self) -> int:
-        """Largest batch that fits into the device's memory."""
-        return largest_batch(self.params, self.activation_bytes, self.device.memory, self.trainable)
+        """Largest batch that fits into `USABLE` of the device's memory."""
+        return self.memory.largest(USABLE * self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
@@ -132,7 +144,7 @@ class Cost:
         lines["memory"] = (
             f"{_gib(self.state_bytes)} for weights, gradients and Adam's moments, and "
             f"{self.activation_bytes / 2**20:,.1f} MiB per image ({self.precision}): "
-            f"{_gib(self.device.memory)} hold {self.largest_batch:,} images at most"
+            f"{USABLE:.0%} of {_gib(self.device.memory)} hold {self.largest_batch:,} images"
         )
         return lines
 
@@ -192,6 +204,7 @@ def estimate(
         activation_bytes=activation_bytes(config, precision=precision, place=place),
         devices=devices,
         power=power,
+        blocks=config.depth if isinstance(config, ViTConfig) else 1,
     )
 
 
