@@ -400,8 +400,8 @@ class Operations(TorchDispatchMode):
         self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func.name() in ("aten::detach", "aten::_unsafe_view")):
-            name = str(func.name())
+        name = str(func.name())
+        if name.startswith("aten::") and not (func.is_view or name in ("aten::detach", "aten::_unsafe_view")):
             self.names["attention" if "attention" in name else name] += 1
         return func(*args, **(kwargs or {}))
 

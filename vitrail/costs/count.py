@@ -80,7 +80,7 @@ def sized(config: Config, image_size: ImageSize | None) -> Config:
 
 @cache
 def _macs(config: Config) -> int:
-    if (total := _of_few_layers(_macs, config, different=1)) is not None:
+    if (total := of_few_layers(_macs, config, different=1)) is not None:
         return total
     number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
     with torch.device("meta"):
@@ -89,7 +89,7 @@ def _macs(config: Config) -> int:
     return counted_macs(lambda: every_token(model, images)) // number
 
 
-def _of_few_layers(count: Callable[[Config], int], config: Config, different: int) -> int | None:
+def of_few_layers(count: Callable[[Config], int], config: Config, different: int) -> int | None:
     """Return the count of a network from those of less deep ones; None if nothing is gained by that.
 
     `different` is the number of layers of a ViT that may differ from each other. All further layers count the same, as
@@ -124,13 +124,13 @@ def _repeated(config: Config, counts: list[int]) -> Config:
 @cache
 def _activation_bytes(config: Config, precision: ComputePrecision, place: DeviceKind) -> int:
     # the first layer is never left out, and the last one keeps fewer tokens
-    total = _of_few_layers(lambda fewer: _activation_bytes(fewer, precision, place), config, different=2)
+    total = of_few_layers(lambda fewer: _activation_bytes(fewer, precision, place), config, different=2)
     if total is not None:
         return total
     device = "cpu" if place == "cpu" else ACCELERATOR
     with (
         fake(lambda: build(config), device) as model,
-        _autocast(device, precision),
+        fake_autocast(device, precision),
         FusedAttention(device),
         computed("fast"),
     ):
@@ -171,7 +171,7 @@ def _images(config: Config, number: int, device: str) -> Tensor:
 
 
 @contextmanager
-def _autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
+def fake_autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
     """Context like `torch.autocast` that also accepts "cuda" on a machine without a GPU."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, precision == "bf16")

@@ -8,7 +8,7 @@ classifier is not counted, because the paper does not state its width: JFT's 18,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.costs.count import (
@@ -30,6 +30,8 @@ CONVENTION = (
     "passes (paper, Table 6); linear layers, convolutions and attention are counted"
 )
 CORE = DEVICES["tpu-v3"]
+BATCH = 256
+"""Default number of images per step of one GPU; more hardly use it better."""
 SAME_IN_JSON = (
     *("model", "classes", "params", "macs", "images", "exaflops", "utilisation", "device_days", "core_days"),
     *("usd_per_hour", "precision", "activation_bytes", "state_bytes", "largest_batch"),
@@ -64,6 +66,8 @@ class Cost:
     """None: energy and carbon are not estimated."""
     blocks: int = 1
     """Number of equal parts of the network, such as the blocks of a ViT."""
+    why: str = "as asked for"
+    """Source of the utilisation."""
 
     @property
     def exaflops(self) -> float | None:
@@ -151,10 +155,9 @@ class Cost:
     def _time(self) -> str:
         days, cores = self.device_days, self.core_days
         assert days is not None and cores is not None
-        why = self.device.because if self.utilisation == self.device.utilisation else "as asked for"
         text = (
             f"{duration(days)} of one {self.device.name} ({self.device.description}): {self.utilisation:.0%} of "
-            f"{four_digits(self.device.peak / 1e12)} TFLOP/s ({why})"
+            f"{four_digits(self.device.peak / 1e12)} TFLOP/s ({self.why})"
         )
         return (
             text if self.device is CORE else f"{text}; {four_digits(cores)} TPUv3-core-days at {CORE.utilisation:.0%}"
@@ -169,6 +172,7 @@ def estimate(
     flops: float | None = None,
     device: Device = CORE,
     utilisation: float | None = None,
+    batch: int | None = None,
     usd_per_hour: float | None = None,
     devices: int = 1,
     power: Power | None = None,
@@ -179,7 +183,9 @@ def estimate(
 
     images: Number of images seen in training, over all epochs; None: only the network's own numbers.
     flops: FLOPs of the run, if images change their size during it; None: `images` at full size.
-    utilisation: Share of the device's peak that training reaches; None: the device's.
+    utilisation: Share of the device's peak that training reaches; None: that of this network and batch on a GPU
+    (`vitrail.costs.roofline`), and the device's else.
+    batch: Number of images per step of one device; None: as many as fit, at most `BATCH`.
     usd_per_hour: Price of the device; None: the device's.
     devices: Number of devices that share the work.
     power: Energy and carbon of a device; None: they are not estimated.
@@ -189,7 +195,7 @@ def estimate(
     """
     if flops is None and images is not None:
         flops = training_flops(config) * images
-    return Cost(
+    cost = Cost(
         model=name,
         image_size=config.image_size,
         classes=config.classes,
@@ -206,6 +212,15 @@ def estimate(
         power=power,
         blocks=config.depth if isinstance(config, ViTConfig) else 1,
     )
+    if utilisation is not None:
+        return cost
+    if device.bandwidth is None:
+        return replace(cost, why=device.because)
+    from vitrail.costs.roofline import utilisation as reached
+
+    batch = batch or max(min(cost.largest_batch, BATCH), 1)
+    why = f"counted products, bytes and launches of steps of {batch:,} images"
+    return replace(cost, utilisation=reached(config, batch, device), why=why)
 
 
 def amount(flops: float) -> str:
