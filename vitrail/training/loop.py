@@ -28,6 +28,7 @@ from vitrail.training.guard import (
     Signals,
     Stop,
     explaining_lost_processes,
+    garbage_in_turns,
     run_lock,
 )
 from vitrail.training.probe_head import start_as_probe
@@ -112,6 +113,7 @@ def training(
         setup,
         run_lock(folder.path),
         Signals() as signals,
+        garbage_in_turns() as collect,
         closing(folder),
         progress,
         explaining_memory(run, lambda: step.parts),
@@ -187,6 +189,7 @@ def training(
             with threads or nullcontext():
                 step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))
             status.step += 1
+            collect(status.step)
 
         # 4. The best model's calibration on the validation images, its numbers on the test images, and the result
         try:
