@@ -26,7 +26,8 @@ def images_for(model: Any, count: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, *model.config.image_size), dtype=torch.uint8)
 
 
-@pytest.mark.nightly("test_exports of the kind program, whose graph AOTInductor compiles")
+@pytest.mark.export
+@pytest.mark.nightly("test_an_exported_program_of_torch, whose graph AOTInductor compiles")
 def test_a_compiled_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     model = made("plain")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    """Compile a traced network for the device of its tensors, and write it to `path` with `about` as JSON in it.
+    """Compile a traced network for the device of its tensors, and write it to `path` with `about` in its metadata.
 
     Raises ExportError with the compiler's reason, such as that there is none.
     """
@@ -32,12 +31,11 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
         package = Path(folder) / "model.pt2"  # torch asks for this suffix
         try:
             with errors_only("torch"):
-                aoti_compile_and_package(traced, package_path=str(package))
+                described = {"aot_inductor.metadata": {CARD: json_text(about)}}
+                aoti_compile_and_package(traced, package_path=str(package), inductor_configs=described)
         except Exception as error:  # the compilers of C++ and Triton may raise anything
             raise ExportError(f"AOTInductor cannot compile this network: {reason(error)}") from error
         package.replace(path)
-    with zipfile.ZipFile(path, "a") as archive:  # a package is a zip archive
-        archive.writestr(CARD, json_text(about))
 
 
 def read(path: Path, device: str = "cpu") -> Opened:
@@ -48,10 +46,8 @@ def read(path: Path, device: str = "cpu") -> Opened:
     from torch._inductor import aoti_load_package
 
     try:
-        content = path.read_bytes()
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            about = json.loads(archive.read(CARD))
-        compiled: Any = aoti_load_package(io.BytesIO(content))
+        compiled: Any = aoti_load_package(io.BytesIO(path.read_bytes()))
+        about = json.loads(compiled.get_metadata()[CARD])
     except Exception as error:  # torch has no common class for what is wrong with a package
         raise ExportError(f"torch {torch.__version__} does not load it: {reason(error)}") from error
     place = torch.device(about["program"]["device"])

@@ -170,8 +170,7 @@ def training(
                 signum = signals.requested()
                 if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up
                     clock.start()
-            # `stale` evaluations in sequence did not improve on the best one
-            if run.early_stop and status.stale >= run.early_stop:
+            if run.early_stop and status.stale >= run.early_stop:  # evaluations in sequence that were not the best
                 over = over or "early stop"
             if signum or over or saves:
                 state.mark(over, run)
