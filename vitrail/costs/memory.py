@@ -71,7 +71,7 @@ def step_memory(
     devices that share weights, gradients and stored values; each gathers two blocks at a time.
     """
     trainable = parameters if trainable is None else trainable
-    gradients = FLOAT32 * trainable
+    gradients = float(FLOAT32 * trainable)
     state = state_bytes(parameters, trainable, stored) - gradients
     beside = gradients if accumulates else gradients / blocks
     if precision == "bf16":
