@@ -38,7 +38,7 @@ def test_every_row_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(side["launches"] > 10 for side in sides if "launches" in side)
     assert all(side["different"] == {} and side["fake"] == side["real"] for side in sides if "fake" in side)
     assert all(side["difference"] < 3e-2 for side in sides if "difference" in side)
-    assert all(side["counted"] == pytest.approx(side["kept"], rel=2e-3) for side in sides if "kept" in side)
+    assert all(side["counted"] == pytest.approx(side["kept"], rel=5e-3) for side in sides if "kept" in side)
     with (tmp_path / "gpu.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(sides)
