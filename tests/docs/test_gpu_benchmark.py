@@ -28,6 +28,7 @@ def call(monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> dict[str, An
     return json.loads((out / "gpu.json").read_text())
 
 
+@pytest.mark.processes
 @pytest.mark.nightly("test_a_row_is_measured_once, with one of the rows")
 def test_every_row_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = call(monkeypatch, tmp_path)
