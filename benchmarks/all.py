@@ -27,6 +27,8 @@ OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
 LONG = ("ablation", "finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
 """Benchmarks of accuracy that take hours. Only finetune_default depends on the machine: its runs have minutes."""
+ELSEWHERE = ("gpu",)
+"""Benchmarks that need another machine than the others: they are measured by themselves."""
 WITH_LOG = ("ablation", "learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
 """Benchmarks that keep their finished runs in a log."""
 NETWORKS = Path("runs") / "benchmarks"
@@ -120,7 +122,7 @@ def main() -> None:
         before = state["machine"]["cpu"]
         raise SystemExit(f"{path} was begun on {before}, this is {here}: one release needs one machine (--again)")
     finished: dict[str, Any] = state.get("finished", {})
-    left_out = () if options.everything else LONG
+    left_out = ELSEWHERE if options.everything else (*ELSEWHERE, *LONG)
     for name in (*readme.TABLES, *OTHERS):
         if name in finished or name in left_out:
             continue

@@ -2,7 +2,8 @@
 
     python -m benchmarks.memory
 
-The computed part needs no device: 16 bytes per parameter and the activations that autograd keeps, in bfloat16. The
+The computed part needs no device (`vitrail.costs.memory`): the state of training and the activations that autograd
+keeps, in bfloat16. The
 measured part runs steps on this machine and counts the bytes of all tensors that are alive (`vitrail bench` does the
 same). Neither depends on how busy the machine is.
 """
@@ -14,14 +15,13 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from vitrail.costs.count import activation_bytes, largest_batch, learned_values, sized, state_bytes
+from vitrail.costs.count import activation_bytes, learned_values, sized
 from vitrail.costs.measure import TimedNetwork, peak_bytes
+from vitrail.costs.memory import USABLE, step_memory
 from vitrail.model.variants import variant
 
 SIZES = (4, 8, 16, 24, 80)
 """Memory of devices in GiB."""
-SCRATCH = 0.1
-"""Share of the memory that is left for scratch space."""
 NETWORKS = (
     *(("Ti/16", 224), ("S/16", 224), ("B/32", 224), ("B/16", 224), ("B/16", 384)),
     *(("L/16", 224), ("L/16", 384), ("H/14", 224)),
@@ -34,14 +34,16 @@ def fits(name: str, side: int) -> dict[str, Any]:
     """Return parameters, bytes, and the largest batch for each size of memory."""
     config = sized(variant(name), side)
     count, activations = learned_values(config), activation_bytes(config)
-    batches = [largest_batch(count, activations, (1 - SCRATCH) * size * 2**30) for size in SIZES]
+    held = step_memory(count, activations, blocks=config.depth, precision="bf16")
+    batches = [held.largest(USABLE * size * 2**30) for size in SIZES]
     return {"network": name, "side": side, "parameters": count, "activations": activations, "batches": batches}
 
 
 def measured(name: str, side: int, batch: int) -> dict[str, Any]:
     """Return the computed bytes of a step on a CPU, and the largest number of bytes that were alive in one."""
     config = sized(variant(name), side)
-    computed = state_bytes(learned_values(config)) + batch * activation_bytes(config, place="cpu")
+    image = activation_bytes(config, place="cpu")
+    computed = step_memory(learned_values(config), image, blocks=config.depth, precision="bf16").bytes(batch)
     timed = TimedNetwork(config, "training", torch.device("cpu"), "bf16")
     timed(timed.images(1))  # the optimiser's state exists from here on
     return {"network": name, "side": side, "batch": batch, "computed": computed, "peak": peak_bytes(timed, batch)}
@@ -73,7 +75,7 @@ def main() -> None:
     record.prepare(options)
     rows = [fits(name, side) for name, side in NETWORKS]
     peaks = [measured(*case) for case in MEASURED[: 1 if options.quick else None]]
-    record.save("memory", options, sizes=SIZES, scratch=SCRATCH, rows=rows, measured=peaks)
+    record.save("memory", options, sizes=SIZES, usable=USABLE, rows=rows, measured=peaks)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from typing import Any
 from benchmarks import input_pipeline, paper_text, record
 from benchmarks.paper_input import TOGETHER, Feed, Store, needed, shares, waiting
 from benchmarks.paper_measured import decoding, index, photographs, written
-from vitrail.costs.count import activation_bytes, learned_values, state_bytes, training_flops
+from vitrail.costs.count import activation_bytes, learned_values, training_flops
 from vitrail.costs.devices import DAY, DEVICES, dollars, implied_utilisation
 from vitrail.costs.estimate import ROWS
+from vitrail.costs.memory import state_bytes
 from vitrail.costs.published import published_table
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.model.variants import ViTConfig, variant

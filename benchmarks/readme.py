@@ -16,6 +16,7 @@ from benchmarks import (
     ablation,
     adviser,
     audit,
+    compare,
     dedup,
     finetune_default,
     first_run,
@@ -229,6 +230,32 @@ def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def gpu(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of a GPU: training and prediction against timm, with memory, kernels and the time between."""
+    header = ("images/s", "of the ceiling", "over timm", "memory, of timm's", "kernels, timm's", "idle")
+    lines: list[tuple[str, ...]] = [("on a GPU, bf16", *header)]
+    for r in document["results"]:
+        sides = {side["name"]: side for side in r["rows"]}
+        peers = [name for name in sides if name.startswith("timm")]
+        if record.OURS not in sides or not peers:
+            continue
+        ours, theirs = sides[record.OURS], max((sides[name] for name in peers), key=lambda x: x["images_per_second"])
+        pairs = zip(ours["rounds"], theirs["rounds"], strict=True)
+        over = compare.Ratio([a / b for a, b in pairs]).summary()
+        lines.append(
+            (
+                r["row"],
+                f"{ours['images_per_second']:,.0f}",
+                f"{ours['share_of_ceiling']:.0%}",
+                f"{ratio(over)}, {theirs['name']}",
+                f"{ours['peak_bytes'] / theirs['peak_bytes']:.2f}",
+                f"{ours['launches']:,}, {theirs['launches']:,}",
+                f"{ours['idle_share']:.0%}",
+            )
+        )
+    return lines
+
+
 Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "train_step": ("Training step", train_step),
@@ -258,10 +285,13 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "dedup": ("Copies among images that look alike", dedup.summary),
     "inspect": ("Memory of looking inside", inspect),
     "soak": ("Long runs", soak),
+    "gpu": ("On a GPU", gpu),
 }
 """Benchmark -> the title of its section and the functions that make its tables."""
 SHORT_STEP = ("S/16, 224 px", "bf16")
 SHORT_PREDICTION = (1, "float32")
+SHORT_GPU = 2
+"""Rows of the README that are from a GPU: S/16, eager and compiled."""
 
 
 def markdown(lines: list[tuple[str, ...]]) -> str:
@@ -311,7 +341,12 @@ def shortlist(results: Path = record.RESULTS) -> str:
         ),
         (f"{header[0]}, {header[1]}", ours, f"{peer}: {theirs}", "", _origin("learn", scratch)),
     ]
-    return markdown(rows)
+    gpu_file = results / "gpu.json"
+    told = "No figure of a GPU is here: `python -m benchmarks.gpu` has not run yet."
+    if gpu_file.exists():
+        on_a_gpu = json.loads(gpu_file.read_text())
+        told = f"{markdown(gpu(on_a_gpu)[: 1 + SHORT_GPU])}\n\n{_origin('gpu', on_a_gpu)}"
+    return f"{markdown(rows)}\n\n{told}"
 
 
 def fitting(results: Path = record.RESULTS) -> str:
@@ -373,7 +408,9 @@ def _origin(name: str, document: dict[str, Any]) -> str:
     """Return the command, the machine and the date of a measurement."""
     machine = document["machine"]
     amx = ", AMX" if any(flag.startswith("amx") for flag in machine.get("flags", ())) else ""
-    where = f"{machine['cpu']}{amx}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+    where = (
+        f"{machine.get('gpu', machine['cpu'])}{amx}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+    )
     if "gflops" in machine:  # results from before the machine's speed was measured have none
         where += "".join(f", {machine['gflops'][kind]:,.0f} GFLOP/s {kind}" for kind in ("float32", "bf16", "int8"))
     return f"`python -m benchmarks.{name}` ({where}, {document['date']})"

@@ -74,12 +74,12 @@ def processor() -> tuple[str, set[str]]:
     return model, flags
 
 
-def machine() -> dict[str, Any]:
-    """Return the processor, its relevant flags, its measured GFLOP/s, the memory, threads and versions."""
+def machine(*, speed: bool = True) -> dict[str, Any]:
+    """Return the processor, its relevant flags, with `speed` its measured GFLOP/s, the memory, threads and versions."""
     model, flags = processor()
     return {
         "cpu": model,
-        "gflops": compare.ceiling(2048),
+        **({"gflops": compare.ceiling(2048)} if speed else {}),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),
@@ -136,7 +136,7 @@ def save(name: str, options: argparse.Namespace, *, by_amx: bool = False, **cont
         "benchmark": name,
         "command": f"python -m benchmarks.{name}" + "".join(f" {a}" for a in sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": machine(),
         **content,
     }
@@ -151,8 +151,12 @@ def save(name: str, options: argparse.Namespace, *, by_amx: bool = False, **cont
     return path
 
 
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+def commit() -> str:
+    """Return the commit of this source, "-dirty" if files have changed; empty where git does not know it."""
+    try:
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:  # a copy on a machine without git
+        return ""
     return done.stdout.strip()
 
 

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vitrail.costs import measure
 from vitrail.costs.count import LiveTensors, activation_bytes
 from vitrail.costs.figure import Curve, draw_speed
 from vitrail.costs.measure import (
@@ -18,11 +19,11 @@ from vitrail.costs.measure import (
     Point,
     TimedNetwork,
     best,
+    fastest,
     matmul_rate,
     memory_line,
     peak_bytes,
     rate,
-    search_largest,
     sweep,
 )
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -48,17 +49,21 @@ def test_the_sweep_goes_on_while_larger_batches_are_faster() -> None:
     assert best(points).batch == 8
 
 
-@pytest.mark.parametrize("limit", [*range(20), 1000, 1023, 1024, 1025])
-def test_the_largest_batch_is_found(limit: int) -> None:
-    tried: list[int] = []
+def test_images_are_made_on_the_device_and_only_the_best_batch_is_measured_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed = TimedNetwork(TINY, "inference", torch.device("meta"), "float32")
+    assert timed.images(3).device.type == "meta"  # nothing is made elsewhere and copied
+    asked: list[tuple[int, float]] = []
 
-    def fits(batch: int) -> bool:
-        tried.append(batch)
-        return batch <= limit
+    def measured(timed: object, batch: int, seconds: float) -> Point:
+        asked.append((batch, seconds))
+        return point(batch, min(batch, 4))
 
-    assert search_largest(fits, most=1024) == min(limit, 1024)
-    assert len(tried) <= 2 * 10 + 2
-    assert max(tried) <= 1024
+    monkeypatch.setattr(measure, "rate", measured)
+    found = fastest(timed, [1, 2, 4, 8, 16, 32], seconds=1.0)
+    assert asked == [(1, 0.25), (2, 0.25), (4, 0.25), (8, 0.25), (16, 0.25), (4, 1.0)]
+    assert [one.batch for one in found] == [1, 2, 4, 8, 16]
 
 
 def test_a_memory_line() -> None:

@@ -15,7 +15,7 @@ from pairwise import pairwise
 from random_inputs import MANY
 from torch import Tensor
 
-from vitrail.costs.count import _activation_bytes, activation_bytes, kept_bytes, largest_batch
+from vitrail.costs.count import _activation_bytes, activation_bytes, kept_bytes
 from vitrail.model.build import build
 from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
@@ -186,9 +186,3 @@ def test_what_is_kept_is_freed_afterwards() -> None:
     assert kept_bytes(forward) > 0
     gc.collect()
     assert [one() for one in held] == [None, None]
-
-
-def test_largest_batch() -> None:
-    assert largest_batch(10, 100, 160 + 350) == 3
-    assert largest_batch(10, 100, 160) == 0
-    assert largest_batch(10, 100, 0) == 0

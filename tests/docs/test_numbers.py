@@ -157,15 +157,16 @@ def test_the_table_of_tuning_is_in_shares_of_tuning_everything() -> None:
 
 
 def test_batches_that_fit_in_closed_form() -> None:
-    """B/16 at 224 px: 16 bytes for each of 86,567,656 parameters; nine tenths of a memory hold them and the images."""
+    """B/16 at 224 px: nine tenths of a memory hold, beside the images, for each of 86,567,656 parameters 4 bytes, two
+    moments of 4, a copy of 2, and for those of one of 12 blocks a gradient of 4."""
     document = json.loads((record.RESULTS / "memory.json").read_text())
     row = next(row for row in document["rows"] if (row["network"], row["side"]) == ("B/16", 224))
     assert row["parameters"] == 86_567_656
     for size, batch in zip(document["sizes"], row["batches"], strict=True):
-        room = 0.9 * size * 2**30 - 16 * row["parameters"]
+        room = 0.9 * size * 2**30 - (12 + 2 + 4 / 12) * row["parameters"]
         assert batch * row["activations"] <= room < (batch + 1) * row["activations"]
     for row in document["measured"]:
-        assert row["peak"] == pytest.approx(row["computed"], rel=0.35)
+        assert row["peak"] == pytest.approx(row["computed"], rel=0.03)
 
 
 def test_the_table_of_serving_has_both_servers_and_their_ratio() -> None:

@@ -20,6 +20,7 @@ from vitrail import world
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import (
     Classification,
+    applied,
     classify,
     predictor,
 )
@@ -276,3 +277,19 @@ def test_a_predictor_leaves_the_callers_model_alone() -> None:
         after = {name: (id(tensor), tensor.device.type, tensor.dtype) for name, tensor in model.named_parameters()}
         assert after == before, place
         assert model.training and all(part.training for part in model.modules())
+
+
+def test_an_accelerator_computes_with_a_copy_of_the_weights_in_16_bits() -> None:
+    """Autocast would read float32 weights and cast them for each batch."""
+    model = create("Ti/4", width=32, depth=1, heads=2, mlp_dim=64, image_size=8, classes=3)
+
+    def dtypes(network: Any, images: torch.Tensor) -> tuple[set[torch.dtype], set[str], bool]:
+        assert images.device.type == "meta" and images.dtype == torch.uint8
+        parameters = list(network.parameters())
+        here = {parameter.device.type for parameter in parameters}
+        return {parameter.dtype for parameter in parameters}, here, torch.is_autocast_enabled("cpu")
+
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    assert applied(dtypes, model, "meta", "bf16")(images) == ({torch.bfloat16}, {"meta"}, False)
+    assert applied(dtypes, model, "meta", "float32")(images) == ({torch.float32}, {"meta"}, False)
+    assert model.training and all(parameter.dtype == torch.float32 for parameter in model.parameters())

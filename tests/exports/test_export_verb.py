@@ -213,7 +213,7 @@ def test_programs_that_predict_does_not_run(
         ({}, "was not exported by this version of vitrail: its description has format None"),
         (told(opened.about, "features"), "computes features, not classes"),
     ):
-        monkeypatch.setattr(onnx_export, "read", lambda _, about=about: Opened(opened.run, about))
+        monkeypatch.setattr(onnx_export, "read", lambda path, device, about=about: Opened(opened.run, about))
         with pytest.raises(ExportError, match=message):
             vitrail.predict(program, photos)
 
@@ -229,7 +229,7 @@ def test_probabilities_are_predicted_as_they_are(program: Path, photos: Path, mo
     shares = Opened(
         lambda images: softmax(opened.run(images) / TEMPERATURE, axis=1), told(opened.about, "probabilities")
     )
-    monkeypatch.setattr(onnx_export, "read", lambda _: shares)
+    monkeypatch.setattr(onnx_export, "read", lambda path, device: shares)
     for ours, theirs in zip(vitrail.predict(program, photos).rows, wanted, strict=True):
         assert ours.classes == theirs.classes
         np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-5)

@@ -107,7 +107,7 @@ FLAGS = {
         "models host port allow_host allow_origin root_path forwarded_allow_ips keep_alive reject calibrate image_size "
         "batch_size queue max_mb max_megapixels deadline drain log device precision engine"
     ),
-    "export": "model images to out image_size output precision calibrate max_drop any_size opset overwrite",
+    "export": "model images to out image_size output precision calibrate max_drop any_size opset device overwrite",
     "probe fewshot": (
         "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
     ),
@@ -115,8 +115,8 @@ FLAGS = {
     "probe linear": ("model data features l2 iterations seed split image_size batch_size workers device precision"),
     "probe segment": ("model data layers ignore steps seed out image_size batch_size workers device precision"),
     "cost": (
-        "model images epochs image_size classes device utilisation usd_per_hour core_days devices energy watts "
-        "overhead intensity count"
+        "model images epochs image_size classes device batch_size utilisation usd_per_hour core_days devices energy "
+        "watts overhead intensity count"
     ),
     "bench": "models image_size batch_size mode device precision engines engine seconds out",
     "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.errors import DecodeError
-from vitrail.server.limits import Bodies, Gate, Refused, refuse_undecodable
+from vitrail.server.limits import Bodies, Gate, Refused, refuse_undecodable, sized
 from vitrail.server.upload import check_media_type
 
 
@@ -75,3 +75,10 @@ def test_other_types_do_not(kind: str) -> None:
 def test_the_status_follows_the_reason(reason: str, status: int) -> None:
     refused = refuse_undecodable(DecodeError("why", reason=reason))
     assert (refused.status, refused.as_json()) == (status, {"reason": reason, "message": "why"})
+
+
+def test_a_server_is_sized_by_its_device_its_cores_and_its_memory() -> None:
+    pixels, gib = 2**27, 2**30  # the largest image takes 2 GiB to read
+    assert [sized("cpu", cores, 64 * gib, pixels)[:2] for cores in (2, 16)] == [(2, 8), (4, 8)]
+    assert [sized("cuda", 16, free * gib, pixels)[:2] for free in (1, 16, 256)] == [(1, 64), (4, 64), (16, 64)]
+    assert sized("cuda", 16, 16 * gib, pixels // 4)[0] == 16

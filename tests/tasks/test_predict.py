@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from torch import Tensor
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources.files import find_images
 from vitrail.errors import DataError, WeightsError
-from vitrail.tasks.predict import predict_files
+from vitrail.tasks.predict import PreparedFile, _rows, predict_files
 from vitrail.tasks.prediction import Prediction, Unreadable, write_predictions
 
 NAMES = ["red", "green", "blue, <i>", "none"]
@@ -153,7 +154,7 @@ def test_memory_does_not_grow_with_the_number_of_files(folder: Path) -> None:
 
     prepare = partial(predict._prepared, eval_transform(PREPROCESS))
     prepared = predict._each_prepared(endless(), prepare, str, 2 * 8, 2)
-    stream = predict._rows(prepared, partial(predict._predictions, by_colour, model().card, 1), 8)
+    stream = predict._rows(prepared, by_colour, partial(predict._predictions, model().card, 1), 8)
     assert next(stream).classes == ["red"]
     assert drawn <= 3 * 8
     stream.close()
@@ -211,3 +212,24 @@ def test_an_interrupted_file_does_not_replace_the_old_one(tmp_path: Path) -> Non
         write_predictions(broken(), out)
     assert out.read_bytes() == before
     assert os.listdir(tmp_path) == ["out.csv"]
+
+
+@pytest.mark.parametrize(("device", "order"), [("cpu", "1r1w1w2r2w"), ("meta", "1r2r1w1w2w")])
+def test_an_accelerator_computes_the_next_batch_while_rows_are_written(device: str, order: str) -> None:
+    """r: the network is called; w: a row is taken."""
+    seen: list[str] = []
+
+    def predict(images: torch.Tensor) -> torch.Tensor:
+        seen.append(f"{1 + sum(what.endswith('r') for what in seen)}r")
+        return images.float().to(device)
+
+    def answer(outputs: torch.Tensor) -> list[Prediction]:
+        return [Prediction("", ["a"], [1.0])] * len(outputs)
+
+    def prepared() -> Generator[PreparedFile]:
+        yield from (PreparedFile(Path(f"{number}.png"), np.zeros((4, 4, 3), np.uint8)) for number in range(3))
+
+    for number, row in enumerate(_rows(prepared(), predict, answer, batch_size=2)):
+        assert row.path == f"{number}.png"
+        seen.append(f"{1 + number // 2}w")
+    assert "".join(seen) == order

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,7 +13,16 @@ import torch
 from torch import nn
 
 from vitrail.errors import TrainingError, UsageError
-from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, require_finite, run_lock
+from vitrail.training.guard import (
+    COLLECTED,
+    FiniteGuard,
+    Interrupted,
+    Signals,
+    Stop,
+    garbage_in_turns,
+    require_finite,
+    run_lock,
+)
 from vitrail.training.step import FinishedStep, StepSums
 
 NAN = float("nan")
@@ -131,3 +141,16 @@ def test_weights_that_are_not_finite_are_named() -> None:
         model[0].bias[1] = NAN
     with pytest.raises(TrainingError, match=r"0\.bias"):
         require_finite(model)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_several_processes_collect_garbage_at_the_same_steps(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    monkeypatch.setattr("vitrail.world.size", lambda: processes)
+    with garbage_in_turns() as collect:
+        assert gc.isenabled() == (processes == 1)
+        monkeypatch.setattr(gc, "collect", lambda generation: collected.append(step))
+        for step in range(1, 2 * COLLECTED + 2):
+            collect(step)
+    assert gc.isenabled()
+    assert collected == ([] if processes == 1 else [COLLECTED, 2 * COLLECTED])

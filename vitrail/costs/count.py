@@ -80,7 +80,7 @@ def sized(config: Config, image_size: ImageSize | None) -> Config:
 
 @cache
 def _macs(config: Config) -> int:
-    if (total := _of_few_layers(_macs, config, different=1)) is not None:
+    if (total := of_few_layers(_macs, config, different=1)) is not None:
         return total
     number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
     with torch.device("meta"):
@@ -89,7 +89,7 @@ def _macs(config: Config) -> int:
     return counted_macs(lambda: every_token(model, images)) // number
 
 
-def _of_few_layers(count: Callable[[Config], int], config: Config, different: int) -> int | None:
+def of_few_layers(count: Callable[[Config], int], config: Config, different: int) -> int | None:
     """Return the count of a network from those of less deep ones; None if nothing is gained by that.
 
     `different` is the number of layers of a ViT that may differ from each other. All further layers count the same, as
@@ -124,14 +124,14 @@ def _repeated(config: Config, counts: list[int]) -> Config:
 @cache
 def _activation_bytes(config: Config, precision: ComputePrecision, place: DeviceKind) -> int:
     # the first layer is never left out, and the last one keeps fewer tokens
-    total = _of_few_layers(lambda fewer: _activation_bytes(fewer, precision, place), config, different=2)
+    total = of_few_layers(lambda fewer: _activation_bytes(fewer, precision, place), config, different=2)
     if total is not None:
         return total
     device = "cpu" if place == "cpu" else ACCELERATOR
     with (
         fake(lambda: build(config), device) as model,
-        _autocast(device, precision),
-        _FusedAttention(device),
+        fake_autocast(device, precision),
+        FusedAttention(device),
         computed("fast"),
     ):
         model.train()
@@ -171,7 +171,7 @@ def _images(config: Config, number: int, device: str) -> Tensor:
 
 
 @contextmanager
-def _autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
+def fake_autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
     """Context like `torch.autocast` that also accepts "cuda" on a machine without a GPU."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, precision == "bf16")
@@ -184,7 +184,7 @@ def _autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
         torch.set_autocast_dtype(device, before[1])
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Context in which attention on an accelerator is one operation, like the accelerator's own kernels.
 
     Without a GPU, torch would compute it from matrix products and keep the attention maps. The CPU's operation is used,
@@ -279,21 +279,3 @@ def kept_bytes(forward: Callable[[int], object], images: int = 2) -> float:
         return total
 
     return (measure(2 * images) - measure(images)) / images
-
-
-def state_bytes(parameters: int, trainable: int | None = None, stored: int | None = None) -> int:
-    """Return the bytes of the training state in float32: weights, gradients, and what the optimiser stores.
-
-    trainable: Number of weights that learn, and so have a gradient (default: all). stored: Number of values that the
-    optimiser and an average of the weights store (default: two moments of each trainable weight).
-    """
-    trainable = parameters if trainable is None else trainable
-    return 4 * (parameters + trainable + (2 * trainable if stored is None else stored))
-
-
-def largest_batch(parameters: int, activations: int, memory: float, trainable: int | None = None) -> int:
-    """Return the number of images of `activations` bytes each that fit into `memory` bytes with the training state.
-
-    It is an upper bound, because scratch space is not counted. It is 0 if the training state alone does not fit.
-    """
-    return max(int((memory - state_bytes(parameters, trainable)) // activations), 0)

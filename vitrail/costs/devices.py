@@ -2,8 +2,9 @@
 
 A peak is that of dense 16-bit matrix products summed in float32, from the makers' data sheets. TPUs are counted in
 cores, as in the paper ("TPU v3 cores, 2 per chip", section 4.2). Utilisation is the share of the peak that training
-reaches: model FLOPs over time. Each value names its source, and the user can replace it. Prices are examples of
-hourly rents in 2026; providers differ by a factor of 2 to 4.
+reaches: model FLOPs over time. That of GPUs whose bandwidth is here depends on network and batch. Each value names its
+source, and the user can replace it. Prices are examples of hourly rents in 2026; providers differ by a factor of 2 to
+4.
 
 Power of TPUs v2 and v3 and of the V100 is the measured average of a chip with its share of the host, for a TPU half of
 it, in "Carbon Emissions and Large Neural Network Training" (Patterson et al. 2021), table 4: 208 W, 245 to 310 W and
@@ -43,6 +44,9 @@ class Device:
     """Price; None if the device cannot be rented."""
     watts: float | None = None
     """Power; None if it is not published."""
+    bandwidth: float | None = None
+    """Bytes per second of its memory, for a device whose utilisation depends on network and batch
+    (`vitrail.costs.roofline`); None: `utilisation` holds for all."""
 
 
 _TABLE_2 = "between the 0.32 and 0.43 that Table 2's core-days imply"
@@ -56,11 +60,11 @@ DEVICES: dict[str, Device] = {
         Device("tpu-v4", "core of a TPU v4", 137.5e12, 16 * GIB, 0.38, f"{ASSUMED} to be that of tpu-v3", 1.61),
         Device("tpu-v5e", "core of a TPU v5e", 197e12, 16e9, 0.38, f"{ASSUMED} to be that of tpu-v3", 1.20),
         Device("v100", "NVIDIA V100 SXM2", 125e12, 32 * GIB, 0.21, "DeiT-B: 53 hours on 8 of them", 2.48, 330),
-        Device("a100", "NVIDIA A100 SXM, 80 GB", 312e12, 80 * GIB, 0.44, _NEMO, 1.50, 400),
-        Device("h100", "NVIDIA H100 SXM", 989e12, 80 * GIB, 0.29, _NEMO, 2.70, 700),
-        Device("h200", "NVIDIA H200 SXM", 989e12, 141e9, 0.29, f"{ASSUMED} to be that of h100", 3.50, 700),
-        Device("l4", "NVIDIA L4", 121e12, 24e9, 0.35, ASSUMED, 0.71, 72),
-        Device("rtx-4090", "NVIDIA GeForce RTX 4090", 165e12, 24 * GIB, 0.45, ASSUMED, 0.35, 450),
+        Device("a100", "NVIDIA A100 SXM, 80 GB", 312e12, 80 * GIB, 0.44, _NEMO, 1.50, 400, 2.039e12),
+        Device("h100", "NVIDIA H100 SXM", 989e12, 80 * GIB, 0.29, _NEMO, 2.70, 700, 3.35e12),
+        Device("h200", "NVIDIA H200 SXM", 989e12, 141e9, 0.29, f"{ASSUMED} to be that of h100", 3.50, 700, 4.8e12),
+        Device("l4", "NVIDIA L4", 121e12, 24e9, 0.35, ASSUMED, 0.71, 72, 0.3e12),
+        Device("rtx-4090", "NVIDIA GeForce RTX 4090", 165e12, 24 * GIB, 0.45, ASSUMED, 0.35, 450, 1.008e12),
     )
 }
 MEASURED = "cpu"

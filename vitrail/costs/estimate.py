@@ -8,22 +8,21 @@ classifier is not counted, because the paper does not state its width: JFT's 18,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.costs.count import (
     DeviceKind,
     activation_bytes,
-    largest_batch,
     learned_values,
     macs,
-    state_bytes,
     training_flops,
 )
 from vitrail.costs.devices import DEVICES, GIB, Bill, Device, Power, check_utilisation, device_days
+from vitrail.costs.memory import USABLE, StepMemory, state_bytes, step_memory
 from vitrail.costs.published import published_table
 from vitrail.device import ComputePrecision
-from vitrail.model.variants import Config, variant
+from vitrail.model.variants import Config, ViTConfig, variant
 from vitrail.words import duration, four_digits, one_line
 
 CONVENTION = (
@@ -31,6 +30,8 @@ CONVENTION = (
     "passes (paper, Table 6); linear layers, convolutions and attention are counted"
 )
 CORE = DEVICES["tpu-v3"]
+BATCH = 256
+"""Default number of images per step of one GPU; more hardly use it better."""
 SAME_IN_JSON = (
     *("model", "classes", "params", "macs", "images", "exaflops", "utilisation", "device_days", "core_days"),
     *("usd_per_hour", "precision", "activation_bytes", "state_bytes", "largest_batch"),
@@ -63,6 +64,10 @@ class Cost:
     """Number of devices that share the work."""
     power: Power | None = None
     """None: energy and carbon are not estimated."""
+    blocks: int = 1
+    """Number of equal parts of the network, such as the blocks of a ViT."""
+    why: str = "as asked for"
+    """Source of the utilisation."""
 
     @property
     def exaflops(self) -> float | None:
@@ -99,9 +104,20 @@ class Cost:
         return state_bytes(self.params, self.trainable)
 
     @property
+    def memory(self) -> StepMemory:
+        """Memory of a step with AdamW, without an average of the weights and without recomputation."""
+        return step_memory(
+            self.params,
+            self.activation_bytes,
+            trainable=self.trainable,
+            blocks=self.blocks,
+            precision=self.precision,
+        )
+
+    @property
     def largest_batch(self) -> int:
-        """Largest batch that fits into the device's memory."""
-        return largest_batch(self.params, self.activation_bytes, self.device.memory, self.trainable)
+        """Largest batch that fits into `USABLE` of the device's memory."""
+        return self.memory.largest(USABLE * self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
@@ -132,17 +148,16 @@ class Cost:
         lines["memory"] = (
             f"{_gib(self.state_bytes)} for weights, gradients and Adam's moments, and "
             f"{self.activation_bytes / 2**20:,.1f} MiB per image ({self.precision}): "
-            f"{_gib(self.device.memory)} hold {self.largest_batch:,} images at most"
+            f"{USABLE:.0%} of {_gib(self.device.memory)} hold {self.largest_batch:,} images"
         )
         return lines
 
     def _time(self) -> str:
         days, cores = self.device_days, self.core_days
         assert days is not None and cores is not None
-        why = self.device.because if self.utilisation == self.device.utilisation else "as asked for"
         text = (
             f"{duration(days)} of one {self.device.name} ({self.device.description}): {self.utilisation:.0%} of "
-            f"{four_digits(self.device.peak / 1e12)} TFLOP/s ({why})"
+            f"{four_digits(self.device.peak / 1e12)} TFLOP/s ({self.why})"
         )
         return (
             text if self.device is CORE else f"{text}; {four_digits(cores)} TPUv3-core-days at {CORE.utilisation:.0%}"
@@ -157,6 +172,7 @@ def estimate(
     flops: float | None = None,
     device: Device = CORE,
     utilisation: float | None = None,
+    batch: int | None = None,
     usd_per_hour: float | None = None,
     devices: int = 1,
     power: Power | None = None,
@@ -167,7 +183,9 @@ def estimate(
 
     images: Number of images seen in training, over all epochs; None: only the network's own numbers.
     flops: FLOPs of the run, if images change their size during it; None: `images` at full size.
-    utilisation: Share of the device's peak that training reaches; None: the device's.
+    utilisation: Share of the device's peak that training reaches; None: that of this network and batch on a GPU
+    (`vitrail.costs.roofline`), and the device's else.
+    batch: Number of images per step of one device; None: as many as fit, at most `BATCH`.
     usd_per_hour: Price of the device; None: the device's.
     devices: Number of devices that share the work.
     power: Energy and carbon of a device; None: they are not estimated.
@@ -177,7 +195,7 @@ def estimate(
     """
     if flops is None and images is not None:
         flops = training_flops(config) * images
-    return Cost(
+    cost = Cost(
         model=name,
         image_size=config.image_size,
         classes=config.classes,
@@ -192,7 +210,17 @@ def estimate(
         activation_bytes=activation_bytes(config, precision=precision, place=place),
         devices=devices,
         power=power,
+        blocks=config.depth if isinstance(config, ViTConfig) else 1,
     )
+    if utilisation is not None:
+        return cost
+    if device.bandwidth is None:
+        return replace(cost, why=device.because)
+    from vitrail.costs.roofline import utilisation as reached
+
+    batch = batch or max(min(cost.largest_batch, BATCH), 1)
+    why = f"counted products, bytes and launches of steps of {batch:,} images"
+    return replace(cost, utilisation=reached(config, batch, device), why=why)
 
 
 def amount(flops: float) -> str:

@@ -76,9 +76,8 @@ class TimedNetwork:
 
     def images(self, number: int) -> Tensor:
         """Return `number` random images of the config's size on the device."""
-        generator = torch.Generator().manual_seed(number)
         shape = (number, self.config.channels, *self.config.image_size)
-        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(self.device)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that exist between two steps."""
@@ -126,6 +125,14 @@ def rate(timed: TimedNetwork, batch: int, seconds: float) -> Point:
             timed(images)
         rates.append(steps * batch / (now(timed.device) - began))
     return Point(batch, statistics.median(rates), min(rates), max(rates))
+
+
+def fastest(timed: TimedNetwork, batches: Iterable[int], seconds: float) -> list[Point]:
+    """Measure ascending batch sizes (see `sweep`) for a quarter of `seconds` each, and the best one for `seconds`."""
+    points = sweep(lambda batch: rate(timed, batch, seconds / 4), batches)
+    chosen = points.index(best(points))
+    points[chosen] = rate(timed, points[chosen].batch, seconds)
+    return points
 
 
 def sweep(measure: Callable[[int], Point], batches: Iterable[int] = BATCHES) -> list[Point]:
@@ -198,36 +205,6 @@ def peak_bytes(timed: TimedNetwork, batch: int) -> int:
     with LiveTensors([*timed.tensors(), images]) as live:
         timed(images)
     return live.peak + timed.packed_bytes()
-
-
-def search_largest(fits: Callable[[int], bool], most: int = 2**20) -> int:
-    """Return the largest batch up to `most` that fits, by doubling and then bisection; 0 if none fits.
-
-    `fits(batch)` tries one batch size. If it fits, all smaller ones must fit too.
-    """
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def step_fits(timed: TimedNetwork, batch: int) -> bool:
-    """Return whether a step on a CUDA device has enough memory, by trying it."""
-    try:
-        timed(timed.images(batch))
-        return True
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        if timed.optimizer is not None:
-            timed.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
 
 
 def matmul_rate(device: torch.device, precision: ComputePrecision, side: int = 1024, seconds: float = 0.3) -> float:

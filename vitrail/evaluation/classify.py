@@ -293,6 +293,10 @@ def _image_rows(
     return top.masked_fill(~finite, -1), right.gather(1, top) & finite, values.exp(), loss, brier
 
 
+COMPUTED = {"bf16": torch.bfloat16, "float32": torch.float32}
+"""Precision -> type of the weights that compute in it."""
+
+
 def predictor(
     model: nn.Module,
     device: torch.device | str | None = None,
@@ -320,16 +324,15 @@ def applied(
     """Return images -> `call(network, images)` on `device` (None: the device of the model), without gradients.
 
     Images may be on any device; uint8 images are moved as uint8. On a CPU the network is a frozen copy of the model
-    (`vitrail.model.fast.frozen`). On other devices it is the model itself, in eval mode, with float32 weights and
-    autocast. The model and its training mode are not changed.
+    (`vitrail.model.fast.frozen`). On other devices it is one in 16 bits, which reads half as many bytes as autocast and
+    casts nothing, or in float32 the model itself in eval mode. The model and its training mode are not changed.
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
+    dtype = COMPUTED[compute_precision(place, precision)]
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
-    reduced = compute_precision(place, precision) == "bf16"
-    dtype = torch.bfloat16 if reduced else torch.float32
-    if place.type == "cpu":
+    if place.type == "cpu" or dtype != torch.float32:
         with fast_float32():
             model = freeze(model, dtype)
 
@@ -341,7 +344,10 @@ def applied(
 
     @torch.inference_mode()
     def on_device(images: Tensor) -> T:
-        with eval_mode(model), torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
+        images = images if images.dtype == torch.uint8 else images.to(dtype)
+        if place.type == "cuda" and not images.is_cuda:
+            images = images.pin_memory()  # a copy from pageable memory would wait for the batch before
+        with eval_mode(model):
             return call(model, images.to(place, non_blocking=True))
 
     return on_cpu if place.type == "cpu" else on_device

@@ -35,14 +35,24 @@ PICTURE = {
 
 
 def describe_export(
-    card: Card, to: str, output: str, precision: str, width: int, checksum: str, *, opset: int, step: int = 0
+    card: Card,
+    to: str,
+    output: str,
+    precision: str,
+    width: int,
+    checksum: str,
+    *,
+    opset: int,
+    step: int = 0,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return the description of a program as JSON values.
 
     `opset` is the version of ONNX's operators in a program for ONNX Runtime.
 
     `width` is the number of outputs per image. `checksum` is the SHA-256 of the model's tensors. `step` is the number
-    of pixels that must divide height and width; 0 for a program that takes one size only.
+    of pixels that must divide height and width; 0 for a program that takes one size only. `device` is the kind of
+    device for which an AOTInductor program is compiled.
     """
     preprocess = card.preprocess
     size = ["height", "width"] if step else list(preprocess.image_size)
@@ -55,11 +65,12 @@ def describe_export(
     names = values.pop("class_names") if output != "features" else []
     own = {name: values.pop(name) for name in ("source", "licence", "metrics", "provenance")}
     own["provenance"] = without_folders(own["provenance"])
+    kind = {"device": device} if to == "aoti" else {}
     made = {"vitrail": __version__, "torch": torch.__version__, "weights_sha256": checksum}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "program": {"kind": to, "file": KINDS[to].file, "precision": precision, **needs(to, opset)},
+        "program": {"kind": to, "file": KINDS[to].file, "precision": precision, **kind, **needs(to, opset)},
         "input": {
             "name": INPUT,
             "type": card.input_type,
@@ -82,6 +93,8 @@ def needs(to: str, opset: int) -> dict[str, Any]:
     """
     if to == "onnx":
         return {"opset": opset, "ir_version": ONNX_IR, "needs": f"onnxruntime>={FIRST_RUNTIME[opset]}"}
+    if to == "aoti":  # a library fits the torch that compiled it
+        return {"needs": f"torch=={torch.__version__.partition('+')[0]}"}
     if to == "program":
         return {"needs": f"torch>={torch.__version__.partition('+')[0]}"}  # torch reads what earlier versions wrote
     return {}

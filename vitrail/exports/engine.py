@@ -7,6 +7,7 @@ flowers-onnx photos/`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -36,20 +37,27 @@ READ = ("onnx", "openvino")
 class Engine(nn.Module):
     """images [batch, channels, height, width] -> float32 [batch, classes or features], by the program's runtime.
 
-    It is called as the network is that it was exported from, has a `card` and a `config`, and computes on the CPU. A
+    It is called as the network is that it was exported from, has a `card` and a `config`, and computes on `device`. A
     program for probabilities returns their logarithms, which are logits, or with several labels their logits, both
     times the temperature of its card, by which logits are divided before they become probabilities.
     """
 
-    def __init__(self, path: Path, wanted: Literal["logits", "features"] | None = None) -> None:
-        """Open a program; with `wanted`, only one that computes this.
+    def __init__(
+        self,
+        path: Path,
+        wanted: Literal["logits", "features"] | None = None,
+        device: str = "cpu",
+        *,
+        trusted: bool = False,
+    ) -> None:
+        """Open a program; with `wanted`, only one that computes this. `trusted`: also one that can hold code.
 
         Raises ExportError if vitrail did not write it or if it computes something else here than where it was exported,
         and UsageError if its runtime is missing.
         """
         super().__init__()
         kind = next(name for name in KINDS if path.suffix == Path(KINDS[name].file).suffix)
-        if kind not in READ:
+        if kind not in READ and not trusted:
             raise ExportError(
                 f"{path} is not run, because such files can hold code. Use the model itself, or export it to "
                 f"{' or '.join(READ)}"
@@ -62,13 +70,15 @@ class Engine(nn.Module):
                     raise ExportError(f"{file} cannot be read: {error.strerror}") from error
         here = runtime(kind, writing=False)
         try:
-            self._run, about = here.read(path)
+            opened = here.read(path, device)
+            self._run, about = opened.run, opened.about
             self.card: Card = card_in(about)
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error
         made = about.get("made_by")
         self.weights_sha256 = str(made.get("weights_sha256", "")) if isinstance(made, dict) else ""
         """SHA-256 of the tensors of the network that was exported."""
+        self._compute, self._how = opened.compute, (path, wanted, device, trusted)
         self._exported = self.card  # `card` may be replaced, such as by one without a temperature
         self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
         if wanted is not None and (self._output == "features") != (wanted == "features"):
@@ -76,11 +86,11 @@ class Engine(nn.Module):
             raise ExportError(f"{path} computes {self._output}, not {meant}: vitrail export MODEL --output {wanted}")
         if self._output != "features":
             self._width = self.card.config.classes
-        check_here(path, self._run, kind, self.card)
+        check_here(path, self._run, kind, self.card, device)
 
-    def __reduce__(self) -> tuple[type[Engine], tuple[Path]]:
+    def __reduce__(self) -> tuple[Callable[..., Engine], tuple[Any, ...]]:
         """Pickle the path: the program is opened anew where it is unpickled."""
-        return Engine, (self.path,)
+        return _opened, self._how
 
     @property
     def config(self) -> ViTConfig | ResNetConfig:
@@ -92,7 +102,10 @@ class Engine(nn.Module):
         if images.dtype != getattr(torch, self.card.input_type):
             wanted = "uint8 images from 0 to 255" if self.card.input_type == "uint8" else "float32 images, normalised"
             raise UsageError(f"{self.path} takes {wanted}, and these are {images.dtype}")
-        outputs = torch.from_numpy(self._run(images.cpu().numpy()))
+        if self._compute is not None:
+            outputs = self._compute(images)
+        else:
+            outputs = torch.from_numpy(self._run(images.cpu().numpy()))
         if outputs.shape != (len(images), self._width):
             raise ExportError(
                 f"{self.path} computes outputs of shape {tuple(outputs.shape)} for {len(images)} images, but its card "
@@ -115,6 +128,10 @@ class Engine(nn.Module):
     def extra_repr(self) -> str:
         """Return what the program is, for `print`."""
         return f"{shown(str(self.path))}, output={self._output}"
+
+
+def _opened(path: Path, wanted: Literal["logits", "features"] | None, device: str, trusted: bool) -> Engine:
+    return Engine(path, wanted, device, trusted=trusted)
 
 
 Loaded = TypeVar("Loaded", ViT, ResNet, Engine)

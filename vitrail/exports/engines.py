@@ -1,5 +1,8 @@
 """Engines: torch, or a program of another runtime that computes the same network on this machine, perhaps faster.
 
+On a CPU these are OpenVINO and ONNX Runtime. AOTInductor compiles for a CPU and for a GPU, where ONNX Runtime has
+TensorRT and CUDA if it is installed with them. On a GPU `auto` is torch, because no engine was measured on one yet.
+
 Programs are written at first use into the cache folder, under a name that stands for the network, the processor and the
 versions of the runtimes. Each of them has passed its parity check on this machine. `auto` takes the fastest that
 `vitrail bench MODEL --engines` has measured on this machine, and torch if none was measured. Each engine is measured in
@@ -31,7 +34,7 @@ from vitrail.device import ComputePrecision, Precision, available_cores, compute
 from vitrail.errors import ExportError, UsageError, VitrailError
 from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
-from vitrail.exports.kinds import CARD, KINDS, EngineName, Installed, RuntimeName
+from vitrail.exports.kinds import CARD, KINDS, EngineName, Installed, ProgramPrecision, RuntimeName
 from vitrail.exports.parity import compare_outputs, images_to_compare, noise
 from vitrail.files import read_json_object, replacing_text
 from vitrail.model.resnet import ResNet
@@ -44,6 +47,7 @@ from vitrail.weights.store import checksum
 
 log = logging.getLogger("vitrail")
 RUNTIMES: tuple[RuntimeName, ...] = ("openvino", "onnx")
+CPU = torch.device("cpu")
 MEASURED = "engines.json"
 GAIN = 1.03
 """An engine replaces torch if it is faster by this factor."""
@@ -68,11 +72,11 @@ class TimedEngine:
 
 
 class Engines:
-    """The engines of one network on the CPU of this machine, in one precision."""
+    """The engines of one network on a device of this machine, its CPU by default, in one precision."""
 
-    def __init__(self, network: ViT | ResNet, precision: Precision = "auto") -> None:
-        self.network = network
-        self.precision = compute_precision(torch.device("cpu"), precision)
+    def __init__(self, network: ViT | ResNet, precision: Precision = "auto", device: torch.device = CPU) -> None:
+        self.network, self.device = network, device
+        self.precision = compute_precision(device, precision)
 
     @cached_property
     def folder(self) -> Path:
@@ -82,27 +86,44 @@ class Engines:
             "weights": checksum(self.network.state_dict()),
             "card": card_of(self.network).to_dict(),
             "precision": self.precision,
-            "machine": [processor(), available_cores(), torch.get_num_threads()],
+            "machine": [processor(), available_cores(), torch.get_num_threads(), *self._gpu],
             "versions": [_version(package) for package in ("vitrail", "torch", *packages)],
         }
         text = json.dumps(about, sort_keys=True, default=str)
         return _all_engines() / hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
+    @property
+    def _gpu(self) -> list[str]:
+        return [torch.cuda.get_device_name(self.device)] if self.device.type == "cuda" else []
+
+    def stored(self, name: RuntimeName) -> ProgramPrecision:
+        """Return the precision of the program of a runtime: float16 on a GPU where its runtime has no bfloat16.
+
+        Raises UsageError for a runtime that computes in neither.
+        """
+        precisions = KINDS[name].precisions
+        if self.precision in precisions:
+            return self.precision
+        if self.device.type != "cpu" and "float16" in precisions:
+            return "float16"
+        raise UsageError(f"the engine {name} does not compute in {self.precision}: add --precision float32")
+
     def program(self, name: RuntimeName, *, features: bool = False) -> Engine:
         """Return the program of a runtime, written at first use. Raises UsageError and ExportError if there is none."""
         output: Literal["features", "logits"] = "features" if features else "logits"
+        precision, device = self.stored(name), str(self.device)
         place = self.folder / f"{name}-{output}"
         file = place / KINDS[name].file
         if file.is_file():
             try:
-                return Engine(file, output)
+                return Engine(file, output, device, trusted=True)  # written by this user
             except ExportError as error:
                 log.warning("a program in the cache cannot be used and is written again: %s", error)
         from vitrail.exports.write import export_model  # torch.export takes a while to import
 
         log.info("writing a program for %s, once: %s", name, place)
-        export_model(self.network, place, name, output=output, precision=self.precision, overwrite=True)
-        return Engine(file, output)
+        export_model(self.network, place, name, output=output, precision=precision, device=device, overwrite=True)
+        return Engine(file, output, device, trusted=True)
 
     def names(self) -> list[Installed]:
         """Return the engines that are installed and compute in this precision."""
@@ -157,16 +178,15 @@ def engine_predictor(
     """
     if isinstance(network, Engine):
         return network.features if features else network
-    if device.type != "cpu" and engine not in ("auto", "torch"):
+    if device.type != "cpu" and engine == "openvino":
         raise UsageError(f"the engine {engine} computes on a CPU, and the device is {device}: add --device cpu")
-    if device.type != "cpu" or engine == "torch":
+    if (device.type != "cpu" and engine == "auto") or engine == "torch":
         return predictor(network, device, precision, features=features)
-    engines = Engines(network, precision)
+    engines = Engines(network, precision, device)
     chosen = engines.fastest() if engine == "auto" else engine
     if chosen == "torch":
         return predictor(network, device, precision, features=features)
-    if engines.precision not in KINDS[chosen].precisions:
-        raise UsageError(f"the engine {chosen} does not compute in {engines.precision}: add --precision float32")
+    engines.stored(chosen)
     try:
         return engines.program(chosen, features=features)
     except (ExportError, UsageError) as error:
@@ -187,8 +207,6 @@ def _version(package: str) -> str:
     except PackageNotFoundError:
         return ""
 
-
-CPU = torch.device("cpu")
 
 ROUNDS = 3
 """Number of times that each engine is measured; the median counts."""
@@ -288,7 +306,7 @@ def _run(
         predict = predictor(network, CPU, precision)
         del network
     else:
-        predict = Engine(file)
+        predict = Engine(file, trusted=True)
     shape, random = (card.config.channels, *card.preprocess.image_size), np.random.default_rng(0)
     batches = [torch.from_numpy(noise((batch, *shape), card, random)) for batch in BATCHES]
     for images in batches:

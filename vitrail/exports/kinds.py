@@ -18,15 +18,16 @@ from vitrail.words import shown
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
     from torch.export import ExportedProgram
 
-To = Literal["onnx", "openvino", "program"]
+To = Literal["onnx", "openvino", "program", "aoti"]
 ProgramPrecision = Literal["float32", "float16", "bf16", "int8"]
 """Type in which a program stores its weights, or computes."""
-EngineName = Literal["auto", "torch", "openvino", "onnx"]
+EngineName = Literal["auto", "torch", "openvino", "onnx", "aoti"]
 """What computes a network's outputs."""
-RuntimeName = Literal["openvino", "onnx"]
-Installed = Literal["torch", "openvino", "onnx"]
+RuntimeName = Literal["openvino", "onnx", "aoti"]
+Installed = Literal["torch", "openvino", "onnx", "aoti"]
 """An engine by its own name."""
 OutputName = Literal["logits", "probabilities", "features"]
 RunProgram = Callable[["np.ndarray"], "np.ndarray"]
@@ -53,6 +54,8 @@ class Opened(NamedTuple):
     run: RunProgram
     about: dict[str, Any]
     """Its description (`vitrail.exports.describe`); empty if it has none."""
+    compute: Callable[[Tensor], Tensor] | None = None
+    """The same for tensors on any device, without a copy to the CPU, if the runtime has it."""
 
 
 class Scheme(NamedTuple):
@@ -70,8 +73,8 @@ class Runtime(Protocol):
     def write(self, traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
         """Write a traced network and its description to `path`, further files beside it."""
 
-    def read(self, path: Path) -> Opened:
-        """Open the program at `path`. Raises ExportError if the runtime rejects it."""
+    def read(self, path: Path, device: str = "cpu") -> Opened:
+        """Open the program at `path` on a device. Raises ExportError if the runtime rejects it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class ProgramKind:
     packages: tuple[str, ...]
     """Packages needed to write it and to read it; the last one runs it."""
     precisions: tuple[ProgramPrecision, ...]
-    """Types that its weights can have. Its runtime supports them on a CPU."""
+    """Types that its weights can have. Its runtime supports them on a CPU, where outputs are compared."""
     traced: tuple[ProgramPrecision, ...]
     """Precisions in which the network itself is traced. In the other precisions only the weights are stored."""
     attention: Literal["fused", "explicit"]
@@ -108,6 +111,9 @@ KINDS: dict[str, ProgramKind] = {
     ),
     "program": ProgramKind(
         "model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
+    ),
+    "aoti": ProgramKind(
+        "model.aoti", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
     ),
 }
 

@@ -47,7 +47,8 @@ def trace(
     model, and ExportError, with torch's reason, if torch cannot write the network as a graph.
     """
     network = Exportable(model, size, output, dtype, any_size=any_size)
-    example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card))
+    place = next(model.parameters()).device
+    example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card), device=place)
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if any_size:
         step = step_of_size(model)

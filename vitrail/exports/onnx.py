@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from vitrail.errors import ExportError
+from vitrail.errors import ExportError, UsageError
 from vitrail.exports.kinds import INPUT, ONNX_IR, OPSET, Opened, Scheme, errors_only, parse_description, reason
 from vitrail.files import json_text
 
@@ -57,22 +57,65 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     program.save(path)
 
 
-def read(path: Path) -> Opened:
-    """Open `path` with ONNX Runtime on the CPU. Raises ExportError if ONNX Runtime rejects the program."""
+def read(path: Path, device: str = "cpu") -> Opened:
+    """Open `path` with ONNX Runtime on a device. Raises ExportError if ONNX Runtime rejects the program."""
     session = _session(path)
     metadata = session.get_modelmeta().custom_metadata_map
-    compute = _all_outputs(session)
-    return Opened(lambda images: compute(images)[0], parse_description(metadata) if "format" in metadata else {})
+    about = parse_description(metadata) if "format" in metadata else {}
+    if torch.device(device).type == "cpu":
+        compute = _all_outputs(session)
+    else:
+        half = about.get("program", {}).get("precision") == "float16"
+        compute = in_buckets(_all_outputs(_session(path, providers(device, path.parent, half=half))))
+    return Opened(lambda images: compute(images)[0], about)
 
 
-def _session(program: Path | bytes) -> InferenceSession:
+GPU_PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider")
+"""ONNX Runtime's engines on an NVIDIA GPU, the fastest first; which of them there are depends on its installation."""
+CPU_PROVIDER = "CPUExecutionProvider"
+Provider = str | tuple[str, dict[str, Any]]
+
+
+def providers(device: str, cache: Path, *, half: bool) -> list[Provider]:
+    """Return the engines of ONNX Runtime on a GPU, in order: an operator that one does not know goes to the next.
+
+    TensorRT stores what it builds in `cache`, and computes in float16 only with `half`. Raises UsageError if no
+    installed engine computes on the device.
+    """
+    import onnxruntime
+
+    place = torch.device(device)
+    there = [name for name in GPU_PROVIDERS if name in onnxruntime.get_available_providers()]
+    if place.type != "cuda" or not there:
+        raise UsageError(
+            f"this ONNX Runtime does not compute on {device}; it has {', '.join(onnxruntime.get_available_providers())}"
+            ". Install onnxruntime-gpu in its place, or add --device cpu"
+        )
+    number = {"device_id": place.index or 0}
+    stored = {"trt_engine_cache_enable": True, "trt_engine_cache_path": str(cache), "trt_fp16_enable": half}
+    return [*((name, number | (stored if name == GPU_PROVIDERS[0] else {})) for name in there), CPU_PROVIDER]
+
+
+def in_buckets(run: Callable[[np.ndarray], list[np.ndarray]]) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Return `run` for batches that are filled up to a power of two, because engines are built for each batch size."""
+
+    def filled(images: np.ndarray) -> list[np.ndarray]:
+        count = len(images)
+        missing = 2 ** max(count - 1, 0).bit_length() - count
+        padded = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)]) if missing else images
+        return [output[:count] for output in run(padded)]
+
+    return filled
+
+
+def _session(program: Path | bytes, chosen: Sequence[Provider] = (CPU_PROVIDER,)) -> InferenceSession:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only: its warnings are about its own optimisations
     options.intra_op_num_threads = torch.get_num_threads()  # it does not know OMP_NUM_THREADS
     try:
-        return onnxruntime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(program, options, providers=list(chosen))
     except Exception as error:  # its exceptions have no common base class
         raise ExportError(f"ONNX Runtime {onnxruntime.__version__} does not run it: {reason(error)}") from error
 

@@ -41,7 +41,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
         write_network(read_network(file), path, about)
 
 
-def read(path: Path) -> Opened:
+def read(path: Path, device: str = "cpu") -> Opened:
     """Open `path` on the CPU. Raises ExportError if OpenVINO rejects it."""
     network = read_network(path)
     about = {}

@@ -171,12 +171,16 @@ class ExportRecord:
     """Its first outputs for `vitrail.weights.reference.fixed_pixels`."""
 
 
-def origin_here(run: RunProgram, to: str, card: Card) -> ExportRecord:
+def origin_here(run: RunProgram, to: str, card: Card, device: str = "cpu") -> ExportRecord:
     """Return this machine and what a program computes on it."""
-    return ExportRecord(processor(), runtime_version(to), _outputs(run, card).tolist())
+    return ExportRecord(_processor(device), runtime_version(to, device), _outputs(run, card).tolist())
 
 
-def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
+def _processor(device: str) -> str:
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else processor()
+
+
+def check_here(path: Path, run: RunProgram, to: str, card: Card, device: str = "cpu") -> None:
     """Run a program once if it was exported on another processor or for another version of its runtime.
 
     Raises ExportError if its outputs differ from those that it had there by more than its parity check allows. A
@@ -192,7 +196,7 @@ def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
         expected = torch.tensor(there.outputs, dtype=torch.float32)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ExportError(f"{beside} has no usable origin of the program. Export the model again") from error
-    if (there.processor, there.runtime) == (here := (processor(), runtime_version(to))):
+    if (there.processor, there.runtime) == (here := (_processor(device), runtime_version(to, device))):
         return
     difference = relative_error(torch.from_numpy(_outputs(run, card)), expected)
     if not difference <= allowed:
@@ -208,7 +212,8 @@ def _outputs(run: RunProgram, card: Card) -> np.ndarray:
     return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
 
 
-def runtime_version(to: str) -> str:
-    """Return name and version of the runtime of a kind of program."""
+def runtime_version(to: str, device: str = "cpu") -> str:
+    """Return name and version of the runtime of a kind of program, and what it runs on if that is no CPU."""
     name = KINDS[to].packages[-1]
-    return f"{name} {version(name)}"
+    place = torch.device(device).type
+    return f"{name} {version(name)}" + (f" on {place}" if place != "cpu" else "")

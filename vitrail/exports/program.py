@@ -25,7 +25,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     path.write_bytes(buffer.getbuffer())
 
 
-def read(path: Path) -> Opened:
+def read(path: Path, device: str = "cpu") -> Opened:
     """Open `path`, a file from a trusted origin: torch may run code that it finds in the file."""
     extra_files = {CARD: "{}"}
     module = torch.export.load(path, extra_files=extra_files).module()

@@ -94,6 +94,7 @@ def export_model(
     max_drop: float = MAX_DROP,
     any_size: bool = False,
     opset: int | None = None,
+    device: torch.device | str = "cpu",
     overwrite: bool = False,
 ) -> Exported:
     """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
@@ -107,7 +108,8 @@ def export_model(
     int8 programs are calibrated on training images of the data set `calibrate`, and are kept only if they lose at most
     `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`).
 
-    opset: Version of ONNX's operators in a program for ONNX Runtime (default: 20).
+    opset: Version of ONNX's operators in a program for ONNX Runtime (default: 20). device: Where the program is run
+    and compared, and for which AOTInductor compiles it.
 
     Raises UsageError for invalid arguments or a package that is not installed; ExportError if the network cannot be
     expressed, the outputs differ, or the folder is taken or cannot be written; DataError for unusable `images`.
@@ -130,13 +132,17 @@ def export_model(
         temporary.mkdir()
         dtype = DTYPES[stored if stored in kind.traced else "float32"]
         size = card.preprocess.image_size
-        traced = trace(model, size, output, dtype, any_size=any_size, attention=kind.attention)
+        place = torch.device(device if to == "aoti" else "cpu")
+        there = model if place.type == "cpu" else copy.deepcopy(model).to(place)
+        traced = trace(there, size, output, dtype, any_size=any_size, attention=kind.attention)
         step = step_of_size(model) if any_size else 0
         width, digest = outputs_per_image(traced), checksum(model.state_dict())
-        about = describe_export(card, to, output, stored, width, digest, opset=opset or OPSET, step=step)
+        options: dict[str, Any] = {"opset": opset or OPSET, "step": step, "device": place.type}
+        about = describe_export(card, to, output, stored, width, digest, **options)
         module.write(traced, temporary / kind.file, about)
-        opened = module.read(temporary / kind.file)
-        parity = compare_outputs(opened.run, model, compared, output, stored, runtime=runtime_version(to), real=real)
+        opened = module.read(temporary / kind.file, str(device))
+        ran = runtime_version(to, str(device))
+        parity = compare_outputs(opened.run, model, compared, output, stored, runtime=ran, real=real)
         if any_size and parity.passed:
             other = images_of_another_size(card, step)
             parity = parity.and_(compare_outputs(opened.run, model, other, output, stored, runtime=parity.runtime))
@@ -151,8 +157,8 @@ def export_model(
             assert isinstance(module, Quantisable)  # the kinds that have int8
             quantised = quantise(module, temporary / kind.file, about, given, max_drop)
             about["quantised"] = asdict(quantised)
-        final = opened if quantised is None else module.read(temporary / kind.file)
-        about["origin"] = asdict(origin_here(final.run, to, card))
+        final = opened if quantised is None else module.read(temporary / kind.file, str(device))
+        about["origin"] = asdict(origin_here(final.run, to, card, str(device)))
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
     taken, program = about["input"], about["program"]

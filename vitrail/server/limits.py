@@ -50,11 +50,26 @@ class Limits:
     """Maximum seconds until the result."""
     drain: int = 20
     """Seconds to finish open requests after SIGTERM."""
+    decoders: int = 4
+    """Images decoded at once. The largest need up to two gigabytes each."""
 
     @property
     def bodies(self) -> int:
         """Bytes of all bodies in the server at once."""
         return self.queue * self.body
+
+
+def sized(kind: str, cores: int, free: float, pixels: int) -> tuple[int, int, str]:
+    """Return the number of images decoded at once, that of a batch, and the reason, for a kind of device.
+
+    On a CPU decoders and network share the cores: four decoders keep a network busy, and batches of more than 8 images
+    are not faster, only later. An accelerator leaves all cores to the decoders, as far as the free memory (bytes) holds
+    their largest images (16 bytes a pixel), and computes 64 images in little more time than one.
+    """
+    if kind == "cpu":
+        return min(4, cores), 8, f"the network computes on the same {cores} cores"
+    decoders = max(1, min(cores, int(free / 2 / (16 * pixels))))
+    return decoders, 64, f"the network computes on {kind}, and {cores} cores decode in {free / 2**30:.0f} GiB"
 
 
 class Refused(Exception):

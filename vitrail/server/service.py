@@ -16,7 +16,6 @@ from typing import Any
 
 from starlette.requests import Request
 
-from vitrail.device import available_cores
 from vitrail.errors import UsageError
 from vitrail.server.batching import Batcher
 from vitrail.server.limits import Bodies, Gate, Limits, Refused
@@ -30,8 +29,6 @@ log = logging.getLogger("vitrail")
 
 FAILED = 60
 """Seconds after which a client may ask again if a network failed. Only a reload or a restart helps."""
-DECODERS = 4
-"""Maximum number of images decoded at once. The largest need up to two gigabytes each."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Service:
         self.failure: str | None = None
         self.batcher = Batcher(limits.batch, self._answered)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._decoders = ThreadPoolExecutor(min(DECODERS, available_cores()), "vitrail-decode")
+        self._decoders = ThreadPoolExecutor(limits.decoders, "vitrail-decode")
 
     @property
     def ready(self) -> bool:

@@ -106,7 +106,7 @@ class Probes:
             self._features = model, embed(train), embed(test)
         _, *features = self._features
         if metric == "20-NN":
-            return knn(*features, k=(NEIGHBOURS,)).top1[NEIGHBOURS]
+            return knn(*features, k=(NEIGHBOURS,), device=choose_device(None)).top1[NEIGHBOURS]
         return linear_probe(*features).top1
 
 

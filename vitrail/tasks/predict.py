@@ -5,6 +5,7 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -70,7 +71,7 @@ def predict_files(
     if card is None:
         raise WeightsError("this model has no card, so its preprocessing is unknown. Load it with vitrail.load")
     outputs = calibrated(predict or predictor(model, device, precision), card.temperature)
-    answer = partial(_predictions, outputs, card, top)
+    answer = partial(_predictions, card, top)
     if isinstance(paths, IndexedSource):
         read = partial(_prepared_item, eval_transform(card.preprocess), paths)
         prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
@@ -87,7 +88,7 @@ def predict_files(
                 PreparedFile(path, _unreadable(path, image) if isinstance(image, DecodeError) else image, box)
                 for path, box, image in found
             )
-    rows = _rows(prepared, answer, batch_size, not_finite("output for this image", precision))
+    rows = _rows(prepared, outputs, answer, batch_size, not_finite("output for this image", precision))
     if reject is None:
         return rows
     return (
@@ -103,27 +104,41 @@ class PreparedFile(NamedTuple):
     box: TileBox | None = None
 
 
-Answer = Callable[[list[np.ndarray]], Iterable[Prediction | None]]
-"""Images -> what is predicted, still without a path; None if the network's output is not finite."""
+Answer = Callable[[torch.Tensor], Iterable[Prediction | None]]
+"""Outputs -> what is predicted, still without a path; None if the network's output is not finite."""
 
 
 def _rows(
     prepared: Generator[PreparedFile],
+    predict: Predict,
     answer: Answer,
     batch_size: int,
     no_result: str = not_finite("output for this image"),
 ) -> Iterator[Row]:
+    """Yield the rows of each batch. An accelerator computes the next batch while this one is ranked and written."""
+
+    def ranked(batch: list[PreparedFile], outputs: torch.Tensor | None) -> Iterator[Row]:
+        answers = iter(() if outputs is None else answer(outputs))
+        for path, image, box in batch:
+            best = None if isinstance(image, Unreadable) else next(answers)
+            if isinstance(image, Unreadable):
+                yield image
+            elif best is None:
+                yield Unreadable(str(path), NOT_FINITE, no_result)
+            else:
+                yield best._replace(path=str(path), box=box)
+
+    launched: deque[tuple[list[PreparedFile], torch.Tensor | None]] = deque()
     with closing(prepared):
         while batch := list(islice(prepared, batch_size)):
-            answers = iter(answer([file.image for file in batch if isinstance(file.image, np.ndarray)]))
-            for path, image, box in batch:
-                best = None if isinstance(image, Unreadable) else next(answers)
-                if isinstance(image, Unreadable):
-                    yield image
-                elif best is None:
-                    yield Unreadable(str(path), NOT_FINITE, no_result)
-                else:
-                    yield best._replace(path=str(path), box=box)
+            images = [file.image for file in batch if isinstance(file.image, np.ndarray)]
+            outputs = predict(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)) if images else None
+            launched.append((batch, outputs))
+            waits = outputs is not None and outputs.device.type != "cpu"  # it may still be computed
+            while len(launched) > waits:
+                yield from ranked(*launched.popleft())
+        for each in launched:
+            yield from ranked(*each)
 
 
 def _each_prepared(
@@ -158,11 +173,8 @@ def _unreadable(path: Path, error: DecodeError) -> Unreadable:
     return Unreadable(str(path), error.reason, str(error))
 
 
-def _predictions(predict: Predict, card: Card, top: int, images: list[np.ndarray]) -> Iterator[Prediction | None]:
+def _predictions(card: Card, top: int, logits: torch.Tensor) -> Iterator[Prediction | None]:
     """Yield what is predicted for each image; see `Answer`."""
-    if not images:
-        return
-    logits = predict(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
     predictions = task_of(card).predictions(logits, card, top)
     for prediction, finite in zip(predictions, finite_rows(logits).tolist(), strict=True):
         yield prediction if finite else None

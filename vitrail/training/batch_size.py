@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from vitrail import torch_private, world
-from vitrail.costs.count import LiveTensors, kept_bytes, state_bytes
+from vitrail.costs.count import DeviceKind, LiveTensors, kept_bytes
+from vitrail.costs.memory import COMPILED, FLOAT32, USABLE, recomputed, step_memory
 from vitrail.data.loading.loader import Batch
 from vitrail.device import first_line, free_memory, out_of_memory
 from vitrail.errors import TrainingError, UsageError
@@ -40,11 +41,12 @@ STEPS_PER_EPOCH = 20
 SMALLEST = 16
 """Smallest default number of images per step, unless there are fewer images."""
 SHARE = 0.8
-"""Share of the free memory that a step may use. The rest is for caches and other programs."""
+"""Share of a CPU's free memory that a step may use. The rest is for caches and other programs."""
 OVERHEAD = 1.6
-"""Gradients of activations and scratch space, as a factor on the activations kept (peak measured: 1.2 to 1.4)."""
-INPUT_SHARE = 1 / 8
-"""Share of its input in the activations that a block keeps (measured: 0.07 in float32, 0.11 in bfloat16)."""
+"""Scratch space, and freed memory that the C library's heap keeps, as a factor on the activations that a CPU keeps
+(peak measured: 1.2 to 1.4)."""
+ROUNDING = 1.05
+"""The same on accelerators, whose allocator reuses what is freed (`vitrail.costs.memory`)."""
 LEAST_SHARE = 0.5
 """Smallest share of the activations that activation checkpointing leaves on a CPU, because the C library's heap keeps
 freed memory (peak measured for S/16 in bfloat16: 0.8 of the activations, while 0.3 are in use)."""
@@ -80,13 +82,15 @@ def image_bytes(objective: Objective, run: Run, config: NetworkConfig) -> float:
         return live.peak
 
     with _unchanged_buffers(objective):
-        per_image = OVERHEAD * kept_bytes(partial(_loss, objective, run, config))
+        overhead = OVERHEAD if device.type == "cpu" else ROUNDING * (COMPILED if run.compile else 1)
+        per_image = overhead * kept_bytes(partial(_loss, objective, run, config))
         # frozen layers keep little for the backward pass: then the memory they compute in may be the most
         forward = 0.0 if run.tune == "all" else (peak(4) - peak(2)) / 2
     blocks = len(checkpointed_parts(objective.model))
-    if run.activation_checkpointing and blocks > 1:  # the inputs of all blocks, and one block in full
-        share = 1 / blocks + INPUT_SHARE
-        per_image *= max(share, LEAST_SHARE) if device.type == "cpu" else share
+    if run.activation_checkpointing and blocks > 1:
+        least = LEAST_SHARE * per_image if device.type == "cpu" else 0.0
+        place: DeviceKind = "cpu" if device.type == "cpu" else "accelerator"
+        per_image = max(recomputed(per_image, blocks, place), least)
     return max(per_image, forward)
 
 
@@ -169,11 +173,21 @@ def micro_batches(objective: Objective, run: Run, config: NetworkConfig, per_ima
     assert run.batch_size is not None
     device = next(objective.parameters()).device
     batch = run.batch_size // world.size()
+    values = sum(parameter.numel() for parameter in objective.parameters())
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    state = state_bytes(0, trainable, STORED * trainable) / (world.size() if sharded(run) else 1)  # weights are there
+    held = step_memory(
+        values,
+        per_image,
+        trainable=trainable,
+        stored=STORED * trainable,
+        precision="bf16" if run.precision == "bf16" else "float32",
+        accumulates=True,  # where a batch must be cut
+        shards=world.size() if sharded(run) else 1,
+    )
     waiting = waiting_bytes(run, config, batch, device) + batch * objective.precomputed_bytes
-    room = SHARE * free_memory(device) - state - waiting
-    fitting = min(max(1, int(room / max(per_image, 1))), batch)
+    share = SHARE if device.type == "cpu" else USABLE
+    room = share * free_memory(device) - waiting + FLOAT32 * values  # the weights are there
+    fitting = min(max(1, held.largest(room)), batch)
     most = max(batch // fewest_images(objective), 1)
     return max(world.gather(min(math.ceil(batch / fitting), most)))
 

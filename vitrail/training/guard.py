@@ -3,6 +3,7 @@ are explained."""
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -190,6 +191,27 @@ def explaining_lost_processes(folder: Path, newest: Callable[[], int | None]) ->
         step = newest()
         advice = f"The newest checkpoint is that of step {step}. Resume with vitrail train --resume {folder}"
         raise TrainingError(f"{what}. {'There is no checkpoint yet' if step is None else advice}.") from error
+
+
+COLLECTED = 50
+"""Number of steps from one collection of garbage to the next."""
+
+
+@contextmanager
+def garbage_in_turns() -> Iterator[Callable[[int], object]]:
+    """Context whose value, called with the number of each step, collects garbage at the same steps in all processes.
+
+    Otherwise each process collects at a moment of its own, and all others wait for it in their next reduction. A single
+    process keeps Python's own moments.
+    """
+    several = world.size() > 1 and gc.isenabled()
+    if several:
+        gc.disable()
+    try:
+        yield lambda step: several and step % COLLECTED == 0 and gc.collect(1)
+    finally:
+        if several:
+            gc.enable()
 
 
 class FiniteGuard:

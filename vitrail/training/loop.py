@@ -27,6 +27,7 @@ from vitrail.training.guard import (
     Signals,
     Stop,
     explaining_lost_processes,
+    garbage_in_turns,
     run_lock,
 )
 from vitrail.training.probe_head import start_as_probe
@@ -111,6 +112,7 @@ def training(
         setup,
         run_lock(folder.path),
         Signals() as signals,
+        garbage_in_turns() as collect,
         closing(folder),
         progress,
         explaining_memory(run, lambda: step.parts, lambda: step.again, folder.path),
@@ -167,8 +169,7 @@ def training(
                 signum = signals.requested()
                 if number == 0:  # that of a probe is no part of the schedule, whose warmup it would use up
                     clock.start()
-            # `stale` evaluations in sequence did not improve on the best one
-            if run.early_stop and status.stale >= run.early_stop:
+            if run.early_stop and status.stale >= run.early_stop:  # evaluations in sequence that were not the best
                 over = over or "early stop"
             if signum or over or saves:
                 state.mark(over, run)
@@ -185,6 +186,7 @@ def training(
             with threads or nullcontext():
                 step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))
             status.step += 1
+            collect(status.step)
 
         # 4. The best model's calibration on the validation images, its numbers on the test images, and the result
         validation.written()

@@ -20,6 +20,7 @@ from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.split import subset
+from vitrail.device import choose_device
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
@@ -166,12 +167,14 @@ class KNNProbe:
         rows = subset(known, min(MOST, len(known)), run.seed)
         self.neighbours = min(run.knn, len(rows))
         self.class_names = list(train.class_names)
+        self.device = choose_device(run.device)
         self.loader = evaluation_loader(run, Subset(known, rows))
 
     def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
         """Return {"knn": top-1}; `embed` maps images to features. Raises DataError for non-finite features."""
         train = collect(embed, Rounds(self.loader, check), self.class_names)
-        found = knn(train, collect(embed, validation, self.class_names), k=(self.neighbours,))
+        asked = collect(embed, validation, self.class_names)
+        found = knn(train, asked, k=(self.neighbours,), device=self.device)
         return {"knn": found.top1[self.neighbours]}
 
 

@@ -36,7 +36,8 @@ import torch.distributed as dist
 
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
-from vitrail.costs.count import activation_bytes, learned_values, state_bytes
+from vitrail.costs.count import activation_bytes, learned_values
+from vitrail.costs.memory import state_bytes
 from vitrail.device import (
     BEGAN,
     available_cores,

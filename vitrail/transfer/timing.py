@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitrail.costs.count import state_bytes, training_flops
+from vitrail.costs.count import training_flops
 from vitrail.costs.measure import now
+from vitrail.costs.memory import step_memory
 from vitrail.data.item import Subset, evenly_spaced
 from vitrail.data.loading.loader import Batch
 from vitrail.data.roles import Splits
@@ -254,13 +255,19 @@ class Rehearsal:
         return loss, second, seconds
 
     def memory(self) -> int:
-        """Return the peak bytes of a step: weights, gradients, moments and activations."""
+        """Return the peak bytes of a step (`vitrail.costs.memory`), and of the batches that wait."""
         run, config = self.setup.run, self.setup.decision.config
         assert run.batch_size is not None and self.setup.image_bytes is not None
         values = sum(parameter.numel() for parameter in self.setup.objective.parameters())
-        state = state_bytes(values, self._tuned(), self.stored_values())
-        waiting = waiting_bytes(run, config, run.batch_size, self.setup.decision.device)
-        return round(state + self.setup.image_bytes * self.micro + waiting)
+        held = step_memory(
+            values,
+            self.setup.image_bytes,
+            trainable=self._tuned(),
+            stored=self.stored_values(),
+            precision="bf16" if self.setup.decision.autocast else "float32",
+            accumulates=(run.accumulate or 1) > 1,
+        )
+        return held.bytes(self.micro) + waiting_bytes(run, config, run.batch_size, self.setup.decision.device)
 
     def _steps(self, growth: float, seconds: float) -> tuple[float, float]:
         """Return the seconds per image and per update at one moment of progressive resizing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +22,7 @@ from vitrail.words import listing, one_line
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.costs.measure import Line, Mode, Point, TimedNetwork
+    from vitrail.costs.measure import Mode, Point
     from vitrail.exports.engines import TimedEngine
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
@@ -31,7 +30,7 @@ log = logging.getLogger("vitrail")
 SIZES = (64, 128, 224, 384)
 """Image sizes in pixels; each model takes the nearest smaller multiple of its patch."""
 SHARE = 0.8
-"""Share of a CPU's free memory that a batch may take."""
+"""Share of the free memory that a batch may take."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Bench:
     precision: ComputePrecision
     threads: int
     torch: str
-    largest_batch_is: str
     measured: list[Measured]
 
     @property
@@ -108,7 +106,7 @@ def bench(
         batch_size: Batch size to try; may be repeated (default: 1, 2, 4, ... until larger batches are not faster).
         mode: Whether to measure inference, training or both.
         engines: Compare the engines of a trained network.
-        engine: Measure a trained network with this engine only: torch, openvino or onnx.
+        engine: Measure a trained network with this engine only: torch, openvino, onnx or aoti.
         seconds: Seconds of measuring per batch size.
         out: Folder to write bench.json and the figure bench.png to; for engines, engines.json and engines.png.
     """
@@ -136,8 +134,7 @@ def bench(
         measured = [
             _measure(name, config, one, place, chosen, batch_size, seconds) for name, config in configs for one in modes
         ]
-    fitting = "tried" if place.type == "cuda" else "extrapolated from the peaks of two small batches"
-    result = Bench(str(place), chosen, torch.get_num_threads(), str(torch.__version__), fitting, measured)
+    result = Bench(str(place), chosen, torch.get_num_threads(), str(torch.__version__), measured)
     if out is not None:
         _write(result, Path(out))
     return result
@@ -157,7 +154,7 @@ def _measure_engines(
     found = Engines(load_classifier(model, image_size), compute.precision)
     names = found.names()
     if compute.engine != "auto":
-        if compute.engine not in names:
+        if compute.engine not in (*names, "aoti"):
             raise UsageError(
                 f"the engine {compute.engine} is not installed or does not compute in {found.precision}; there are "
                 f"{listing(names, quoted=False)}. All engines: {install_extra('engines')}"
@@ -199,35 +196,26 @@ def _measure(
 ) -> Measured:
     from vitrail.costs import measure
     from vitrail.costs.count import macs
+    from vitrail.device import free_memory
 
     timed = measure.TimedNetwork(config, mode, device, precision)
     line = measure.memory_line(timed)
-    largest = _largest(timed, line)
+    # the fixed part is allocated already: the rest has to fit into free memory
+    largest = line.largest(line.fixed + SHARE * free_memory(device))
     if too_large := [batch for batch in batches if batch > max(largest, 1)]:
         raise UsageError(
             f"a batch of {max(too_large):,} images does not fit into the free memory ({mode} of {name} at "
             f"{config.image_size[0]} px); at most {largest:,} images fit. Choose a smaller --batch-size"
         )
-    at = partial(measure.rate, timed, seconds=seconds)
     if batches:
-        points = [at(batch) for batch in sorted(set(batches))]
+        points = [measure.rate(timed, batch, seconds) for batch in sorted(set(batches))]
     else:
-        points = measure.sweep(at, [batch for batch in measure.BATCHES if batch <= max(largest, 1)])
+        points = measure.fastest(timed, [batch for batch in measure.BATCHES if batch <= max(largest, 1)], seconds)
     best = measure.best(points)
     flops = (6 if mode == "training" else 2) * macs(config) * best.images_per_second
     side = config.image_size[0]
     log.info("%s, %d px, %s: %.1f images/s at batch %d", name, side, mode, best.images_per_second, best.batch)
     return Measured(name, side, mode, best, flops, line.bytes(best.batch), largest, points)
-
-
-def _largest(timed: TimedNetwork, line: Line) -> int:
-    from vitrail.costs import measure
-    from vitrail.device import free_memory
-
-    if timed.device.type == "cuda":
-        return measure.search_largest(partial(measure.step_fits, timed))
-    # the fixed part is allocated already: the rest has to fit into free memory
-    return line.largest(line.fixed + SHARE * free_memory(timed.device))
 
 
 def _write(result: Bench, folder: Path) -> None:
@@ -274,7 +262,7 @@ def show(result: Bench | EngineBench) -> Any:
         )
         for row in result.measured
     ]
-    note = f"MiB is the peak memory; fits is the largest batch, {result.largest_batch_is}"
+    note = "MiB is the peak memory; fits is the largest batch, extrapolated from the peaks of two small ones"
     return page(
         table(("model", "px", "mode", "images/s", "batch", "GFLOP/s", "MiB", "fits"), rows),
         f"{result.machine}; {note}",

@@ -43,6 +43,7 @@ def cost(
     image_size: InputSize | None = None,
     classes: Whole | None = None,
     device: str = "tpu-v3",
+    batch_size: Count | None = None,
     utilisation: Part | None = None,
     usd_per_hour: Amount | None = None,
     core_days: Amount | None = None,
@@ -68,7 +69,10 @@ def cost(
         classes: Number of outputs of the classifier (default: the model's own, or 1000 for a model name).
         device: Device to estimate for: tpu-v2, tpu-v3, tpu-v4, tpu-v5e (one core), v100, a100, h100, h200, l4, rtx-4090
             or cpu, which is this machine with its peak measured now.
-        utilisation: Share of the device's peak that training reaches (default: the known share of the device).
+        batch_size: Number of images per step of one GPU, on which its utilisation depends (default: 256, or as many as
+            fit).
+        utilisation: Share of the device's peak that training reaches (default: for a GPU from the network and the
+            batch, for other devices a published share).
         usd_per_hour: Price of the device in dollars per hour (default: an example price of 2026).
         core_days: Published TPUv3-core-days of a run, or days of one --device, in place of a model: their price.
         devices: Number of devices that share the work.
@@ -107,6 +111,7 @@ def cost(
         images=None if images is None else images * (1 if epochs is None else epochs),
         device=target,
         utilisation=utilisation,
+        batch=batch_size,
         usd_per_hour=usd_per_hour,
         devices=devices,
         power=power,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from vitrail.device import choose_device
 from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
 from vitrail.verbs.flags.keywords import DataKeywords
@@ -27,6 +28,7 @@ def export(
     max_drop: NotNegative = 0.5,
     any_size: bool = False,
     opset: Opset | None = None,
+    device: str = "cpu",
     overwrite: bool = False,
     **reading: Unpack[DataKeywords],
 ) -> Exported:
@@ -39,11 +41,14 @@ def export(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders and patterns of images on which outputs are compared (default: synthetic images).
-        to: Runtime: ONNX Runtime, OpenVINO, or 'program' for PyTorch's exported program.
+        to: Runtime: ONNX Runtime, OpenVINO, 'program' for PyTorch's exported program, or 'aoti' for a library that
+            AOTInductor compiles for one kind of device.
         out: Folder to write (default: a folder here, named after the model and the runtime).
         output: Output of the program; 'features' are the input of the classifier.
-        precision: Number format: float32; float16 for onnx and program, in openvino for storage only; bf16 for
-            openvino and program; int8 for onnx and openvino.
+        precision: Number format: float32; float16 for onnx, program and aoti, in openvino for storage only; bf16 for
+            openvino, program and aoti; int8 for onnx and openvino.
+        device: Device that an aoti program is compiled for, and on which any program is run and compared: cpu, cuda or
+            cuda:1.
         calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
             trained on. int8 takes its ranges from training images, and its accuracy is measured on held-out ones.
         max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay out of int8 if
@@ -72,6 +77,7 @@ def export(
         max_drop=max_drop,
         any_size=any_size,
         opset=opset,
+        device=choose_device(device),
         overwrite=overwrite,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vitrail.config import plain
-from vitrail.device import Precision
+from vitrail.device import Precision, choose_device
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, InputSize, Range, Seconds, Share, checked
@@ -50,8 +50,8 @@ def serve(
     reject: Share | None = None,
     calibrate: bool = True,
     image_size: InputSize | None = None,
-    batch_size: Count = 8,
-    queue: Count = 64,
+    batch_size: Count | None = None,
+    queue: Count | None = None,
     max_mb: Annotated[float, Range(0, 1e6, above=True)] = 10.0,
     max_megapixels: Annotated[float, Range(0, 1e6, above=True)] | None = None,
     deadline: Seconds = 30.0,
@@ -84,12 +84,13 @@ def serve(
         reject: Smallest probability of the best class. An image with a lower one is "none of these" (default: every
             image gets a class).
         calibrate: Divide the network's outputs by the temperature of its card, if it has one.
-        batch_size: Maximum number of images that are computed together.
+        batch_size: Maximum number of images that are computed together (default: 8 on a CPU, 64 on an accelerator).
         queue: Maximum number of images that wait or are computed. Beyond it, clients get status 429 and try again
-            later. A request has at most 32 images, and at most this number.
+            later. A request has at most 32 images, and at most this number (default: 64, or four batches).
         max_mb: Maximum size of a request in megabytes.
         max_megapixels: Maximum size of an image in millions of pixels (default: 134). Reading an image takes at most 16
-            bytes per pixel, 2.1 GB for the default, and up to four images are read at once.
+            bytes per pixel, 2.1 GB for the default. Up to four images are read at once on a CPU; beside an
+            accelerator one on each core, as far as half of the free memory holds them.
         deadline: Maximum time for a response in seconds.
         drain: Seconds to finish open requests after Ctrl-C or SIGTERM.
         log: Format of the log on standard error, which has a line for each request: text, or one JSON object per line.
@@ -98,7 +99,7 @@ def serve(
         log_as_json()
     if not models:
         raise UsageError("no model is given. Name at least one: vitrail serve MODEL ...")
-    compute = Compute(image_size, batch_size, device=device, precision=precision, engine=engine)
+    compute = Compute(image_size, device=device, precision=precision, engine=engine)
     with HangUps() as hang_ups:
         try:
             from vitrail.server.app import create_app
@@ -108,15 +109,27 @@ def serve(
             needed = f"the server needs {error.name}, which is not installed"
             raise UsageError(f"{needed}: {install_extra('serve')}") from error
         from vitrail.data.images.decode import MAX_PIXELS
-        from vitrail.device import fast_float32
+        from vitrail.device import available_cores, fast_float32, free_memory
         from vitrail.server.clients import Clients, Hosts
-        from vitrail.server.limits import Limits
+        from vitrail.server.limits import Limits, sized
 
         clients = Clients(Hosts(host, allow_host), allow_origin, root_path, forwarded_allow_ips, keep_alive)
         pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
+        cpu = choose_device("cpu")
+        decoders, batch, why = sized(compute.place().type, available_cores(), free_memory(cpu), pixels)
+        batch = batch if batch_size is None else batch_size
+        queue = max(Limits.queue, 4 * batch) if queue is None else queue
+        logger.info("batches of %d images, %d decoded at once: %s", batch, decoders, why)
         images = min(Limits.images, queue)  # a request with more would never find enough places
         limits = Limits(
-            int(max_mb * 1e6), images, pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain
+            int(max_mb * 1e6),
+            images,
+            pixels,
+            queue=queue,
+            batch=batch,
+            deadline=deadline,
+            drain=drain,
+            decoders=decoders,
         )
         load = partial(load_served, models, compute, reject, calibrate=calibrate)
         with take_port(host, port) as listening:

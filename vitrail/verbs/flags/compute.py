@@ -40,8 +40,9 @@ class Compute(Settings):
     precision: Precision = "auto"
     """Number format of the computation. 'auto' chooses bf16 if the device is fast at it."""
     engine: EngineName = "auto"
-    """What computes on a CPU: torch, or a program of OpenVINO or ONNX Runtime, which is written and checked once.
-    'auto' takes the fastest that `vitrail bench MODEL --engines` has measured on this machine (torch if none was)."""
+    """What computes: torch, or a program of another runtime, which is written and checked once: onnx (ONNX Runtime, on
+    a GPU with TensorRT or CUDA), aoti (AOTInductor, compiled for the device), or on a CPU openvino. 'auto' takes the
+    fastest that `vitrail bench MODEL --engines` has measured on this machine (torch if none was, and on a GPU)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
