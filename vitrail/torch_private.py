@@ -59,6 +59,13 @@ def has_amx_tiles() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
 
+def mark_dynamic(tensor: Tensor, dimension: int) -> None:
+    """Let torch.compile make no graph of its own for the present size of a dimension; public only with an error."""
+    import torch._dynamo  # a second, which a network that is not compiled does not wait
+
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
 def storage_number(storage: torch.UntypedStorage) -> int:
     """Return a number that identifies memory while it is alive. Fake tensors have memory without an address."""
     return storage._cdata

@@ -1,7 +1,7 @@
 """What is applied to the single-device model from outside (`distribute`), in this order:
 
 1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
-2. torch.compile, on each block: blocks that differ only in their weights share one compiled graph;
+2. torch.compile, on each block: all blocks share the compiled graphs, for each size of images and any size of batches;
 3. several processes, whose gradients are summed while they are computed (DDP); or, with `Run.shard`, FSDP2 on each
    block and on the objective. Communication stays outside of what is recomputed.
 
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from vitrail import torch_private, world
 from vitrail.errors import UsageError
+from vitrail.model.block import Block
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Objective, Prepared
 from vitrail.training.optim.average import Averager, Swapped
@@ -38,8 +39,8 @@ from vitrail.training.run import Run
 
 Computed = tuple[Tensor, int, dict[str, Tensor]]
 """Loss, number of examples and metrics of a micro-batch, as an objective returns them."""
-GRAPHS = 8
-"""Graphs that each block may have."""
+GRAPHS = 64
+"""Graphs that the blocks may have together, a few for each network of a run; a progressive run needs 8."""
 SHARDING = ("cpu", "cuda")
 """Types of device on which torch can shard."""
 
@@ -63,17 +64,22 @@ def prepare_model(model: nn.Module, run: Run) -> None:
 
     A network without encoder blocks (a ResNet) is treated as one block.
     """
-    blocks = checkpointed_parts(model)
+    if run.activation_checkpointing:
+        for part in checkpointed_parts(model):
+            part.recompute = True
     if run.compile:
-        # stochastic depth and relative positions make each block a graph of its own, several with other shapes and in
-        # evaluation; torch leaves all after the first 8 uncompiled
-        config: Any = torch.compiler.config
-        config.recompile_limit = max(config.recompile_limit, GRAPHS * len(blocks))
+        config: Any = torch.compiler.config  # with torch's limit of 8, a ninth kind of shape would end the run
+        config.recompile_limit = max(config.recompile_limit, GRAPHS)
+        compile_blocks(model)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Let torch.compile compute the encoder blocks anywhere in `model`, or else the whole network, in place."""
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
     for block in blocks:
-        if run.activation_checkpointing:
-            block.recompute = True
-        if run.compile:
-            block.compile()
+        block.compiled = True
+    if not blocks:
+        model.compile()
 
 
 def checkpointed_parts(model: Any) -> list[Any]:
