@@ -9,6 +9,7 @@ z_l  = MLP(LN(z'_l)) + z'_l           (3)  MLPBranch, added by Block
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -193,8 +194,10 @@ class Block(nn.Module):
 @recomputable
 def _forward(block: Block, x: Tensor, bias: Bias | None, num_queries: int | None) -> Tensor:
     """Eq. 2 and 3: the part of a block that does not read the number of its layer, so that all share one graph."""
-    x = sum((msa(x, bias, num_queries) for msa in block.attentions), start=x[:, :num_queries])  # Eq. 2
-    return sum((mlp(x) for mlp in block.mlps), start=x)  # Eq. 3
+    with fast.cast_together(block, x) if HAS_FAST and fast.joins_casts(x) else nullcontext():
+        kept = x if num_queries is None else x[:, :num_queries]
+        x = sum((msa(x, bias, num_queries) for msa in block.attentions), start=kept)  # Eq. 2
+        return sum((mlp(x) for mlp in block.mlps), start=x)  # Eq. 3
 
 
 @cache

@@ -47,8 +47,8 @@ SHARDING = ("cpu", "cuda")
 
 def distribute(objective: Objective, run: Run) -> Parallel:
     """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
+    prepare_model(objective, run)
     whole = empty_copy(objective) if sharded(run) else None
-    prepare_model(objective.model, run)
     if whole is not None:
         return Sharded(objective, whole)
     return Replicated(objective) if world.size() > 1 else Parallel(objective)
@@ -59,23 +59,21 @@ def sharded(run: Run) -> bool:
     return run.shard and world.size() > 1
 
 
-def prepare_model(model: nn.Module, run: Run) -> None:
-    """Apply activation checkpointing and compilation to `model`, in place, as `run` asks for.
+def prepare_model(module: Any, run: Run) -> None:
+    """Apply activation checkpointing and compilation to a network or an objective, in place, as `run` asks for.
 
-    A network without encoder blocks (a ResNet) is treated as one block.
+    Compiled are the blocks of encoder, decoder and a teacher that follows the weights. A network without encoder blocks
+    (a ResNet) is treated as one block.
     """
+    model = getattr(module, "model", module)
     if run.activation_checkpointing:
         for part in checkpointed_parts(model):
             part.recompute = True
-    if run.compile:
-        config: Any = torch.compiler.config  # with torch's limit of 8, a ninth kind of shape would end the run
-        config.recompile_limit = max(config.recompile_limit, GRAPHS)
-        compile_blocks(model)
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Let torch.compile compute the encoder blocks anywhere in `model`, or else the whole network, in place."""
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    if not run.compile:
+        return
+    config: Any = torch.compiler.config  # at torch's limit of 8, one more kind of batch would end the run
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    blocks = [part for part in module.modules() if isinstance(part, Block)]
     for block in blocks:
         block.compiled = True
     if not blocks:
@@ -210,7 +208,7 @@ def shard(objective: Objective) -> None:
 def empty_copy(objective: Objective) -> Objective:
     """Return a copy of `objective` that shares its buffers (BatchNorm's statistics), and whose weights are empty.
 
-    Create it before `objective` is sharded or prepared. `GatheredAverage` fills it.
+    Create it before `objective` is sharded. `GatheredAverage` fills it.
     """
     known: dict[int, object] = {id(buffer): buffer for buffer in objective.buffers()}
     for parameter in objective.parameters():
