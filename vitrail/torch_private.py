@@ -44,6 +44,14 @@ softmax_backward = torch._softmax_backward_data
 """(gradient of the softmax, softmax, dimension, type of its input) -> gradient of the input, in one pass."""
 
 
+def amp_update_scale_(scale: Tensor, good: Tensor, found_inf: Tensor, every: int) -> None:
+    """Halve the float32 `scale` of a loss if `found_inf` is 1, double it after `every` int32 `good` steps, in place.
+
+    On the device, in one launch; the public `GradScaler` asks the device in between.
+    """
+    torch._amp_update_scale_(scale, good, found_inf, 2.0, 0.5, every)
+
+
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimiser's kernels change nothing in a step in which its `found_inf` is 1."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -76,7 +76,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, backend: Any, given: Any = None) 
     import torch._dynamo
 
     whole: Any = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: whole(function, backend=backend, **options))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: whole(function, **options | {"backend": backend}))
     block._compiled.cache_clear()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -141,7 +141,7 @@ def test_ten_graphs_serve_every_network(counter: Counter, kind: str, checkpointi
 def test_masked_images_are_compiled_in_encoder_and_decoder(counter: Counter) -> None:
     torch.manual_seed(0)
     model = build(ViTConfig.of(**SMALL | dict(classes=0), depth=5, pool="gap"))
-    objective = MAEObjective(model, MAE(width=8, depth=3, heads=2), 0).train()
+    objective = MAEObjective(model, MAE(decoder_width=8, decoder_depth=3, decoder_heads=2), 0).train()
     prepare_model(objective, Run(compile=True))
     for count in (3, 4):
         counter.step(lambda count=count: backward(objective, Images.of(count, 36), step=0, parts=2, autocast=False))  # type: ignore[misc]
@@ -191,7 +191,7 @@ def test_compiled_stochastic_depth_keeps_the_mean(monkeypatch: pytest.MonkeyPatc
     for _ in compiling(monkeypatch, "aot_eager"):
         residual = block.Residual(ViTConfig.of(**SMALL, depth=3, drop_path=0.4), 0.25).train()
         factors = torch.compile(residual._factors, fullgraph=True)(torch.ones(4000, 1, 1)).flatten()
-        assert set(factors.tolist()) == {0.0, pytest.approx(4 / 3)}
+        assert sorted(set(factors.tolist())) == pytest.approx([0, 4 / 3])
         assert factors.mean() == pytest.approx(1, abs=5 * (0.25 / 0.75 / 4000) ** 0.5)
 
 
@@ -200,11 +200,6 @@ def test_a_network_without_blocks_is_compiled_as_a_whole(counter: Counter) -> No
     config = variant("R50x1", units=(1, 1), width=8, classes=3, image_size=32)
     assert isinstance(config, ResNetConfig)
     model = build(config)
-    monkey = nn.Module.compile
-    nn.Module.compile = lambda module: monkey(module, backend=counter)  # type: ignore[method-assign, assignment]
-    try:
-        prepare_model(model, Run(compile=True))
-    finally:
-        nn.Module.compile = monkey  # type: ignore[method-assign]
+    prepare_model(model, Run(compile=True))
     counter.step(lambda: model(torch.rand(2, 3, 32, 32)).sum().backward())
     assert counter.seen == [1] and counter.breaks == 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.data.settings import Augment
 from vitrail.durations import Epochs, Examples, Percent, Steps

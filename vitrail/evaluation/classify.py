@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail import world
 from vitrail.data.benchmarks.imagenet_labels import AnswerKey
 from vitrail.data.image_names import bad_kinds
-from vitrail.device import Precision, compute_precision, fast_float32
+from vitrail.device import Precision, autocast_dtype, compute_precision, fast_float32, float32_products
 from vitrail.errors import DataError, finite, finite_rows
 from vitrail.evaluation.results import Guess, Results
 from vitrail.model.build import eval_mode, freeze
@@ -327,8 +327,9 @@ def applied(
     place = here if device is None else torch.device(device)
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
-    reduced = compute_precision(place, precision) == "bf16"
-    dtype = torch.bfloat16 if reduced else torch.float32
+    computed = compute_precision(place, precision)
+    reduced = autocast_dtype(computed)
+    dtype = torch.bfloat16 if computed == "bf16" else torch.float32  # of a CPU, which is slow at float16
     if place.type == "cpu":
         with fast_float32():
             model = freeze(model, dtype)
@@ -341,7 +342,8 @@ def applied(
 
     @torch.inference_mode()
     def on_device(images: Tensor) -> T:
-        with eval_mode(model), torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
+        half = torch.autocast(place.type, dtype=reduced, enabled=reduced is not None)
+        with float32_products(computed), eval_mode(model), half:
             return call(model, images.to(place, non_blocking=True))
 
     return on_cpu if place.type == "cpu" else on_device

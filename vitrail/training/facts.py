@@ -45,7 +45,7 @@ class Facts:
     """The network to train, if there is one already."""
     device: torch.device = CPU
     precision: ComputePrecision = "float32"
-    """That which is fast on the device."""
+    """That which is asked for, or else fast on the device."""
     cores: int = 1
     memory: int = 0
     """Free bytes of main memory."""
@@ -78,7 +78,7 @@ class Facts:
             card=card,
             model=model,
             device=device,
-            precision=compute_precision(device),
+            precision=compute_precision(device, run.precision),
             cores=available_cores(),
             memory=free_memory(CPU),
             processes=world.size(),

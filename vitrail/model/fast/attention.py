@@ -124,9 +124,7 @@ def _scaled(query: Tensor, scale: float) -> Tensor:
     return query if scale == 1 else query * scale
 
 
-def attend_first(
-    query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None, scale: float = 1.0
-) -> Tensor:
+def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
     """Return the attention of n queries to all tokens [batch, n, width], for the last layer.
 
     query [batch, n, width] still needs the factor `scale`; key_value is [batch, tokens, 2 * width].

@@ -139,7 +139,8 @@ class _Casts(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
         cast = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
         foreach_copy_(cast, [parameter.detach() for parameter in parameters])
-        ctx.mark_non_differentiable(*(x for x, learns in zip(cast, ctx.needs_input_grad[1:], strict=True) if not learns))
+        frozen = [x for x, learns in zip(cast, ctx.needs_input_grad[1:], strict=True) if not learns]
+        ctx.mark_non_differentiable(*frozen)
         ctx.set_materialize_grads(False)
         return tuple(cast)
 
