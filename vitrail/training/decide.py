@@ -377,7 +377,7 @@ def _compile(run: Run, config: NetworkConfig, facts: Facts) -> Because[bool]:
     if run.time_limit is not None:
         seconds = 60 * run.time_limit if run.duration is None else min(seconds, 60 * run.time_limit)
     answer = seconds >= COMPILED_FROM
-    length = f"at least {time_span(seconds)} of training, and compiling pays from {time_span(COMPILED_FROM)} on"
+    length = f"at least {time_span(seconds)} of training, and compiling pays from {COMPILED_FROM / 60:g} min on"
     return answer, {"compile": f"{'yes' if answer else 'no'}: {length}"}
 
 
