@@ -78,11 +78,17 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_projection", projection)
 
 
+@pytest.mark.full_size
 def test_the_launches_of_a_step(as_on_a_gpu: None) -> None:
     """Before the budget: 813 launches and 1.60 GB for two images, most of them of parameters and the optimiser."""
-    with fake(lambda: objective(create("S/16", classes=1000))) as ours:
-        with computed("fast"), _FusedAttention("cuda"), Launches() as forward, _autocast("cuda", "bf16"):
-            ours.loss(batch("cuda"))
+    with (
+        fake(lambda: objective(create("S/16", classes=1000))) as ours,
+        computed("fast"),
+        _FusedAttention("cuda"),
+        Launches() as forward,
+        _autocast("cuda", "bf16"),
+    ):
+        ours.loss(batch("cuda"))
     torch.manual_seed(0)
     ours = objective(create("S/16", classes=1000))
     optimizer = build_optimizer(ours, Optim())

@@ -90,7 +90,7 @@ class Positions(nn.Module):
         """
         return None
 
-    def of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
+    def _of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
         """Return `logits` of a layer for these places, as a function of the queries.
 
         What depends on the number of the layer and on the grid is computed here, outside of compiled blocks: the
@@ -114,7 +114,7 @@ class AtLayer:
         elif is_own_part(positions):  # which may override `logits` alone
             self._logits = partial(positions.logits, layer, places=places, grid=grid)
         else:
-            self._logits = positions.of_queries(layer, places, grid)
+            self._logits = positions._of_queries(layer, places, grid)
 
     def __call__(self, query: Tensor) -> Tensor | None:
         """See `Positions.logits`."""
@@ -199,10 +199,10 @@ class Relative(Positions):
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
         """See `Positions.logits`."""
-        return self.of_queries(layer, places, grid)(query)
+        return self._of_queries(layer, places, grid)(query)
 
-    def of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
-        """See `Positions.of_queries`."""
+    def _of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
+        """See `Positions._of_queries`."""
         count = grid[0] * grid[1]
         keys = resize_line(self.embedding[layer % self.copies, None], 2 * count - 1)[0]
         offsets = places[..., :, None] - places[..., None, :] + count - 1
@@ -240,10 +240,10 @@ class RelativeBias(Positions):
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
         """See `Positions.logits`."""
-        return self.of_queries(layer, places, grid)(query)  # type: ignore[return-value]
+        return self._of_queries(layer, places, grid)(query)  # type: ignore[return-value]
 
-    def of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
-        """See `Positions.of_queries`."""
+    def _of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
+        """See `Positions._of_queries`."""
         table = self.bias[layer % self.copies, None]
         table = resize_bias(table, self.config.grid, grid, self.config.origin.resize_mode)[0]
         return partial(_of_rows, table, bias_rows(places, grid, class_token=self.config.has_class_token))

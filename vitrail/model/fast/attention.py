@@ -56,7 +56,8 @@ def _projection(module: Any, x: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return weight and bias of an `Attention`'s projection of x, and the scale that its queries still need."""
     if x.device.type == "cpu" or chosen_path() == "explicit":
         return *scaled(module), 1.0
-    weight, offset = cast_of(module.qkv) or (module.qkv.weight, module.qkv.bias)
+    parameters: Any = cast_of(module.qkv) or (module.qkv.weight, module.qkv.bias)
+    weight, offset = parameters
     width = len(weight) // 3
     if not module.key_bias:
         offset = offset - F.pad(offset[width : 2 * width], (width, width))
