@@ -190,7 +190,7 @@ def fast_bf16(device: torch.device) -> bool:
 def compute_precision(device: torch.device, precision: Precision = "auto") -> ComputePrecision:
     """Return the precision in which `device` computes. Raises UsageError for tf32 on a device without it."""
     if precision == "tf32" and not (device.type == "cuda" and fast_bf16(device)):
-        raise UsageError(f"precision tf32 needs an NVIDIA GPU from Ampere on, not {device}. Use --precision float32")
+        raise UsageError(f"precision tf32 needs an NVIDIA GPU from Ampere on, not {device}. Use precision float32")
     if precision != "auto":
         return precision
     if fast_bf16(device):
@@ -210,22 +210,6 @@ def autocast_dtype(precision: Precision) -> torch.dtype | None:
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-
-
-@contextmanager
-def float32_products(precision: Precision) -> Iterator[None]:
-    """Context in which CUDA computes float32 products exactly, or with tf32 in TF32. torch rounds convolutions else."""
-    import torch
-
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
 
 
 @cache
@@ -280,6 +264,26 @@ def fast_float32() -> Iterator[None]:
             _FLOAT32.users -= 1
             if _FLOAT32.users == 0:
                 matmul.fp32_precision = _FLOAT32.before
+
+
+@contextmanager
+def float32_products(precision: Precision) -> Iterator[None]:
+    """Context of `fast_float32` in which CUDA computes float32 products exactly, or with precision tf32 in TF32.
+
+    By default torch computes convolutions in TF32.
+    """
+    import torch
+
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        with fast_float32():
+            yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
 
 
 def keep_freed_memory(largest: int | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from vitrail.data.roles import Splits
-from vitrail.device import command_seconds, fast_float32, float32_products
+from vitrail.device import command_seconds, float32_products
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import explaining_memory
@@ -107,10 +107,8 @@ def training(
     folder = folder or RunFolder.create(run.out, run.name)
     folder.on_log = objects.on_log
     progress = Progress(run.batch_size or 0, setup.decision.device)
-    # the first factors of a loss in float16 may overflow, and each step halves the factor
-    guard = FiniteGuard(setup.objective, run.max_nonfinite + (0 if state.scale is None else HALVINGS))
+    guard = FiniteGuard(setup.objective, run.max_nonfinite + HALVINGS * (state.scale is not None))
     with (
-        fast_float32(),
         float32_products(run.precision),
         setup,
         run_lock(folder.path),

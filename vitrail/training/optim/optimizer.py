@@ -43,7 +43,7 @@ _TABLES = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, torch_private.N
 FIRST_SCALE = 2.0**16
 """First factor of a loss in float16; it is found within as many steps as it must be halved."""
 HALVINGS = 16
-"""Number of halvings down to a factor of 1, with which float16 cannot overflow less."""
+"""Number of halvings down to a factor of 1. So many steps more may overflow in sequence before a run has diverged."""
 GROW_EVERY = 2000
 """Number of finite steps after which the factor is doubled."""
 EMBEDDING = ("stem", "cls", "dist", "registers", "patch_norm", "pre_norm")

@@ -87,7 +87,7 @@ def _divided(flags: Sequence[Flag], argv: Sequence[str], prog: str) -> tuple[lis
         flag = on.get(flag_of(said)) or off.get(flag_of(said))
         if flag is None:
             raise UsageError(_unknown([word], flags, prog))
-        if flag.is_switch:
+        if flag.is_switch and not _has_value(flag, waiting):
             if equals:
                 raise UsageError(f"{said} takes no value. Write {flag.words[0]}, or {flag.opposites[0]}")
             typed[flag.name] = flag, flag_of(said) not in off, said
@@ -98,6 +98,11 @@ def _divided(flags: Sequence[Flag], argv: Sequence[str], prog: str) -> tuple[lis
             words = [*before[1], *words]
         typed[flag.name] = flag, words, said
     return [*typed.values()], subjects
+
+
+def _has_value(flag: Flag, waiting: list[str]) -> bool:
+    """Return whether a value follows a switch, as it may if the setting can be null."""
+    return flag.hint is not bool and bool(waiting) and waiting[0].lower() in ("true", "false", "null", "none")
 
 
 def _is_flag(word: str) -> bool:
