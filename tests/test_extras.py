@@ -12,7 +12,7 @@ from vitrail.version import install_extra, requirements
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = [
-    "torch>=2.13",
+    "torch>=2.11",
     'ray>=2.40; extra == "ray"',
     'fsspec[gcs,http,s3]>=2025.3; extra == "remote"',
     'onnx>=1.18; extra == "export"',
@@ -24,7 +24,7 @@ DECLARED = [
 
 def test_the_packages_of_an_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "requires", lambda _name: DECLARED)
-    assert requirements()[0] == ("torch>=2.13", None) and requirements()[-1] == ("ray>=2.40", "test")
+    assert requirements()[0] == ("torch>=2.11", None) and requirements()[-1] == ("ray>=2.40", "test")
     assert install_extra("export").startswith("pip install 'onnx>=1.18' 'openvino>=2025.2' (")
     command, _, name = install_extra("remote").partition(" (")
     assert shlex.split(command) == ["pip", "install", "fsspec[gcs,http,s3]>=2025.3"] and "remote" in name

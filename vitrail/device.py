@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Precision = Literal["auto", "bf16", "float32"]
-"""Precision of matrix products, as the user chooses it. auto: bf16 if the device is fast at it."""
-ComputePrecision = Literal["bf16", "float32"]
-"""Precision of matrix products, as they are computed."""
+Precision = Literal["auto", "bf16", "fp16", "tf32", "float32"]
+"""Precision of matrix products, as the user chooses it. auto: bf16 or else fp16 if the device is fast at it."""
+ComputePrecision = Literal["bf16", "fp16", "tf32", "float32"]
+"""Precision of matrix products, as they are computed. tf32: float32 with factors of 10 bits (NVIDIA from Ampere on)."""
 
 BEGAN = "VITRAIL_BEGAN"
 """Environment variable with the time at which the command began that started this process, in seconds since 1970."""
@@ -204,10 +204,28 @@ def fast_bf16(device: torch.device) -> bool:
 
 
 def compute_precision(device: torch.device, precision: Precision = "auto") -> ComputePrecision:
-    """Return the precision in which `device` computes."""
-    if precision == "auto":
-        return "bf16" if fast_bf16(device) else "float32"
-    return precision
+    """Return the precision in which `device` computes. Raises UsageError for tf32 on a device without it."""
+    if precision == "tf32" and not (device.type == "cuda" and fast_bf16(device)):
+        raise UsageError(f"precision tf32 needs an NVIDIA GPU from Ampere on, not {device}. Use precision float32")
+    if precision != "auto":
+        return precision
+    if fast_bf16(device):
+        return "bf16"
+    return "fp16" if device.type == "cuda" and has_tensor_cores(device) else "float32"
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Return whether a CUDA device has tensor cores (NVIDIA from Volta on); the first multiply float16 alone."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """Return the type of matrix products under autocast in a decided precision, None without autocast."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
 @cache
@@ -262,6 +280,26 @@ def fast_float32() -> Iterator[None]:
             _FLOAT32.users -= 1
             if _FLOAT32.users == 0:
                 matmul.fp32_precision = _FLOAT32.before
+
+
+@contextmanager
+def float32_products(precision: Precision) -> Iterator[None]:
+    """Context of `fast_float32` in which CUDA computes float32 products exactly, or with precision tf32 in TF32.
+
+    By default torch computes convolutions in TF32.
+    """
+    import torch
+
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        with fast_float32():
+            yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
 
 
 def keep_freed_memory(largest: int | None = None) -> None:

@@ -51,6 +51,14 @@ softmax_backward = torch._softmax_backward_data
 """(gradient of the softmax, softmax, dimension, type of its input) -> gradient of the input, in one pass."""
 
 
+def amp_update_scale_(scale: Tensor, good: Tensor, found_inf: Tensor, every: int) -> None:
+    """Halve the float32 `scale` of a loss if `found_inf` is 1, double it after `every` int32 `good` steps, in place.
+
+    On the device, in one launch; the public `GradScaler` asks the device in between.
+    """
+    torch._amp_update_scale_(scale, good, found_inf, 2.0, 0.5, every)
+
+
 def foreach_lerp_if_(condition: Tensor, targets: list[Tensor], values: list[Tensor], weight: float) -> None:
     """Move each target by the share `weight` of its way to its value, if `condition`, a bool scalar, is true.
 
@@ -77,6 +85,13 @@ def has_avx512_bf16() -> bool:
 def has_amx_tiles() -> bool:
     """Return whether the processor has AMX."""
     return torch.cpu._is_amx_tile_supported()
+
+
+def mark_dynamic(tensor: Tensor, dimension: int) -> None:
+    """Let torch.compile make no graph of its own for the present size of a dimension; public only with an error."""
+    import torch._dynamo  # a second, which a network that is not compiled does not wait
+
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def storage_number(storage: torch.UntypedStorage) -> int:

@@ -223,6 +223,28 @@ def test_the_device_augments_where_the_cores_could_not_keep_up() -> None:
         decide(replace(plain, augment_on="device"), source)
 
 
+def test_a_long_run_on_a_gpu_is_compiled() -> None:
+    def decided(device: str = "cuda", images: int = 1_281_167, **changes: object) -> tuple[bool | None, str]:
+        known = facts.Facts(
+            images=images,
+            class_names=["cat", "dog"],
+            labels=np.arange(images) % 2,
+            layouts=[],
+            statistics=lambda channels, bits: (BANDS, "measured"),
+            device=torch.device(device),
+            precision="bf16",
+        )
+        found = mind.decide(Run(image_size=224, **changes), known)  # type: ignore[arg-type]
+        return found.run.compile, found.why.get("compile", "")
+
+    # 30 epochs of S/16 (4.6 billion multiplications: Touvron et al. 2021) are 1.06 EFLOP
+    assert decided() == (True, "yes: at least 1 h 57 min of training, and compiling pays from 10 min on")
+    assert decided(images=5_000) == (False, "no: at least 28 s of training, and compiling pays from 10 min on")
+    assert decided(time_limit=5.0)[0] is False and decided(duration=None, time_limit=30.0)[0] is True
+    assert decided("cpu") == (False, "") and decided("cpu", compile=True) == (True, "")
+    assert decided(compile=False) == (False, "") and decided(model="R50x1")[0] is False
+
+
 @settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])
 @given(situations())
 def test_deciding_a_decided_run_changes_nothing(situation: tuple[Run, facts.Facts]) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.data.settings import Augment
 from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.errors import UsageError
-from vitrail.model.block import Block
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Moment, Prepared
@@ -148,61 +146,6 @@ def test_activation_checkpointing_keeps_less() -> None:
         return total
 
     assert kept(Run(activation_checkpointing=True)) < 0.3 * kept(Run())
-
-
-def check_compilation(checkpointing: bool) -> None:
-    plain, compiled = make(), make()
-    prepare_model(compiled.model, Run(compile=True, activation_checkpointing=checkpointing))
-    assert compiled.state_dict().keys() == plain.state_dict().keys()
-    expected = gradients(plain, data())
-    for name, value in gradients(compiled, data()).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
-
-
-@pytest.mark.export
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_compilation_changes_neither_results_nor_names(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the graphs that TorchInductor gets, of every block, and no C++ of its own."""
-    whole, asked = nn.Module.compile, []
-
-    def cut(module: nn.Module, **options: object) -> None:
-        asked.append((type(module), options))
-        whole(module, backend="aot_eager_decomp_partition")
-
-    monkeypatch.setattr(nn.Module, "compile", cut)
-    check_compilation(checkpointing)
-    assert asked == [(Block, {})] * CONFIG.depth
-
-
-@pytest.mark.export
-@pytest.mark.parametrize(
-    ("changes", "count"), [({}, 2), ({"drop_path": 0.1}, 9), ({"positions": "relative_bias"}, 9)], ids=str
-)
-def test_every_block_of_a_deep_network_is_compiled(
-    changes: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks share a graph, but for the last one, which is read at the class token only; or have one each."""
-    graphs: list[torch.fx.GraphModule] = []
-    whole = nn.Module.compile
-
-    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(nn.Module, "compile", lambda module: whole(module, backend=noted))
-    model = build(replace(CONFIG, depth=9, **changes))
-    config: Any = torch.compiler.config
-    with config.patch(recompile_limit=8):  # torch's
-        prepare_model(model, Run(compile=True))
-        torch._dynamo.reset()
-        model(torch.rand(2, 3, *CONFIG.image_size)).sum().backward()
-    assert len(graphs) == count
-
-
-@pytest.mark.export
-@pytest.mark.nightly("test_compilation_changes_neither_results_nor_names of the graphs that TorchInductor gets")
-def test_torchinductor_changes_neither_results_nor_names() -> None:
-    check_compilation(checkpointing=False)
 
 
 # the plan

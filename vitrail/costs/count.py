@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.device import ComputePrecision
+from vitrail.device import ComputePrecision, autocast_dtype
 from vitrail.model.build import build
 from vitrail.model.compute import attention_path, computed
 from vitrail.model.variants import Config, ResNetConfig, ViTConfig
@@ -174,8 +174,9 @@ def _images(config: Config, number: int, device: str) -> Tensor:
 def fake_autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
     """Context like `torch.autocast` that also accepts "cuda" on a machine without a GPU."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, precision == "bf16")
-    torch.set_autocast_dtype(device, torch.bfloat16)
+    half = autocast_dtype(precision)
+    torch.set_autocast_enabled(device, half is not None)
+    torch.set_autocast_dtype(device, half or torch.bfloat16)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail import world
 from vitrail.data.benchmarks.imagenet_labels import AnswerKey
 from vitrail.data.image_names import bad_kinds
-from vitrail.device import Precision, compute_precision, fast_float32
+from vitrail.device import Precision, compute_precision, fast_float32, float32_products, to_device
 from vitrail.errors import DataError, finite, finite_rows
 from vitrail.evaluation.results import Guess, Results
 from vitrail.model.build import eval_mode, freeze
@@ -293,7 +293,7 @@ def _image_rows(
     return top.masked_fill(~finite, -1), right.gather(1, top) & finite, values.exp(), loss, brier
 
 
-COMPUTED = {"bf16": torch.bfloat16, "float32": torch.float32}
+COMPUTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "float32": torch.float32}
 """Precision -> type of the weights that compute in it."""
 
 
@@ -329,7 +329,10 @@ def applied(
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
-    dtype = COMPUTED[compute_precision(place, precision)]
+    computed = compute_precision(place, precision)
+    dtype = COMPUTED[computed]
+    if place.type == "cpu" and computed == "fp16":  # at which CPUs are slow
+        dtype = torch.float32
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
     if place.type == "cpu" or dtype != torch.float32:
@@ -345,10 +348,8 @@ def applied(
     @torch.inference_mode()
     def on_device(images: Tensor) -> T:
         images = images if images.dtype == torch.uint8 else images.to(dtype)
-        if place.type == "cuda" and not images.is_cuda:
-            images = images.pin_memory()  # a copy from pageable memory would wait for the batch before
-        with eval_mode(model):
-            return call(model, images.to(place, non_blocking=True))
+        with float32_products(computed), eval_mode(model):
+            return call(model, to_device(images, place))
 
     return on_cpu if place.type == "cpu" else on_device
 

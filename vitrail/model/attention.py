@@ -85,8 +85,11 @@ class Attention(nn.Module):
         That of the queries is 1/sqrt(features), unless a `qk_norm` scales them.
         """
         width = like.shape[-1] // 3
-        queries = (width // self.heads) ** -0.5 if self.qk_norm is None else 1.0
-        return torch.cat([like.new_full((width,), factor) for factor in (queries, keys, 1.0)])
+        return torch.cat([like.new_full((width,), factor) for factor in (self.scale(width), keys, 1.0)])
+
+    def scale(self, width: int) -> float:
+        """Return the factor of queries of this width, all heads together: 1/sqrt(features), or 1 with a `qk_norm`."""
+        return (width // self.heads) ** -0.5 if self.qk_norm is None else 1.0
 
     @property
     def has_own_project(self) -> bool:

@@ -9,6 +9,8 @@ z_l  = MLP(LN(z'_l)) + z'_l           (3)  MLPBranch, added by Block
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,10 +20,19 @@ from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, QKNorm
 from vitrail.model.compute import HAS_FAST, recomputable
-from vitrail.model.layers import dense, dense_after_gelu, new_gelu, new_linear, new_norm
+from vitrail.model.layers import (
+    Constants,
+    dense,
+    dense_after_gelu,
+    device_of_constants,
+    new_gelu,
+    new_linear,
+    new_norm,
+)
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
 from vitrail.model.variants import ViTConfig
+from vitrail.torch_private import mark_dynamic
 
 if HAS_FAST:
     from vitrail.model.fast import layers as fast
@@ -72,12 +83,15 @@ def swiglu(hidden: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
     return act(gate) * value
 
 
-class Residual(nn.Module):
+class Residual(Constants):
     """LayerScale and stochastic depth of a branch, before it is added to the residual."""
 
+    kept: Tensor
+    """1 - `drop_path`, which torch.compile reads: a number would make a graph of each layer."""
+
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
-        super().__init__()
-        self.drop_path = drop_path
+        super().__init__(kept=torch.tensor(1 - drop_path, device=device_of_constants()))
+        self.drop_path, self.drops = drop_path, config.drop_path > 0
         self.gamma = None
         if config.layer_scale is not None:
             self.gamma = nn.Parameter(torch.full((config.width,), float(config.layer_scale)))
@@ -86,11 +100,17 @@ class Residual(nn.Module):
         """[batch, tokens, width] -> the same shape."""
         if self.gamma is not None:
             branch = branch * self.gamma  # LayerScale
-        if self.training and self.drop_path:  # stochastic depth: an image keeps its branch, or loses it
-            keep = 1 - self.drop_path
-            factors = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep) / keep
-            branch = branch * factors.to(branch.dtype)
+        if self.training and (self.drops if torch.compiler.is_compiling() else self.drop_path):
+            branch = branch * self._factors(branch).to(branch.dtype)
         return branch
+
+    def _factors(self, branch: Tensor) -> Tensor:
+        """Stochastic depth: return the factor of each image [batch, 1, 1], which keeps its branch or loses it."""
+        factors = torch.empty(len(branch), 1, 1, device=branch.device)
+        if torch.compiler.is_compiling():
+            return (factors.uniform_() < self.kept) / self.kept
+        keep = 1 - self.drop_path
+        return factors.bernoulli_(keep) / keep
 
 
 class AttentionBranch(nn.Module):
@@ -141,6 +161,8 @@ class Block(nn.Module):
 
     recompute = False
     """Whether the backward pass computes the block again instead of storing its activations."""
+    compiled = False
+    """Whether torch.compile computes the block."""
 
     def __init__(self, config: ViTConfig, layer: int, positions: Positions, drop_path: float) -> None:
         super().__init__()
@@ -153,7 +175,6 @@ class Block(nn.Module):
         """Return the function: queries -> values that this layer adds to the attention logits."""
         return AtLayer(self._positions[0], self.layer, places, grid)
 
-    @recomputable
     def forward(
         self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, num_queries: int | None = None
     ) -> Tensor:
@@ -163,10 +184,26 @@ class Block(nn.Module):
         and the `grid`. With `num_queries`, only the first `num_queries` tokens are returned; they still attend to all.
         The last layer uses this.
         """
-        # blocks that do not read their layer's number share one compiled graph
         bias = self.bias(places, grid) if self._positions[0].reaches_attention else None
-        x = sum((msa(x, bias, num_queries) for msa in self.attentions), start=x[:, :num_queries])  # Eq. 2
-        return sum((mlp(x) for mlp in self.mlps), start=x)  # Eq. 3
+        if not self.compiled:
+            return _forward(self, x, bias, num_queries)
+        mark_dynamic(x, 0)  # no size of a batch has a graph of its own
+        return _compiled()(self, x, bias, num_queries)
+
+
+@recomputable
+def _forward(block: Block, x: Tensor, bias: Bias | None, num_queries: int | None) -> Tensor:
+    """Eq. 2 and 3: the part of a block that does not read the number of its layer, so that all share one graph."""
+    with fast.cast_together(block, x) if HAS_FAST and fast.joins_casts(x) else nullcontext():
+        kept = x if num_queries is None else x[:, :num_queries]
+        x = sum((msa(x, bias, num_queries) for msa in block.attentions), start=kept)  # Eq. 2
+        return sum((mlp(x) for mlp in block.mlps), start=x)  # Eq. 3
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    """Return `_forward` compiled, once for all blocks of all networks; torch.compile takes a second to import."""
+    return torch.compile(_forward, fullgraph=True)
 
 
 class AxialBlock(nn.Module):

@@ -45,8 +45,8 @@ def computed(how: How) -> Iterator[None]:
 
 
 def how_computed() -> How:
-    """Return how networks compute at this moment (`computed`)."""
-    return _how.get()
+    """Return how networks compute at this moment (`computed`); compiled ones as if nobody asked."""
+    return "auto" if torch.compiler.is_dynamo_compiling() else _how.get()  # torch 2.11 cannot trace the question
 
 
 @contextmanager
@@ -63,8 +63,8 @@ def attention_path(path: Path) -> Iterator[None]:
 
 
 def chosen_path() -> Path:
-    """Return the path that fast attention takes at this moment (`attention_path`)."""
-    return _path.get()
+    """Return the path that fast attention takes at this moment (`attention_path`); compiled, it chooses itself."""
+    return "auto" if torch.compiler.is_dynamo_compiling() else _path.get()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -29,6 +29,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def dense(layer: nn.Module, x: Tensor) -> Tensor:
     """Return layer(x) of a dense layer."""
+    if HAS_FAST and (cast := fast.cast_of(layer)):
+        return F.linear(x, *cast)
     if HAS_FAST and fast.is_plain(layer) and fast.applies(x):
         return fast.linear(x, layer.weight, layer.bias)  # type: ignore[arg-type]
     return layer(x)  # type: ignore[no-any-return]
@@ -38,7 +40,7 @@ def dense_after_gelu(layer: nn.Module, x: Tensor, approximate: str = "none") -> 
     """Return layer(GELU(x)) of a dense layer."""
     if HAS_FAST and fast.is_plain(layer) and fast.applies(x):
         return fast.linear(x, layer.weight, layer.bias, gelu=approximate)  # type: ignore[arg-type]
-    return layer(F.gelu(x, approximate=approximate))  # type: ignore[no-any-return]
+    return dense(layer, F.gelu(x, approximate=approximate))
 
 
 def device_of_constants() -> torch.device:
@@ -143,6 +145,8 @@ class LayerNorm(nn.LayerNorm):
         """[..., width] -> the same shape; fast, in the type of the next matrix product."""
         if HAS_FAST and fast.applies_to_norm(input):
             return fast.layer_norm(input, self.weight, self.bias, self.eps)
+        if HAS_FAST and (cast := fast.cast_of(self)):
+            return fast.layer_norm(input, *cast, self.eps)
         return super().forward(input)
 
 

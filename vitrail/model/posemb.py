@@ -8,7 +8,7 @@ Grid tokens are counted in raster order. The config says which of the tokens in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vitrail.model.layers import device_of_constants
-from vitrail.model.own_part import OwnPart, build_part
+from vitrail.model.own_part import OwnPart, build_part, is_own_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
 from vitrail.model.rotary import RotaryPositions, Rotation
 from vitrail.model.variants import ViTConfig
@@ -90,6 +90,14 @@ class Positions(nn.Module):
         """
         return None
 
+    def _of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
+        """Return `logits` of a layer for these places, as a function of the queries.
+
+        What depends on the number of the layer and on the grid is computed here, outside of compiled blocks: the
+        function holds tensors alone, so that one graph serves all layers and all grids.
+        """
+        return partial(self.logits, layer, places=places, grid=grid)
+
     def rotation(self, layer: int, places: Tensor, grid: Grid) -> Rotation | None:
         """Return the rotation of queries and keys, None without rotary positions. `places` are those of `logits`."""
         return None if self.rotary is None else self.rotary(layer, places, grid)
@@ -99,17 +107,22 @@ class AtLayer:
     """The positions at one layer, as attention takes them: a call gives `logits` for its queries; see `rotation`."""
 
     def __init__(self, positions: Positions, layer: int, places: Any, grid: Any) -> None:
-        # if `forward` was replaced or has hooks, they see the queries
-        self.values = positions if "forward" in vars(positions) else positions.logits
-        self.positions, self.layer, self.places, self.grid = positions, layer, places, grid
+        self.places, self.grid = places, grid
+        self._rotation = positions.rotation(layer, places, grid)
+        if "forward" in vars(positions):  # if it was replaced or has hooks, they see the queries
+            self._logits: Bias = partial(positions, layer, places=places, grid=grid)
+        elif is_own_part(positions):  # which may override `logits` alone
+            self._logits = partial(positions.logits, layer, places=places, grid=grid)
+        else:
+            self._logits = positions._of_queries(layer, places, grid)
 
     def __call__(self, query: Tensor) -> Tensor | None:
         """See `Positions.logits`."""
-        return self.values(self.layer, query, self.places, self.grid)
+        return self._logits(query)
 
     def rotation(self) -> Rotation | None:
         """See `Positions.rotation`."""
-        return self.positions.rotation(self.layer, self.places, self.grid)
+        return self._rotation
 
 
 def rotation_of(bias: Bias | None) -> Rotation | None:
@@ -186,19 +199,28 @@ class Relative(Positions):
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
         """See `Positions.logits`."""
-        front = self.config.prefix
-        if query.shape[2] <= front:
-            return None
+        return self._of_queries(layer, places, grid)(query)
+
+    def _of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
+        """See `Positions._of_queries`."""
         count = grid[0] * grid[1]
-        table = self.embedding[layer % self.copies, None]
-        keys = resize_line(table, 2 * count - 1)[0].to(query.dtype)
-        by_offset = query[:, :, front:] @ keys.T  # [batch, heads, tokens, offsets]
-        query_places = places[..., : by_offset.shape[2]]
-        offsets = query_places[..., :, None] - places[..., None, :] + count - 1
-        if offsets.dim() == 3:
-            offsets = offsets[:, None]
-        bias = by_offset.gather(-1, offsets.expand(*by_offset.shape[:3], -1))
-        return F.pad(bias, (front, 0, front, 0))
+        keys = resize_line(self.embedding[layer % self.copies, None], 2 * count - 1)[0]
+        offsets = places[..., :, None] - places[..., None, :] + count - 1
+        return partial(_by_offset, self.config.prefix, keys, offsets[:, None] if offsets.dim() == 3 else offsets)
+
+
+def _by_offset(front: int, keys: Tensor, offsets: Tensor, query: Tensor) -> Tensor | None:
+    """Return the product of each query [batch, heads, n, features] with the key of its offset to each token.
+
+    keys [2 * grid tokens - 1, features] belong to the possible offsets. offsets [(batch, 1,) tokens, tokens] count from
+    0; the `front` tokens before them have none.
+    """
+    if query.shape[2] <= front:
+        return None
+    by_offset = query[:, :, front:] @ keys.to(query.dtype).T  # [batch, heads, tokens, offsets]
+    offsets = offsets[..., : by_offset.shape[2], :]
+    bias = by_offset.gather(-1, offsets.expand(*by_offset.shape[:3], -1))
+    return F.pad(bias, (front, 0, front, 0))
 
 
 class RelativeBias(Positions):
@@ -218,11 +240,19 @@ class RelativeBias(Positions):
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
         """See `Positions.logits`."""
+        return self._of_queries(layer, places, grid)(query)  # type: ignore[return-value]
+
+    def _of_queries(self, layer: int, places: Tensor, grid: Grid) -> Bias:
+        """See `Positions._of_queries`."""
         table = self.bias[layer % self.copies, None]
         table = resize_bias(table, self.config.grid, grid, self.config.origin.resize_mode)[0]
-        rows = bias_rows(places, grid, class_token=self.config.has_class_token)[..., : query.shape[2], :]
-        bias = rearrange(F.embedding(rows, table), "... q k h -> ... h q k")
-        return bias if places.dim() == 2 else bias[None]
+        return partial(_of_rows, table, bias_rows(places, grid, class_token=self.config.has_class_token))
+
+
+def _of_rows(table: Tensor, rows: Tensor, query: Tensor) -> Tensor:
+    """Return the biases [batch or 1, heads, n, tokens] of n queries: `rows` [(batch,) tokens, tokens] of the table."""
+    bias = rearrange(F.embedding(rows[..., : query.shape[2], :], table), "... q k h -> ... h q k")
+    return bias if rows.dim() == 3 else bias[None]
 
 
 def bias_rows(places: Tensor, grid: Grid, *, class_token: bool) -> Tensor:

@@ -133,7 +133,7 @@ def resize_line(table: Tensor, length: int) -> Tensor:
     if type(length) is int and table.shape[1] == length:
         return table
     line = F.interpolate(table.float().transpose(1, 2), size=length, mode="linear", align_corners=True)
-    return line.transpose(1, 2).to(table.dtype)
+    return line.transpose(1, 2).contiguous().to(table.dtype)  # of one layout at all sizes, for compiled blocks
 
 
 def resize_kernel(kernel: Tensor, patch: int) -> Tensor:

@@ -47,7 +47,7 @@ from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
 from vitrail.training.feed import Feed
 from vitrail.training.optim.average import Averager
-from vitrail.training.optim.optimizer import build_optimizer
+from vitrail.training.optim.optimizer import LossScale, build_optimizer
 from vitrail.training.optim.tune import Tuned, tune
 from vitrail.training.parallel import Parallel, distribute
 from vitrail.training.python_objects import Losses, PythonObjects, trained_network
@@ -152,6 +152,8 @@ def set_up(
     if teacher is not None:
         card = replace(card, provenance={**card.provenance, "teacher_hash": teacher.fingerprint})
     state = TrainingState(objective, optimizer, average, about, defaults(run, decision.config), base=tuned.base)
+    if run.precision == "fp16":
+        state.scale = LossScale(decision.device)
     evaluated, swapped = network.for_evaluation(average)
     validation = Validation(
         evaluated.evaluated, swapped, held_out, card, run, tuned.base, splits.train, evaluated, objects.on_evaluate

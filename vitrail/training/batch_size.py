@@ -21,7 +21,7 @@ from vitrail import torch_private, world
 from vitrail.costs.count import DeviceKind, LiveTensors, kept_bytes
 from vitrail.costs.memory import COMPILED, FLOAT32, USABLE, recomputed, step_memory
 from vitrail.data.loading.loader import Batch
-from vitrail.device import first_line, free_memory, out_of_memory
+from vitrail.device import autocast_dtype, first_line, free_memory, out_of_memory
 from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import NetworkConfig
 from vitrail.objective.base import Objective
@@ -106,7 +106,8 @@ def _loss(
     zeros = torch.zeros(images, dtype=torch.int64)
     labels = torch.zeros(images, config.classes) if run.objective.numbers else zeros
     device = next(objective.parameters()).device
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
+    half = autocast_dtype(run.precision)
+    with torch.autocast(device.type, dtype=half, enabled=half is not None):
         return objective(Batch(pixels, labels, zeros), step=0)[0]
 
 

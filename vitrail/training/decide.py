@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 
+from vitrail.costs.count import training_flops
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
 from vitrail.data.images.bands import choose_bands
@@ -22,9 +23,11 @@ from vitrail.data.images.geometry import Size
 from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preparation, Preprocess
+from vitrail.device import autocast_dtype
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.label_scores import UNCHOSEN
 from vitrail.evaluation.metric import Metric
+from vitrail.model.own_part import own_parts
 from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text
@@ -32,10 +35,10 @@ from vitrail.tasks.catalog import task_for
 from vitrail.training.batch_size import LARGEST, default_batch
 from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
-from vitrail.training.run import Run, check_batch
+from vitrail.training.run import NOMINAL, Run, check_batch
 from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
-from vitrail.words import without_folders
+from vitrail.words import time_span, without_folders
 
 T = TypeVar("T")
 Because = tuple[T, Mapping[str, str]]
@@ -45,6 +48,10 @@ USUAL_SIDE = 224
 """Side of the input in pixels for images that are not smaller."""
 LARGEST_CACHED = 256
 """Longer side in pixels up to which images are cached."""
+GPU_RATE = 150e12
+"""FLOP/s that a fast GPU reaches in training without compilation. On a slower one a run is longer."""
+COMPILED_FROM = 600.0
+"""Seconds of training from which the blocks are compiled: it takes about a minute, and saves about a fifth."""
 FEWEST_CORES = 3
 """Smallest number of cores for a training process beside which other processes decode."""
 CORE_SECONDS, RANDAUGMENT_SECONDS, COLOUR_SECONDS = 1.25e-3, 0.85e-3, 1.4e-3
@@ -105,8 +112,8 @@ class Decision:
 
     @property
     def autocast(self) -> bool:
-        """Are matrix products in bfloat16 (the weights stay float32)?"""
-        return self.run.precision == "bf16"
+        """Are matrix products in bfloat16 or float16 (the weights stay float32)?"""
+        return autocast_dtype(self.run.precision) is not None
 
 
 def decide(run: Run, facts: Facts) -> Decision:
@@ -157,9 +164,11 @@ def decide(run: Run, facts: Facts) -> Decision:
     run = replace(with_lora_defaults(run), model=named, image_size=config.image_size, preprocess=preprocess)
     if run.precision == "auto":
         having = "has" if facts.precision == "bf16" else "lacks"
-        why["precision"] = f"{facts.precision}: this {facts.device.type} {having} fast bfloat16"
+        half = ", and has tensor cores for float16" if facts.precision == "fp16" else ""
+        why["precision"] = f"{facts.precision}: this {facts.device.type} {having} fast bfloat16{half}"
         run = replace(run, precision=facts.precision)
     run = replace(run, batch_size=noted(_batch_size(run, facts)))
+    run = replace(run, compile=noted(_compile(run, config, facts))) if run.compile is None else run
     run = replace(run, cache=noted(_cache(run, facts, bands))) if run.cache == "auto" else run
     if run.cache == "yes" and run.worker_kind == "processes":
         raise UsageError("--cache yes keeps decoded images in one process. Use it with --worker-kind threads")
@@ -367,6 +376,23 @@ def _batch_size(run: Run, facts: Facts) -> Because[int]:
             "Use at most as many micro-batches, or a larger --batch-size."
         )
     return batch, {"batch_size": why} if why else {}
+
+
+def _compile(run: Run, config: NetworkConfig, facts: Facts) -> Because[bool]:
+    """Return whether to compile the blocks: on a GPU, if the run is long and no part of the network is the user's."""
+    if facts.device.type != "cuda":
+        return False, {}
+    if not isinstance(config, ViTConfig) or own_parts(config):
+        return False, {"compile": "no: only the blocks of a Vision Transformer of vitrail are known to compile whole"}
+    assert run.batch_size
+    per_epoch = facts.images // run.batch_size
+    steps = (run.duration or NOMINAL).steps(per_epoch=per_epoch, batch_size=run.batch_size)
+    seconds = steps * run.batch_size * training_flops(config) / facts.processes / GPU_RATE
+    if run.time_limit is not None:
+        seconds = 60 * run.time_limit if run.duration is None else min(seconds, 60 * run.time_limit)
+    answer = seconds >= COMPILED_FROM
+    length = f"at least {time_span(seconds)} of training, and compiling pays from {COMPILED_FROM / 60:g} min on"
+    return answer, {"compile": f"{'yes' if answer else 'no'}: {length}"}
 
 
 def _worker_kind(run: Run, facts: Facts) -> Because[Literal["threads", "processes"]]:

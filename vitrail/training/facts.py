@@ -54,7 +54,7 @@ class Facts:
     """The network to train, if there is one already."""
     device: torch.device = CPU
     precision: ComputePrecision = "float32"
-    """That which is fast on the device."""
+    """That which is asked for, or else fast on the device."""
     cores: int = 1
     """Processor cores for this process, a share of those that it has in common with others of the run."""
     obstacle: Callable[[], str] = str
@@ -90,7 +90,7 @@ class Facts:
             card=card,
             model=model,
             device=device,
-            precision=compute_precision(device),
+            precision=compute_precision(device, run.precision),
             cores=max(1, available_cores() // _sharing_cores()),
             memory=free_memory(CPU),
             processes=world.size(),

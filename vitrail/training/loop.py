@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from vitrail.data.roles import Splits
-from vitrail.device import command_seconds, fast_float32
+from vitrail.device import command_seconds, float32_products
 from vitrail.objective.settings import ObjectiveSettings
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import explaining_memory
@@ -30,6 +30,7 @@ from vitrail.training.guard import (
     garbage_in_turns,
     run_lock,
 )
+from vitrail.training.optim.optimizer import HALVINGS
 from vitrail.training.probe_head import start_as_probe
 from vitrail.training.progress import Progress
 from vitrail.training.python_objects import Losses, PythonObjects
@@ -106,9 +107,9 @@ def training(
     folder = folder or RunFolder.create(run.out, run.name)
     folder.on_log = objects.on_log
     progress = Progress(run.batch_size or 0, setup.decision.device)
-    guard = FiniteGuard(setup.objective, run.max_nonfinite)
+    guard = FiniteGuard(setup.objective, run.max_nonfinite + HALVINGS * (state.scale is not None))
     with (
-        fast_float32(),
+        float32_products(run.precision),
         setup,
         run_lock(folder.path),
         Signals() as signals,
@@ -130,6 +131,7 @@ def training(
             on_memory=recorder.out_of_memory,
             on_done=recorder,
             own=recorder.own_numbers,
+            scale=state.scale,
         )
         if resume is None:
             recorder.start()

@@ -20,7 +20,7 @@ from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.split import subset
-from vitrail.device import choose_device
+from vitrail.device import autocast_dtype, choose_device
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
@@ -76,7 +76,7 @@ class ObjectiveLoss(Measure):
 
     def __init__(self, objective: SelfSupervised, run: Run) -> None:
         self._objective = objective
-        self._autocast = run.precision == "bf16"
+        self._half = autocast_dtype(run.precision)
         self._picture: bytes | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
@@ -106,7 +106,7 @@ class ObjectiveLoss(Measure):
         sums: dict[str, float] = {"count": 0.0, "loss": 0.0}
         for number, batch in enumerate(images.epoch(0)):
             prepared = self._objective.prepare(batch, step=VALIDATION)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            with torch.autocast(device.type, dtype=self._half, enabled=self._half is not None):
                 loss, count, metrics = self._objective(prepared, step=VALIDATION)
             for name, value in {"count": count, "loss": loss, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)

@@ -1,7 +1,7 @@
 """What is applied to the single-device model from outside (`distribute`), in this order:
 
 1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
-2. torch.compile, on each block: blocks that differ only in their weights share one compiled graph;
+2. torch.compile, on each block: all blocks share the compiled graphs, for each size of images and any size of batches;
 3. several processes, whose gradients are summed while they are computed (DDP); or, with `Run.shard`, FSDP2 on each
    block and on the objective. Communication stays outside of what is recomputed.
 
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from vitrail import torch_private, world
 from vitrail.device import first_line, out_of_memory
 from vitrail.errors import UsageError
+from vitrail.model.block import Block
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Objective, Prepared
 from vitrail.training.optim.average import Averager, Swapped
@@ -41,8 +42,8 @@ from vitrail.words import listing
 
 Computed = tuple[Tensor, int, dict[str, Tensor]]
 """Loss, number of examples and metrics of a micro-batch, as an objective returns them."""
-GRAPHS = 8
-"""Graphs that each block may have."""
+GRAPHS = 64
+"""Graphs that the blocks may have together, a few for each network of a run; a progressive run needs 8."""
 SHARDING = ("cpu", "cuda")
 """Types of device on which torch can shard."""
 STATIC = ("vitrail", "torch")
@@ -59,8 +60,8 @@ class MemoryRanOut(Repeat, MemoryError):
 
 def distribute(objective: Objective, run: Run) -> Parallel:
     """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
+    prepare_model(objective, run)
     whole = empty_copy(objective) if sharded(run) else None
-    prepare_model(objective.model, run)
     if whole is not None:
         return Sharded(objective, whole, run)
     return Replicated(objective) if world.size() > 1 else Parallel(objective)
@@ -84,22 +85,25 @@ def shards(run: Run) -> int:
     return count
 
 
-def prepare_model(model: nn.Module, run: Run) -> None:
-    """Apply activation checkpointing and compilation to `model`, in place, as `run` asks for.
+def prepare_model(module: Any, run: Run) -> None:
+    """Apply activation checkpointing and compilation to a network or an objective, in place, as `run` asks for.
 
-    A network without encoder blocks (a ResNet) is treated as one block.
+    Compiled are the blocks of encoder, decoder and a teacher that follows the weights. A network without encoder blocks
+    (a ResNet) is treated as one block.
     """
-    blocks = checkpointed_parts(model)
-    if run.compile:
-        # stochastic depth and relative positions make each block a graph of its own, several with other shapes and in
-        # evaluation; torch leaves all after the first 8 uncompiled
-        config: Any = torch.compiler.config
-        config.recompile_limit = max(config.recompile_limit, GRAPHS * len(blocks))
+    model = getattr(module, "model", module)
+    if run.activation_checkpointing:
+        for part in checkpointed_parts(model):
+            part.recompute = True
+    if not run.compile:
+        return
+    config: Any = torch.compiler.config  # at torch's limit of 8, one more kind of batch would end the run
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    blocks = [part for part in module.modules() if isinstance(part, Block)]
     for block in blocks:
-        if run.activation_checkpointing:
-            block.recompute = True
-        if run.compile:
-            block.compile()
+        block.compiled = True
+    if not blocks:
+        model.compile()
 
 
 def checkpointed_parts(model: Any) -> list[Any]:
@@ -308,7 +312,7 @@ def shard(objective: Objective, count: int, *, bf16: bool = False) -> None:
 def empty_copy(objective: Objective) -> Objective:
     """Return a copy of `objective` that shares its buffers (BatchNorm's statistics), and whose weights are empty.
 
-    Create it before `objective` is sharded or prepared. `GatheredAverage` fills it.
+    Create it before `objective` is sharded. `GatheredAverage` fills it.
     """
     known: dict[int, object] = {id(buffer): buffer for buffer in objective.buffers()}
     for parameter in objective.parameters():

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.data.item import IndexedSource, Subset
-from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.linear_probe import fit_probe
@@ -91,9 +90,8 @@ def frozen_features(setup: Setup, run: Run, source: IndexedSource) -> tuple[np.n
 
     They are those of the network of `setup`, and of images as `run` prepares them for evaluation.
     """
-    precision: Precision = "bf16" if run.precision == "bf16" else "float32"
     with closing(evaluation_loader(run, source)) as loader:
-        found = extract(setup.objective.model, loader, setup.splits.class_names, precision=precision)
+        found = extract(setup.objective.model, loader, setup.splits.class_names, precision=run.precision)
     return found.labelled("training")
 
 

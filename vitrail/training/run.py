@@ -402,9 +402,10 @@ class Run(Settings):
     """Stop after this number of evaluations without a better `metric` on the validation images, by default top-1
     accuracy. Without labels, the validation loss counts (default: never)."""
     precision: Precision = "auto"
-    """Precision of matrix products; the weights stay float32. auto: bf16 where the hardware is fast at it."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
+    """Precision of matrix products; the weights stay float32. auto: bf16 where the hardware is fast at it, else fp16
+    (with a scaled loss) on GPUs with tensor cores. tf32 rounds the factors of float32 products, float32 is exact."""
+    compile: bool | None = None
+    """Compile the blocks with torch.compile (default: on a GPU, if the run is long enough to pay for a minute)."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, more time."""
     shard: bool | Annotated[int, Range(2, 2**16)] = False

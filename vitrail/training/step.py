@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from vitrail import world
-from vitrail.device import has_cuda, out_of_memory, to_device
+from vitrail.device import autocast_dtype, has_cuda, out_of_memory, to_device
 from vitrail.objective.base import ImageBatch, Objective, Prepared
 from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
-from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
+from vitrail.training.optim.optimizer import LossScale, clip_, set_learning_rate, update
 from vitrail.training.parallel import Parallel, Repeat
 from vitrail.training.run import Run
 
@@ -120,6 +120,7 @@ def backward(
     network: Parallel | None = None,
     own: Callable[[], dict[str, float]] = dict,
     afterwards: bool = False,
+    scale: Tensor | None = None,
 ) -> StepSums:
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
@@ -128,23 +129,26 @@ def backward(
     normalisation over the batch (BatchNorm).
     Several processes divide the sums at the end, by the count of all of them. A single process knows its count before,
     and divides the losses instead, which costs nothing. `own` returns further numbers of this process, which are summed
-    over the processes. `afterwards`: See `Parallel.summed`, which says what is raised, too.
+    over the processes. `afterwards`: See `Parallel.summed`, which says what is raised, too. With `autocast`, products
+    are in bfloat16, or in float16 if there is a `scale`, by which the gradients are multiplied.
     """
+    half = torch.bfloat16 if scale is None else torch.float16
     network = network or Parallel(objective)
     device = next(objective.parameters()).device
     totals: dict[str, Tensor] = {}
     examples = 0
     prepared = batch if isinstance(batch, Prepared) else objective.prepare(batch, step=step)
-    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+    with torch.no_grad(), torch.autocast(device.type, dtype=half, enabled=autocast):
         prepared = objective.before_step(prepared, parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
     pieces, divisor = prepared.split(parts), 1 if world.active() else len(prepared)
     with network.summed(afterwards=afterwards):
         for number, part in enumerate(pieces, start=1):
             with network.last(number == len(pieces)):
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                with torch.autocast(device.type, dtype=half, enabled=autocast):
                     loss, count, metrics = network.loss(part)
-                loss.backward(torch.full_like(loss, 1 / divisor))
+                gradient = torch.full_like(loss, 1 / divisor)
+                loss.backward(gradient if scale is None else gradient * scale)
             examples += count
             for name, value in {**metrics, LOSS: loss.detach()}.items():
                 value = value.to(device, wide, non_blocking=True)
@@ -184,6 +188,8 @@ class TrainingStep:
     """Called with each finished step, in order; one step late if `late` is set."""
     own: Callable[[], dict[str, float]]
     """Returns further numbers of this process, which `StepSums` holds summed over all processes."""
+    scale: LossScale | None = None
+    """The factor of the loss in float16."""
     again: int | None = None
     """If memory has run out in a step that failed: the number of micro-batches with which it may fit."""
     _pending: FinishedStep | None = None
@@ -204,7 +210,7 @@ class TrainingStep:
         world.begin_step(step, first=not self._largest)
         self.guard.before_step()
         set_learning_rate(self.optimizer, rate, decay)
-        bf16 = self.run.precision == "bf16"
+        scale = None if self.scale is None else self.scale.value
         if batch.images.numel() > self._largest:
             self._largest, self._proven = batch.images.numel(), 0
         afterwards = self._proven < PROVEN
@@ -216,10 +222,11 @@ class TrainingStep:
                     batch,
                     step=step,
                     parts=self.parts,
-                    autocast=bf16,
+                    autocast=autocast_dtype(self.run.precision) is not None,
                     network=self.network,
                     own=self.own,
                     afterwards=afterwards,
+                    scale=scale,
                 )
                 break
             except (Repeat, RuntimeError, MemoryError) as error:
@@ -236,9 +243,11 @@ class TrainingStep:
             afterwards = True
         self._proven += 1
         self.settle()
-        norm = clip_(self.objective.parameters(), self.run.optim.clip).to(sums.values)
+        norm = clip_(self.objective.parameters(), self.run.optim.clip, scale).to(sums.values)
         finite = torch.isfinite(norm) & torch.isfinite(sums.values[sums.names.index(LOSS)])
         update(self.optimizer, finite)
+        if self.scale is not None:
+            self.scale.update(finite)
         self.guard.restore(unless=finite)
         self.average.update(step, finite)
         self.objective.after_step(finite)

@@ -18,7 +18,7 @@ from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
-from vitrail.device import Precision, free_memory
+from vitrail.device import free_memory
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import BEST_CLASSES, Predict, predictor
 from vitrail.evaluation.confidence import KeptLogits
@@ -121,8 +121,7 @@ def numbers_of(found: Results, metric: Metric) -> dict[str, float]:
 
 def network_outputs(model: nn.Module, run: Run, *, features: bool = False) -> Predict:
     """Return the function images -> logits, or with `features` images -> the input of the classifier."""
-    precision: Precision = "bf16" if run.precision == "bf16" else "float32"
-    return predictor(model, precision=precision, features=features)
+    return predictor(model, precision=run.precision, features=features)
 
 
 @dataclass

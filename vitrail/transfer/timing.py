@@ -305,8 +305,7 @@ class Rehearsal:
     def _answers(self, seconds: float) -> tuple[float, float]:
         """Return the seconds per evaluated image, and those before the first."""
         began = time.perf_counter()
-        autocast = self.setup.decision.autocast
-        predict = predictor(self.setup.objective.model, precision="bf16" if autocast else "float32")
+        predict = predictor(self.setup.objective.model, precision=self.setup.run.precision)
         ready = time.perf_counter() - began
 
         def answer(batch: Batch) -> float:

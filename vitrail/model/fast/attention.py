@@ -1,6 +1,7 @@
 """Multi-head self-attention (Eq. 5-8) computed faster than by its definition, with results equal to rounding.
 
-* The factor of the queries is multiplied into the weights, which costs nothing per token.
+* The factor of the queries is multiplied into the weights, which costs nothing per token. A GPU's kernel multiplies by
+  it, which costs nothing at all (`_projection`).
 * In the last layer only the tokens that the head reads send queries (`attend_first`).
 * There are two paths from queries, keys and values to outputs (`attend`). "fused" is torch's
   scaled_dot_product_attention. It is the faster one on a GPU. "explicit" is two matrix products with a softmax between
@@ -8,7 +9,7 @@
   bfloat16 alone, and the fused path is the faster one in float32 and in prediction (`python -m benchmarks.attention`
   measures both). `uses_explicit` chooses, and `vitrail.model.compute.attention_path` overrides the choice.
 
-Queries are already scaled by 1/sqrt(features) when they reach the functions that attend.
+Queries are already scaled by 1/sqrt(features) when they reach the functions that attend, or these get the scale.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from vitrail.device import has_amx
 from vitrail.model.compute import chosen_path, how_computed
-from vitrail.model.fast.layers import derivatives, is_plain, may_be_fast
+from vitrail.model.fast.layers import cast_of, derivatives, is_plain, may_be_fast
 from vitrail.model.layers import dense, linear
 from vitrail.model.low_rank import Adapted
 from vitrail.model.posemb import Bias, rotated, rotation_of
@@ -41,13 +42,26 @@ def applies() -> bool:
 def attention(module: Any, x: Tensor, bias: Bias | None, num_queries: int | None) -> Tensor:
     """Return what the `Attention` `module` computes of x [batch, tokens, width] (`Attention.forward`)."""
     if is_plain(module.qkv) and not module.has_own_project:
-        mixed = qkv_attention(x, *scaled(module), module.heads, bias, num_queries, norm=module.qk_norm)
+        weight, offset, scale = _projection(module, x)
+        mixed = qkv_attention(x, weight, offset, module.heads, bias, num_queries, norm=module.qk_norm, scale=scale)
     elif is_plain(module.qkv, Adapted) and not module.has_own_project:
         update = module.qkv.lora.factors(module.factors(module.qkv.bias))
         mixed = qkv_attention(x, *scaled(module), module.heads, bias, num_queries, update, module.qk_norm)
     else:  # only calling its layer, or a method of the user's own, computes what it computes
         mixed = attend_all(module.project(x), module.heads, bias)[:, :num_queries]
     return dense(module.out, mixed if module.norm is None else module.norm(mixed))
+
+
+def _projection(module: Any, x: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return weight and bias of an `Attention`'s projection of x, and the scale that its queries still need."""
+    if x.device.type == "cpu" or chosen_path() == "explicit":
+        return *scaled(module), 1.0
+    parameters: Any = cast_of(module.qkv) or (module.qkv.weight, module.qkv.bias)
+    weight, offset = parameters
+    width = len(weight) // 3
+    if not module.key_bias:
+        offset = offset - F.pad(offset[width : 2 * width], (width, width))
+    return weight, offset, module.scale(width)
 
 
 def scaled(module: Any) -> tuple[Tensor, Tensor]:
@@ -69,12 +83,13 @@ def qkv_attention(
     num_queries: int | None = None,
     update: tuple[Tensor, Tensor] | None = None,
     norm: Any = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """Return attention without the output projection: x [batch, tokens, in] -> [batch, tokens or num_queries, width].
 
     weight [3 * width, in] and offset project tokens to scaled queries, keys and values; before a `norm`, a `QKNorm`,
     queries are not scaled yet. `bias` and `num_queries` are as in `Attention.forward`. update: down [rank, in] and up
-    [3 * width, rank], whose product is added to `weight`.
+    [3 * width, rank], whose product is added to `weight`. The queries still need the factor `scale`.
     """
     down, up = update or (None, None)
 
@@ -84,28 +99,38 @@ def qkv_attention(
 
     if num_queries is None:
         qkv = project(x, weight, offset, up)
-        return attend_all(qkv if norm is None else norm(qkv), heads, bias)
-    width = len(weight) // 3
-    of_queries, rest = (None, None) if up is None else (up[:width], up[width:])
-    queries = project(x[:, :num_queries], weight[:width], offset[:width], of_queries)
-    key_value = project(x, weight[width:], offset[width:], rest)
+        return attend_all(qkv if norm is None else norm(qkv), heads, bias, scale)
+    parts = [len(weight) // 3, len(weight) // 3 * 2]
+    of_queries, rest = (None, None) if up is None else up.split(parts)
+    query_weight, weight = weight.split(parts)
+    query_offset, offset = offset.split(parts)
+    queries = project(x[:, :num_queries], query_weight, query_offset, of_queries)
+    key_value = project(x, weight, offset, rest)
     if norm is not None:
         queries, key_value = norm.queries(queries), norm.keys_values(key_value)
-    return attend_first(queries, key_value, heads, bias)
+    return attend_first(queries, key_value, heads, bias, scale)
 
 
-def attend_all(qkv: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
-    """Return the attention of all tokens [batch, tokens, width]: qkv [batch, tokens, 3 * width] has scaled queries."""
+def attend_all(qkv: Tensor, heads: int, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
+    """Return the attention of all tokens [batch, tokens, width] from qkv [batch, tokens, 3 * width].
+
+    The queries still need the factor `scale`.
+    """
     qkv = qkv.unflatten(-1, (3, heads, -1))
-    return attend(rotated(qkv, bias), bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
+    added = bias(_scaled(qkv[:, :, 0].transpose(1, 2), scale)) if bias else None
+    return attend(rotated(qkv, bias), added, scale)
 
 
-def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
+def _scaled(query: Tensor, scale: float) -> Tensor:
+    return query if scale == 1 else query * scale
+
+
+def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
     """Return the attention of n queries to all tokens [batch, n, width], for the last layer.
 
-    query [batch, n, width] is already scaled; key_value is [batch, tokens, 2 * width].
+    query [batch, n, width] still needs the factor `scale`; key_value is [batch, tokens, 2 * width].
     """
-    query = query.unflatten(-1, (heads, -1))
+    query = _scaled(query.unflatten(-1, (heads, -1)), scale)
     extra = bias(query.transpose(1, 2)) if bias else None
     mask = None if extra is None else extra.to(query.dtype)
     if rotation := rotation_of(bias):
@@ -190,18 +215,19 @@ class _ExplicitAttention(torch.autograd.Function):
         return grads_qkv, grad_logits.view(*qkv.shape[1:-1], -1).sum(0, keepdim=True)
 
 
-def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+def attend(qkv: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """Return the attention of all heads [batch, tokens, heads * features].
 
-    qkv [batch, tokens, 3, heads, features] has scaled queries. bias [batch or 1, heads, tokens, tokens] is added to
-    the logits.
+    qkv [batch, tokens, 3, heads, features]; the fused path multiplies the queries by `scale`. bias [batch or 1, heads,
+    tokens, tokens] is added to the logits.
     """
-    qkv = qkv.permute(2, 0, 3, 1, 4)
     mask = None if bias is None else bias.to(qkv.dtype)
-    if not uses_explicit(qkv.shape[3], qkv):
-        query, key, value = qkv
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
-    elif may_be_fast(qkv) and (mask is None or len(mask) == 1):
+    if not uses_explicit(qkv.shape[1], qkv):  # of parts along this dimension the gradients are joined without a copy
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return out.transpose(1, 2).flatten(2)
+    qkv = qkv.permute(2, 0, 3, 1, 4)
+    if may_be_fast(qkv) and (mask is None or len(mask) == 1):
         out = _ExplicitAttention.apply(qkv.contiguous(), mask)
     else:
         out = explicit(qkv, mask)

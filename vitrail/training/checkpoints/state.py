@@ -32,6 +32,7 @@ from vitrail.training.checkpoints.flatten import copied, flatten, nbytes, shares
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
+from vitrail.training.optim.optimizer import LossScale
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
@@ -94,6 +95,8 @@ class TrainingState:
     status: RunStatus = field(default_factory=RunStatus)
     base: BaseWeights | None = None
     """The base model with the frozen tensors, which no checkpoint holds, if only a part of the network is trained."""
+    scale: LossScale | None = None
+    """The factor of the loss, if it is computed in float16."""
 
     def mark(self, ended: str, run: Run) -> None:
         """Record why the run is over, and the limits in `run` that ended it; "" while it is running."""
@@ -117,6 +120,7 @@ class TrainingState:
             "base": None if self.base is None else {name: getattr(self.base, name) for name in BASE_FACTS},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
+            "scale": None if self.scale is None else self.scale.state_dict(),
             "standing": asdict(self.status),
             "identity": self.identity,
         }
@@ -149,6 +153,8 @@ class TrainingState:
         self._load_model(state["model"], state.get("base"))
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
+        if self.scale is not None and state.get("scale") is not None:  # there is none after steps in another precision
+            self.scale.load_state_dict(state["scale"])
         self.status = RunStatus(**state["standing"])
 
     def _base_tensors(self) -> set[str]:
@@ -461,6 +467,7 @@ def inherit(run: Run, recorded: Run) -> Run:
         "worker_kind",
         "augment_on",
         "cache",
+        "compile",
     )
     decided = {name: getattr(recorded, name) for name in (*automatic, *LORA) if getattr(run, name) in (None, "auto")}
     return replace(run, **decided)

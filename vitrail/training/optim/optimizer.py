@@ -40,6 +40,12 @@ from vitrail.training.run import Optim
 from vitrail.words import shown
 
 _TABLES = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, torch_private.NormBase)
+FIRST_SCALE = 2.0**16
+"""First factor of a loss in float16; it is found within as many steps as it must be halved."""
+HALVINGS = 16
+"""Number of halvings down to a factor of 1. So many steps more may overflow in sequence before a run has diverged."""
+GROW_EVERY = 2000
+"""Number of finite steps after which the factor is doubled."""
 EMBEDDING = ("stem", "cls", "dist", "registers", "patch_norm", "pre_norm")
 """Parts of a `ViT` that have depth 0, positions aside."""
 
@@ -177,19 +183,48 @@ def global_norm(parameters: Iterable[Tensor]) -> Tensor:
     return world.sum_parts_(norm.square(), gradients[0]).sqrt() if world.is_sharded(gradients[0]) else norm
 
 
+class LossScale:
+    """The factor of the loss with which float16 neither loses small gradients nor overflows, on the device.
+
+    A step that is not finite halves it; `GROW_EVERY` finite steps in sequence double it, as torch's GradScaler does.
+    All processes find the same norm, and so have the same factor.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.full((), FIRST_SCALE, device=device)
+        self._good = torch.zeros((), dtype=torch.int32, device=device)
+
+    def update(self, finite: Tensor) -> None:
+        """Follow a step, which was `finite` (a bool scalar on the device) or changed nothing."""
+        torch_private.amp_update_scale_(self.value, self._good, (~finite).float(), GROW_EVERY)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint."""
+        return {"value": self.value, "good": self._good}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of a checkpoint."""
+        self.value.copy_(state["value"])
+        self._good.copy_(state["good"])
+
+
 @torch.no_grad()
-def clip_(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+def clip_(parameters: Iterable[Tensor], max_norm: float | None, scale: Tensor | None = None) -> Tensor:
     """Scale all gradients in place so that their global norm is at most `max_norm`, and return the norm before.
 
-    Without `max_norm` only the norm is computed. If the norm is not finite, the gradients do not change, and the caller
-    must not update with them. Nothing here waits for the device.
+    `scale` is a factor of the gradients, which is removed. With neither only the norm is computed. If the norm is not
+    finite, the caller must not update with the gradients. Nothing here waits for the device.
     """
     parameters = list(parameters)
     norm = global_norm(parameters)
+    if scale is not None:
+        norm = norm / scale
     gradients = [world.local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if max_norm is not None and gradients:
-        factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
-        torch_private.foreach_mul_(gradients, factor)
+    if gradients and (max_norm is not None or scale is not None):
+        factor = torch.ones_like(norm)
+        if max_norm is not None:
+            factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
+        torch_private.foreach_mul_(gradients, factor if scale is None else factor / scale)
     return norm
 
 

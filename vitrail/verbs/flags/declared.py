@@ -100,7 +100,7 @@ class Flag:
     @property
     def is_switch(self) -> bool:
         """Whether it has no value: --compile, --no-compile."""
-        return self.hint is bool
+        return self.hint in (bool, bool | None)
 
     @property
     def is_optional(self) -> bool:

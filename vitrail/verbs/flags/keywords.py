@@ -70,7 +70,7 @@ class TrialKeywords(TypedDict, total=False):
     keep: Count
     early_stop: Count | None
     precision: Precision
-    compile: bool
+    compile: bool | None
     activation_checkpointing: bool
     shard: bool | int
     workers: Threads | None

@@ -88,10 +88,10 @@ def _divided(flags: Sequence[Flag], argv: Sequence[str], prog: str) -> tuple[lis
         if flag is None:
             raise UsageError(_unknown([word], flags, prog))
         is_off = flag_of(said) in off
-        if equals and (flag.is_switch or is_off):
+        if equals and (flag.hint is bool or is_off):
             raise UsageError(f"{said} takes no value. Write {flag.words[0]}, or {flag.opposites[0]}")
-        valued = equals or (waiting and (_is_number(waiting[0]) or waiting[0] in ("true", "false")))
-        if flag.is_switch or is_off or (flag.is_optional and not valued):
+        valued = equals or (not is_off and _has_value(flag, waiting))
+        if (flag.is_switch or flag.is_optional) and not valued:
             typed[flag.name] = flag, not is_off, said
             continue
         words = [value] if equals else _taken(flag, waiting, said)
@@ -100,6 +100,13 @@ def _divided(flags: Sequence[Flag], argv: Sequence[str], prog: str) -> tuple[lis
             words = [*before[1], *words]
         typed[flag.name] = flag, words, said
     return [*typed.values()], subjects
+
+
+def _has_value(flag: Flag, waiting: list[str]) -> bool:
+    """Return whether a value follows a switch, as it may if the setting can be null or a number, too."""
+    words = ("true", "false") if flag.is_optional else ("true", "false", "null", "none")
+    word = waiting[0].lower() if waiting and flag.hint is not bool else ""
+    return word in words or (flag.is_optional and _is_number(word))
 
 
 def _is_flag(word: str) -> bool:
