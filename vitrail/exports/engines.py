@@ -72,7 +72,9 @@ class Engines:
 
     def __init__(self, network: ViT | ResNet, precision: Precision = "auto") -> None:
         self.network = network
-        self.precision = compute_precision(torch.device("cpu"), precision)
+        # float16 is slow on a CPU, for which `vitrail.evaluation.classify.applied` computes in float32
+        reduced = compute_precision(torch.device("cpu"), precision) == "bf16"
+        self.precision: Literal["bf16", "float32"] = "bf16" if reduced else "float32"
 
     @cached_property
     def folder(self) -> Path:
