@@ -94,7 +94,7 @@ def test_image_size_follows_the_images(sizes: list[tuple[int, int]], patch: int,
 def test_what_was_asked_for_is_kept() -> None:
     asked = Preprocess(image_size=(48, 48), resize="squash", interpolation="bicubic")
     run = replace(RUN, image_size=48, preprocess=asked, batch_size=10, workers=3, precision="bf16", cache="no")
-    run = replace(run, worker_kind="threads", augment_on="host")
+    run = replace(run, worker_kind="threads", augment_on="host", compile=False)
     found = decide(run, Pictures(100, (500, 400), (300, 200)))
     assert found.run == run and found.why.keys() == {"patch"}  # only 9 tokens: said, not changed
     with pytest.raises(UsageError, match="image_size"):

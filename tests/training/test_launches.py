@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.costs.count import _autocast, _FusedAttention, fake
+from vitrail.costs.count import _FusedAttention, fake, fake_autocast
 from vitrail.data.settings import Augment
 from vitrail.model.build import create
 from vitrail.model.compute import attention_path, compute_dtype, computed
@@ -86,7 +86,7 @@ def test_the_launches_of_a_step(as_on_a_gpu: None) -> None:
         computed("fast"),
         _FusedAttention("cuda"),
         Launches() as forward,
-        _autocast("cuda", "bf16"),
+        fake_autocast("cuda", "bf16"),
     ):
         ours.loss(batch("cuda"))
     torch.manual_seed(0)

@@ -77,6 +77,8 @@ class Engines:
     def __init__(self, network: ViT | ResNet, precision: Precision = "auto", device: torch.device = CPU) -> None:
         self.network, self.device = network, device
         self.precision = compute_precision(device, precision)
+        if device.type == "cpu" and self.precision == "fp16":  # at which CPUs are slow; prediction uses float32, too
+            self.precision = "float32"
 
     @cached_property
     def folder(self) -> Path:

@@ -141,14 +141,13 @@ def training(
                 yield result
                 return
             recorder.resume()
-        status = state.status
+        status, threads = state.status, ThreadCount.of(run, setup.decision.device, progress.say)
         for where in folder.track(run, status.step) or ():
             progress.say(where)
         if run.probe_head and not status.step:
             progress.say(start_as_probe(setup, clock.left / 2))
         if warning := clock.start():
             progress.say(warning)
-        threads = ThreadCount.of(run, setup.decision.device, progress.say)
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = setup.feed.batches(status, max_bad=max_bad, report=recorder.unreadable)
 
