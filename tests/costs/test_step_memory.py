@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from like_a_gpu import like_a_gpu
 from test_memory import fused
 
 from vitrail.costs.count import LiveTensors, activation_bytes, learned_values
@@ -15,7 +16,7 @@ from vitrail.model.build import build
 from vitrail.model.compute import attention_path
 from vitrail.model.variants import ViTConfig, variant
 
-SMALL: dict[str, Any] = dict(width=64, depth=6, heads=2, mlp_dim=256, patch=16, image_size=(64, 64), classes=10)
+SMALL: dict[str, Any] = dict(width=64, depth=6, heads=2, mlp_dim=256, patch=8, image_size=(32, 32), classes=10)
 
 
 def test_both_peaks_by_hand() -> None:
@@ -41,7 +42,7 @@ def test_the_state_by_hand() -> None:
 
 def alive(config: ViTConfig, images: int, precision: str, monkeypatch: pytest.MonkeyPatch, recompute: bool) -> int:
     """The peak of a forward and a backward pass with an accelerator's layers, without an optimiser."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    like_a_gpu(monkeypatch)
     monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
     model: Any = build(config).train()
     for block in model.blocks:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from like_a_gpu import like_a_gpu
 from torch import Tensor
 
-from vitrail.costs.count import _FusedAttention, fake, fake_autocast
+from vitrail.costs.count import FusedAttention, fake, fake_autocast
 from vitrail.data.settings import Augment
 from vitrail.model.build import create
-from vitrail.model.compute import attention_path, compute_dtype, computed
-from vitrail.model.fast import attention, layers
+from vitrail.model.compute import attention_path, computed
 from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -64,27 +64,14 @@ def objective(model: Any) -> SupervisedObjective:
     return SupervisedObjective(model.train(), Supervised(), Augment(), 1000, 0)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a CPU compute as a GPU does."""
-
-    def projection(module: Any, x: Tensor) -> tuple[Tensor, Tensor, float]:
-        weight, offset = layers.cast_of(module.qkv) or (module.qkv.weight, module.qkv.bias)
-        return weight, offset, module.scale(len(weight) // 3)
-
-    monkeypatch.setattr(layers, "joins_casts", lambda x: compute_dtype(x) != torch.float32)
-    monkeypatch.setattr(layers, "on_onednn", lambda x, dtype: False)
-    monkeypatch.setattr(layers, "applies_to_norm", lambda x: False)
-    monkeypatch.setattr(attention, "_projection", projection)
-
-
 @pytest.mark.full_size
-def test_the_launches_of_a_step(as_on_a_gpu: None) -> None:
+def test_the_launches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the budget: 813 launches and 1.60 GB for two images, most of them of parameters and the optimiser."""
+    like_a_gpu(monkeypatch)
     with (
         fake(lambda: objective(create("S/16", classes=1000))) as ours,
         computed("fast"),
-        _FusedAttention("cuda"),
+        FusedAttention("cuda"),
         Launches() as forward,
         fake_autocast("cuda", "bf16"),
     ):
