@@ -67,8 +67,8 @@ def step_memory(
     trainable: Number of parameters that learn, and so have a gradient (default: all). stored: Number of values that the
     optimiser and an average store (default: two moments of each one that learns). blocks: Number of equal parts of the
     network whose gradients are computed one after another. precision: bf16 and fp16 are autocast, which keeps a copy of
-    each weight until the backward pass. accumulates: Whether gradients of earlier micro-batches are there. shards: Number of
-    devices that share weights, gradients and stored values; each gathers two blocks at a time.
+    each weight until the backward pass. accumulates: Whether gradients of earlier micro-batches are there. shards:
+    Number of devices that share weights, gradients and stored values; each gathers two blocks at a time.
     """
     trainable = parameters if trainable is None else trainable
     gradients = float(FLOAT32 * trainable)
