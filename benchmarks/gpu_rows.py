@@ -17,10 +17,9 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ from benchmarks.peers import Architecture
 from vitrail.costs.count import FusedAttention, activation_bytes, fake, kept_bytes
 from vitrail.data.images.ops import train_transform
 from vitrail.data.item import Item
-from vitrail.data.loading.loader import Loader
+from vitrail.data.loading.loader import Loader, WorkerKind
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.evaluation.classify import predictor
 from vitrail.model.build import build
@@ -43,13 +42,16 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.torch_private import TorchDispatchMode
-from vitrail.training.batches import endless
+from vitrail.training.batches import Sizes, endless
+from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.feed import Feed
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.parallel import distribute
 from vitrail.training.run import Average, Optim, Run
 from vitrail.training.step import TrainingStep
+from vitrail.training.timetable import Timetable
 
 Row = dict[str, Any]
 """The figures of one side, by name; "name" says which side it is."""
@@ -260,13 +262,13 @@ def normalised(images: Tensor) -> Tensor:
     return (images.float() / 255 - 0.5) / 0.5
 
 
-def our_training(place: Place, architecture: Architecture, batch: int, *, compiled: bool) -> Callable[[Any, int], None]:
-    """Return (batch, step number) -> one optimiser step of vitrail's training loop."""
+def our_training(place: Place, architecture: Architecture, batch: int, *, compiled: bool) -> TrainingStep:
+    """Return vitrail's training step: a function of (batch, step number, rate)."""
     run = Run(batch_size=batch, accumulate=1, precision="bf16", compile=compiled, optim=OPTIM)
     model = peers.ours(architecture).to(place.device)
     objective = SupervisedObjective(model.train(), Supervised(), Augment(), architecture.classes, seed=0)
     network = distribute(objective, run)
-    step = TrainingStep(
+    return TrainingStep(
         run,
         network,
         build_optimizer(objective, OPTIM),
@@ -276,7 +278,6 @@ def our_training(place: Place, architecture: Architecture, batch: int, *, compil
         on_done=lambda done: None,
         own=dict,
     )
-    return lambda images, number: step(images, number, rate=OPTIM.lr)
 
 
 def _no_memory(step: int, parts: int) -> None:
@@ -288,7 +289,7 @@ def our_step(place: Place, architecture: Architecture, batch: int, *, compiled: 
     images, labels = images_and_labels(place, architecture, batch)
     feed = SimpleNamespace(images=images, labels=labels, index=torch.arange(batch))
     train, numbers = our_training(place, architecture, batch, compiled=compiled), itertools.count()
-    return lambda: train(feed, next(numbers))
+    return lambda: train(feed, next(numbers), rate=OPTIM.lr)
 
 
 def timm_step(place: Place, architecture: Architecture, batch: int, *, compiled: bool) -> Callable[[], object]:
@@ -489,22 +490,27 @@ def _small_jpeg(file: Path) -> bytes:
     return written.getvalue()
 
 
-def our_loader(place: Place, augment: Augment, *, processes: bool = False) -> Loader:
-    """Return vitrail's loader of JPEGs, with threads, or with processes where it has them."""
+def our_loader(place: Place, augment: Augment, kind: WorkerKind) -> Loader:
+    """Return vitrail's loader of JPEGs, with threads or with processes."""
     side = place.size.networks["S/16"].image_size
-    workers: dict[str, Any] = {"processes": place.size.workers} if processes else {"workers": place.size.workers}
     source: Any = HeldJpegs(place.jpegs, place.size.images)
-    transform = train_transform(augment, Preprocess(image_size=(side, side)))
-    return Loader(source, transform=transform, image_size=side, batch_size=place.size.loaded, **workers)
+    return Loader(
+        source,
+        transform=train_transform(augment, Preprocess(image_size=(side, side))),
+        image_size=side,
+        batch_size=place.size.loaded,
+        workers=place.size.workers,
+        worker_kind=kind,
+        pinned_for=place.device,
+    )
 
 
 def loader(place: Place) -> list[Row]:
     """The loader alone: JPEGs to batches of uint8 images, with threads and with processes."""
-    kinds = [False, *([True] if "processes" in signature(Loader).parameters else [])]
     found = []
-    for processes, (augmentation, augment) in itertools.product(kinds, AUGMENTED.items()):
-        name = f"{place.size.workers} {'processes' if processes else 'threads'}, {augmentation}"
-        with closing(our_loader(place, augment, processes=processes)) as batches:
+    for kind, (augmentation, augment) in itertools.product(get_args(WorkerKind), AUGMENTED.items()):
+        name = f"{place.size.workers} {kind}, {augmentation}"
+        with closing(our_loader(place, augment, kind)) as batches:
             feed = endless(batches, 0)
             next(feed)
             found += _wall_clock(name, place, lambda feed=feed: len(next(feed).labels))  # type: ignore[misc]
@@ -512,24 +518,34 @@ def loader(place: Place) -> list[Row]:
 
 
 def end_to_end(place: Place) -> list[Row]:
-    """Training S/16 from JPEGs: images/s, and the share of the time that it waits for the loader."""
+    """Training S/16 from JPEGs, fed as in a run: images/s, and the share of the time that it waits for batches."""
     architecture, found = place.size.networks["S/16"], []
-    with closing(our_loader(place, Augment())) as batches:
-        feed, numbers = endless(batches, 0), itertools.count()
+    for kind in get_args(WorkerKind):
         train = our_training(place, architecture, place.size.loaded, compiled=False)
+        with closing(our_loader(place, Augment(), kind)) as loaded:
+            model: Any = train.objective.model
+            resize = Sizes(train.run.progressive, model.config, place.device)
+            feed = Feed(train.objective, loaded, resize, Timetable(train.run, len(loaded)))
+            with closing(feed):
+                found += _fed(f"{OURS}, eager, {place.size.workers} {kind}", place, train, feed)
+    return [row | {"flops": 3 * architecture.flops} for row in found]
 
-        def step() -> int:
-            batch = next(feed)
-            train(batch, next(numbers))
-            return len(batch.labels)
 
-        for _ in range(WARM_UP):
-            step()
-        place.synchronize()
-        began, before = time.perf_counter(), batches.wait_seconds
-        found = _wall_clock(f"{OURS}, eager, {place.size.workers} threads", place, step)
-        share = (batches.wait_seconds - before) / (time.perf_counter() - began)
-    return [row | {"flops": 3 * architecture.flops, "waiting_share": round(share, 4)} for row in found]
+def _fed(name: str, place: Place, train: TrainingStep, feed: Feed) -> list[Row]:
+    batches, numbers = feed.batches(RunStatus(), max_bad=0.0, report=lambda *bad: None), itertools.count()
+
+    def step() -> int:
+        loaded, batch = next(batches)
+        train(batch, next(numbers), rate=OPTIM.lr)
+        return len(loaded.labels)
+
+    for _ in range(WARM_UP):
+        step()
+    place.synchronize()
+    began, before = time.perf_counter(), feed.wait_seconds
+    found = _wall_clock(name, place, step)
+    share = (feed.wait_seconds - before) / (time.perf_counter() - began)
+    return [row | {"waiting_share": round(share, 4)} for row in found]
 
 
 def _wall_clock(name: str, place: Place, work: Callable[[], int]) -> list[Row]:
