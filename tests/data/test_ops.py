@@ -5,6 +5,7 @@ import math
 import random
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,18 @@ from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
-from vitrail.data.images.augment import CHANGES, VALUES, ColorJitter, RandAugment, RandomErasing, ThreeAugment
+from vitrail.data.images.augment import (
+    BIG_VISION,
+    CHANGES,
+    MOVES,
+    VALUES,
+    BigVisionRandAugment,
+    ColorJitter,
+    RandAugment,
+    RandomErasing,
+    Steps,
+    ThreeAugment,
+)
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import (
     CentralCrop,
@@ -32,7 +44,7 @@ from vitrail.data.images.geometry import (
     Squash,
     resize,
 )
-from vitrail.data.images.ops import eval_transform, train_transform
+from vitrail.data.images.ops import eval_transform, operations, train_transform
 from vitrail.data.loading.order import stream
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import UsageError
@@ -379,14 +391,41 @@ def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
     assert RandAugment(2, 9, probability=0)(image, stream(0, 0, 0)) is image
 
 
-def test_randaugment_above_magnitude_ten_goes_on(monkeypatch):
-    levels: list[float] = []
-    for name in VALUES:
-        monkeypatch.setitem(VALUES, name, lambda level: level)
-        monkeypatch.setitem(CHANGES, name, lambda image, level: levels.append(abs(level)) or image)
-    for index in range(300):
-        RandAugment(2, 20)(picture(8, 8), stream(0, 0, index))
-    assert 1.7 < min(levels) < 2.0 < max(levels) < 2.3  # 20 and a noise of deviation 0.5, a tenth of it
+# magnitude -> big_vision's `level_to_arg` of it: factor of colours, bits, threshold, added, degrees, shear
+BIG_VISION_LEVELS = {
+    0: (0.1, 1, 0, 0, 0, 0),  # a shift by 8 bits, which TensorFlow makes 7
+    10: (1.9, 4, 256, 110, 30, 0.3),
+    15: (2.8, 6, 384, 165, 45, 0.45),
+    20: (3.7, 8, 512, 220, 60, 0.6),
+}
+
+
+@pytest.mark.parametrize("magnitude", BIG_VISION_LEVELS)
+def test_big_visions_randaugment_has_its_authors_levels(magnitude: int) -> None:
+    factor, bits, threshold, added, degrees, shear = BIG_VISION_LEVELS[magnitude]
+    drawn = [step for index in range(800) for step in BigVisionRandAugment(2, magnitude).steps(stream(0, 0, index))]
+    assert len(drawn) == 1600  # every one is applied
+    assert stats.chisquare([sum(name == one for one, _ in drawn) for name in BIG_VISION]).pvalue > 1e-3
+    for names, value in (
+        (("color", "contrast", "brightness", "sharpness"), factor), (("posterize",), bits), (("solarize",), threshold),
+        (("solarize_add",), added), (("rotate",), degrees), (("shear_x", "shear_y"), shear),
+        (("translate_x", "translate_y"), magnitude / 10 * 100 / 224),
+    ):  # fmt: skip
+        found = np.array([one for name, one in drawn if name in names])
+        assert np.abs(found) == pytest.approx(value)
+        assert (found.min() < 0 < found.max()) == (value > 0 and set(names) <= set(MOVES))
+
+
+@pytest.mark.parametrize("magnitude", [15, 20])
+def test_no_magnitude_makes_images_black(magnitude: int, shared_data: Path) -> None:
+    """With timm's levels beyond 10, factors of brightness were negative, and 3 % of images black."""
+    with Image.open(sorted((shared_data / "flowers12" / "train").glob("*/*.jpg"))[0]) as opened:
+        image = np.array(opened.convert("RGB").resize((64, 64)))
+    (augment,) = [op for op in operations(Augment(randaugment=(2, magnitude)), SMALL) if isinstance(op, Steps)]
+    black = [augment(image, stream(0, 0, index)).mean() < 3 for index in range(600)]
+    assert isinstance(augment, BigVisionRandAugment) and sum(black) == 0
+    with pytest.raises(UsageError, match="timm's goes to 10"):
+        operations(Augment(randaugment=(2, magnitude), randaugment_form="timm"), SMALL)
 
 
 def test_three_augment_takes_one_of_three_equally():

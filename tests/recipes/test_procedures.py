@@ -242,6 +242,7 @@ def test_the_strengths_of_augreg() -> None:
     for name in STRENGTHS:
         run = recipe(f"augreg/{name}")
         assert run.augment.randaugment == ((2, magnitude[name]) if name in magnitude else None)
+        assert (run.augment.randaugment_form == "big_vision") == (name in magnitude)
         assert run.augment.mixup == mixup[name]
 
 

@@ -354,6 +354,9 @@ class Augment(Extensible, section="augment"):
     """Flip half of the images horizontally."""
     randaugment: tuple[Annotated[int, Range(0, 100)], Annotated[float, Range(0, 30)]] | None = None
     """RandAugment: number of operations and their magnitude, 0 to 30, usually up to 10 (default: off)."""
+    randaugment_form: Literal["timm", "big_vision"] | None = None
+    """Whose RandAugment. timm: half of the operations are applied, at a magnitude with noise, up to 10. big_vision: all
+    of them, at that of its authors, as in AugReg (default: timm, and above magnitude 10 big_vision)."""
     three_augment: bool = False
     """Apply one of grayscale, solarise and blur, at random (3-Augment of DeiT-III)."""
     color_jitter: Share = 0.0

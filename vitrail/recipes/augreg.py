@@ -6,8 +6,8 @@ dropout and stochastic depth both 0 or both 0.1, no hidden layer before the clas
 and the losses are from big_vision (`configs/vit_i21k.py`, `vit_i1k.py`). The settings of each network are in the name
 of the weights that google-research/vision_transformer recommends (ImageNet-21k) or publishes (ImageNet).
 
-Differences that cannot be expressed: AugReg's RandAugment applies every operation that it draws; vitrail applies each
-with probability 0.5. AugReg's operations include cut-out, and its colour operations only strengthen.
+Differences that cannot be expressed: AugReg's RandAugment includes cut-out, and its code changes contrast around a grey
+that depends on the size of the image, not on its content.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from vitrail.training.run import Model, Optim, Run, Schedule
 CROP = inception().augment
 STRENGTHS = {
     "none": CROP,
-    "light1": replace(CROP, randaugment=(2, 0.0)),  # magnitude 0 still applies autocontrast, equalize and invert
-    "light2": replace(CROP, randaugment=(2, 10.0), mixup=0.2),
-    "medium1": replace(CROP, randaugment=(2, 15.0), mixup=0.2),
-    "medium2": replace(CROP, randaugment=(2, 15.0), mixup=0.5),
-    "strong1": replace(CROP, randaugment=(2, 20.0), mixup=0.5),
-    "strong2": replace(CROP, randaugment=(2, 20.0), mixup=0.8),
+    "light1": replace(CROP, randaugment=(2, 0.0), randaugment_form="big_vision"),  # magnitude 0 is not nothing
+    "light2": replace(CROP, randaugment=(2, 10.0), randaugment_form="big_vision", mixup=0.2),
+    "medium1": replace(CROP, randaugment=(2, 15.0), randaugment_form="big_vision", mixup=0.2),
+    "medium2": replace(CROP, randaugment=(2, 15.0), randaugment_form="big_vision", mixup=0.5),
+    "strong1": replace(CROP, randaugment=(2, 20.0), randaugment_form="big_vision", mixup=0.5),
+    "strong2": replace(CROP, randaugment=(2, 20.0), randaugment_form="big_vision", mixup=0.8),
 }
 """The strengths of augmentation."""
 

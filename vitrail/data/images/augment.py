@@ -19,10 +19,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from vitrail.data.images.geometry import Op, random_rectangles
 from vitrail.data.settings import GREY
 
-USUAL_MAGNITUDE = 10.0
-"""Magnitude that is level 1 of an operation."""
-LARGEST_MAGNITUDE = 30.0
-"""Largest magnitude in the experiments of RandAugment's authors."""
+FULL = 10.0
+"""Magnitude that is level 1 of an operation, and timm's largest."""
 
 Change = Callable[[Image.Image, float], Image.Image]
 Step = tuple[str, float]
@@ -84,9 +82,25 @@ VALUES: dict[str, Callable[[float], float]] = {
     "translate_x": lambda level: 0.45 * level,
     "translate_y": lambda level: 0.45 * level,
 }
-"""Operation of RandAugment -> its value at a level. The level runs from -1 to 1, which is magnitude 10. A larger
-absolute level is always stronger. The sign means left or right, or weaker or stronger colours. Operations with one
-direction ignore the sign."""
+"""Operation of RandAugment -> its value at a level of timm. The level runs from -1 to 1, which is magnitude 10. A
+larger absolute level is always stronger. The sign means left or right, or weaker or stronger colours. Operations with
+one direction ignore the sign."""
+
+PIXELS_224 = 100 / 224
+"""Shift of level 1 in big_vision, 100 pixels, as a share of an image of 224."""
+
+BIG_VISION: dict[str, Callable[[float], float]] = {
+    **{name: VALUES[name] for name in ("autocontrast", "equalize", "invert", "rotate", "shear_x", "shear_y")},
+    "posterize": lambda level: min(max(int(4 * abs(level)), 1), 8),
+    "solarize": lambda level: int(256 * abs(level)),
+    "solarize_add": VALUES["solarize_add"],
+    **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), lambda level: 0.1 + 1.8 * abs(level)),
+    "translate_x": lambda level: PIXELS_224 * level,
+    "translate_y": lambda level: PIXELS_224 * level,
+}
+"""Operation -> its value at a level of big_vision (`pp/archive/autoaugment.py`), which AugReg's authors use. Levels go
+beyond 1. Colours are weakened below level 0.5 and strengthened above it. Posterising and solarising get weaker with the
+level. TensorFlow shifts bytes by at most 7 bits, so that one bit is always left."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +121,10 @@ class Steps(Op):
 
 @dataclass(frozen=True)
 class RandAugment(Steps):
-    """Apply operations drawn from `VALUES` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do.
+    """Apply operations drawn from `VALUES` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do with timm.
 
     Each of `operations` drawn operations is applied with `probability`, with a random sign, at `magnitude` plus normal
-    noise of standard deviation `noise`; the sum is limited to 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9). Magnitudes
-    above 10 (AugReg has 15 and 20) extend the same scale; the sum is then limited to 0..30.
+    noise of standard deviation `noise`; the sum is limited to 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9).
     """
 
     operations: int = 2
@@ -123,13 +136,30 @@ class RandAugment(Steps):
 
     def steps(self, rng: np.random.Generator) -> Iterator[Step]:
         """See Steps."""
-        most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
         for _ in range(self.operations):
             which, chance, sign = rng.random(3).tolist()
-            magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), most)
+            magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), FULL)
             if chance < self.probability:
                 name = self.names[int(which * len(self.names))]
-                yield name, VALUES[name](magnitude / 10 if sign < 0.5 else -magnitude / 10)
+                yield name, VALUES[name](magnitude / FULL if sign < 0.5 else -magnitude / FULL)
+
+
+@dataclass(frozen=True)
+class BigVisionRandAugment(Steps):
+    """RandAugment as in big_vision: every operation that is drawn is applied, at exactly this magnitude.
+
+    Its cut-out is missing, and contrast is changed around the mean of the image.
+    """
+
+    operations: int
+    magnitude: float
+
+    def steps(self, rng: np.random.Generator) -> Iterator[Step]:
+        """See Steps."""
+        for _ in range(self.operations):
+            which, sign = rng.random(2).tolist()
+            name = list(BIG_VISION)[int(which * len(BIG_VISION))]
+            yield name, BIG_VISION[name](self.magnitude / FULL if sign < 0.5 else -self.magnitude / FULL)
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,9 @@ from torch import Tensor
 
 from vitrail.data.images.augment import (
     CHANGES,
-    ColorJitter,
     MovingAugment,
-    RandAugment,
     RandomErasing,
     Steps,
-    ThreeAugment,
     solarize_table,
 )
 from vitrail.data.images.geometry import Compose, Flip, Op
@@ -72,7 +69,7 @@ def divided(transform: Op, size: tuple[int, int]) -> tuple[Op, Augmentation] | N
     left = list(transform.ops)
     erasing = left.pop() if left and type(left[-1]) is RandomErasing else None
     changes: list[Steps] = []
-    while left and isinstance(op := left[-1], RandAugment | ThreeAugment | ColorJitter):
+    while left and isinstance(op := left[-1], Steps):
         changes.insert(0, op)
         left.pop()
     if not changes or isinstance(changes[-1], MovingAugment):

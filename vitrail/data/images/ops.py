@@ -21,6 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.images.augment import (
+    FULL,
+    BigVisionRandAugment,
     ColorJitter,
     ErasingBands,
     MovingAugment,
@@ -94,12 +96,22 @@ def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
     if augment.three_augment:
         ops.append(ThreeAugment())
     if augment.randaugment is not None:
-        ops.append(RandAugment(*augment.randaugment))
+        ops.append(_randaugment(augment, *augment.randaugment))
     if augment.color_jitter:
         ops.append(ColorJitter(augment.color_jitter))
     if augment.erasing:
         ops.append(RandomErasing(augment.erasing))
     return ops
+
+
+def _randaugment(augment: Augment, operations: int, magnitude: float) -> Op:
+    form = augment.randaugment_form or ("timm" if magnitude <= FULL else "big_vision")
+    if form == "timm" and magnitude > FULL:
+        raise UsageError(
+            f"augment.randaugment has magnitude {magnitude:g}, and timm's goes to {FULL:g}: use a smaller one, or "
+            "--augment.randaugment-form big_vision"
+        )
+    return (RandAugment if form == "timm" else BigVisionRandAugment)(operations, magnitude)
 
 
 def colour_changes_left_out(augment: Augment, preprocess: Preprocess) -> str:
