@@ -45,7 +45,8 @@ objective.aspect objective.codes objective.commitment objective.decay objective.
 objective.decoder_width objective.depth objective.features objective.normalise objective.ratio
 objective.smallest_block objective.tokenizer objective.width objective.huber_delta
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
-augment.mixup augment.pad augment.randaugment augment.randaugment_form augment.ratio augment.repeats augment.scale augment.three_augment
+augment.mixup augment.pad augment.randaugment augment.randaugment_form
+augment.ratio augment.repeats augment.scale augment.three_augment
 augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
