@@ -6,6 +6,8 @@ does not exist or is slower.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -92,6 +94,20 @@ def mark_dynamic(tensor: Tensor, dimension: int) -> None:
     import torch._dynamo  # a second, which a network that is not compiled does not wait
 
     torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def aoti_compile_and_package(program: torch.export.ExportedProgram, **options: Any) -> Any:
+    """Compile a program into a package; see torch's function of this name. Its module takes seconds to import."""
+    from torch._inductor import aoti_compile_and_package
+
+    return aoti_compile_and_package(program, **options)
+
+
+def aoti_load_package(package: Any) -> Any:
+    """Load such a package, a path or a file; see torch's function of this name."""
+    from torch._inductor import aoti_load_package
+
+    return aoti_load_package(package)
 
 
 def storage_number(storage: torch.UntypedStorage) -> int:

@@ -24,9 +24,9 @@ from vitrail.data.images.augment import (
     VALUES,
     BigVisionRandAugment,
     ColorJitter,
+    DrawnSteps,
     RandAugment,
     RandomErasing,
-    Steps,
     ThreeAugment,
 )
 from vitrail.data.images.decode import decode
@@ -421,7 +421,7 @@ def test_no_magnitude_makes_images_black(magnitude: int, shared_data: Path) -> N
     """With timm's levels beyond 10, factors of brightness were negative, and 3 % of images black."""
     with Image.open(sorted((shared_data / "flowers12" / "train").glob("*/*.jpg"))[0]) as opened:
         image = np.array(opened.convert("RGB").resize((64, 64)))
-    (augment,) = [op for op in operations(Augment(randaugment=(2, magnitude)), SMALL) if isinstance(op, Steps)]
+    (augment,) = [op for op in operations(Augment(randaugment=(2, magnitude)), SMALL) if isinstance(op, DrawnSteps)]
     black = [augment(image, stream(0, 0, index)).mean() < 3 for index in range(600)]
     assert isinstance(augment, BigVisionRandAugment) and sum(black) == 0
     with pytest.raises(UsageError, match="timm's goes to 10"):

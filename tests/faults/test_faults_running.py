@@ -90,7 +90,7 @@ def stalling(seconds: float, victim: str, module: str, when: str) -> None:
     ("module", "when", "said"),
     [
         ("vitrail.data.sources.open", "split_data_set", "reading red/3.png"),
-        ("vitrail.training.loop", "endless", "reading image red/3.png"),
+        ("vitrail.training.feed", "endless", "reading image red/3.png"),
     ],
 )
 def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, module: str, when: str, said: str) -> None:
@@ -327,9 +327,12 @@ def test_37_a_save_that_takes_long_is_said_beforehand(monkeypatch: pytest.Monkey
 
 
 def saving_state(step: int) -> Any:
+    from torch import nn
+
     from vitrail.training.checkpoints.state import RunStatus
 
-    return type("State", (), {"status": RunStatus(step=step), "sharded": False, "state_dict": lambda self: {}})()
+    parts = {"status": RunStatus(step=step), "sharded": False, "objective": nn.Identity()}
+    return type("State", (), {**parts, "state_dict": lambda self: {}})()
 
 
 # losses and memory

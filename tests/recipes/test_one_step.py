@@ -162,7 +162,7 @@ FAMILIES = ("paper/vit-b16-imagenet", "augreg/vit-s16-imagenet", "deit/vit-s16",
 def test_kernels_keep_their_size_while_a_family_trains(name: str, tmp_path: Path) -> None:
     """Behind a classifier of zeros they have hardly a gradient at first, and LAMB only lets them decay."""
     run = fitted_run(name)
-    assert kernels_after(run, tmp_path) > 0.95
+    assert kernels_after(run, tmp_path) > (0.95 if run.optim.name == "lamb" else 0.75)
     if name == "three-things/vit-s16-300":
         assert kernels_after(replace(run, vit=replace(run.vit, init="paper")), tmp_path) < 0.9
 

@@ -279,11 +279,11 @@ def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monke
 def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = stepping.clip_
 
-    def clip_(parameters: Any, largest: float | None) -> Any:  # an optimiser that breaks the weights itself
+    def clip_(parameters: Any, *rest: Any) -> Any:  # an optimiser that breaks the weights itself
         parameters = list(parameters)
         with torch.no_grad():
             parameters[0].view(-1)[0] = float("inf")
-        return original(parameters, largest)
+        return original(parameters, *rest)
 
     monkeypatch.setattr(stepping, "clip_", clip_)
     with pytest.raises(TrainingError, match="not finite"):

@@ -159,7 +159,7 @@ else:
 
 def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'ray>=\S+' \(vitrail's extra ray\)"):
+    with pytest.raises(UsageError, match=r"pip install 'ray(\[data\])?>=\S+' \(vitrail's extra ray\)"):
         list(OnRay()(trials(tmp_path, 1)))
 
 

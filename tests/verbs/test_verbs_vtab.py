@@ -63,7 +63,9 @@ def test_mistakes_exit_with_2(words: str, message: str, capsys: pytest.CaptureFi
 def test_flags_change_the_papers_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
 
-    def recording(run: Run, paper: Run, tasks: Any, root: str, seeds: Any, folder: Path, by: Any) -> VtabTable:
+    def recording(
+        run: Run, paper: Run, tasks: Any, root: str, seeds: Any, folder: Path, by: Any, execute: Any
+    ) -> VtabTable:
         asked.update(
             by=by, run=run, paper=paper, tasks=[task.name for task in tasks], root=root, seeds=seeds, folder=folder
         )

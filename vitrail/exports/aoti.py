@@ -15,6 +15,7 @@ from torch import Tensor
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import CARD, Opened, errors_only, reason
 from vitrail.files import json_text
+from vitrail.torch_private import aoti_compile_and_package, aoti_load_package
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -25,8 +26,6 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
 
     Raises ExportError with the compiler's reason, such as that there is none.
     """
-    from torch._inductor import aoti_compile_and_package
-
     with TemporaryDirectory(dir=path.parent) as folder:
         package = Path(folder) / "model.pt2"  # torch asks for this suffix
         try:
@@ -43,8 +42,6 @@ def read(path: Path, device: str = "cpu") -> Opened:
 
     It computes on the kind of device for which it was compiled.
     """
-    from torch._inductor import aoti_load_package
-
     try:
         compiled: Any = aoti_load_package(io.BytesIO(path.read_bytes()))
         about = json.loads(compiled.get_metadata()[CARD])

@@ -74,8 +74,8 @@ def _difference(claim: Mapping[str, Any]) -> str:
     """Return " (+1.20 ± 0.30, p 0.01)"; empty for a claim that is not decided."""
     if claim["difference"] is None:
         return ""
-    error = "" if claim["error"] is None else f" ± {claim['error']:.2f}, p {claim['p']:.2g}"
-    return f" ({claim['difference']:+.2f}{error}{claim['advice']})"
+    error = "" if claim.get("error") is None else f" ± {claim['error']:.2f}, p {claim['p']:.2g}"
+    return f" ({claim['difference']:+.2f}{error}{claim.get('advice', '')})"
 
 
 def _about(found: Mapping[str, Any]) -> str:

@@ -19,8 +19,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 LEVEL = 0.05
 """Probability that a study whose claims nobody could decide decides any."""
 POWER = 0.8
@@ -87,11 +85,15 @@ def p_above(values: Sequence[float], bound: float, exact: bool = False) -> float
         return float(statistics.fmean(values) <= bound)
     if math.isclose(min(values), max(values)):  # equal by chance, so that their deviation is not known
         return 1.0
+    from scipy import stats  # of the extra train, which a list of the studies does without
+
     return float(stats.ttest_1samp(values, bound, alternative="greater").pvalue)
 
 
 def power(effect: float, seeds: int, level: float) -> float:
     """Return the probability that a claim is decided whose true mean is `effect` deviations away from its bound."""
+    from scipy import stats
+
     critical = stats.t.ppf(1 - level / 2, seeds - 1)  # two ways to be decided
     return float(stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
 

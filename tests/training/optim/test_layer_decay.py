@@ -261,4 +261,4 @@ def test_the_recipes_decay_by_layers_from_the_command_line(name: str, tmp_path: 
     assert not list(tmp_path.glob("*-1"))
     assert main(command) == 0
     recorded = from_yaml(tmp_path / f"{name}-1" / "config.yaml", Run())
-    assert recorded.optim.layer_decay == 0.65 and recorded.vit == Model(drop_path=0.1)
+    assert recorded.optim.layer_decay == 0.65 and recorded.vit == Model(drop_path=0.1, init=name.split("-")[0])

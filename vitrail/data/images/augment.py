@@ -104,7 +104,7 @@ level. TensorFlow shifts bytes by at most 7 bits, so that one bit is always left
 
 
 @dataclass(frozen=True)
-class Steps(Op):
+class DrawnSteps(Op):
     """An operation that draws some of `CHANGES` and applies them in order."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Steps(Op):
 
 
 @dataclass(frozen=True)
-class RandAugment(Steps):
+class RandAugment(DrawnSteps):
     """Apply operations drawn from `VALUES` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do with timm.
 
     Each of `operations` drawn operations is applied with `probability`, with a random sign, at `magnitude` plus normal
@@ -135,7 +135,7 @@ class RandAugment(Steps):
     names = tuple(VALUES)
 
     def steps(self, rng: np.random.Generator) -> Iterator[Step]:
-        """See Steps."""
+        """See DrawnSteps."""
         for _ in range(self.operations):
             which, chance, sign = rng.random(3).tolist()
             magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), FULL)
@@ -145,7 +145,7 @@ class RandAugment(Steps):
 
 
 @dataclass(frozen=True)
-class BigVisionRandAugment(Steps):
+class BigVisionRandAugment(DrawnSteps):
     """RandAugment as in big_vision: every operation that is drawn is applied, at exactly this magnitude.
 
     Its cut-out is missing, and contrast is changed around the mean of the image.
@@ -155,7 +155,7 @@ class BigVisionRandAugment(Steps):
     magnitude: float
 
     def steps(self, rng: np.random.Generator) -> Iterator[Step]:
-        """See Steps."""
+        """See DrawnSteps."""
         for _ in range(self.operations):
             which, sign = rng.random(2).tolist()
             name = list(BIG_VISION)[int(which * len(BIG_VISION))]
@@ -163,23 +163,23 @@ class BigVisionRandAugment(Steps):
 
 
 @dataclass(frozen=True)
-class ThreeAugment(Steps):
+class ThreeAugment(DrawnSteps):
     """Always apply one of grayscale, solarise and blur, at random (Touvron et al. 2022, "DeiT III")."""
 
     def steps(self, rng: np.random.Generator) -> Iterator[Step]:
-        """See Steps."""
+        """See DrawnSteps."""
         which, strength = rng.random(2).tolist()
         yield ("grey", 0) if which < 1 / 3 else ("solarize", 128) if which < 2 / 3 else ("blur", 0.1 + 1.9 * strength)
 
 
 @dataclass(frozen=True)
-class ColorJitter(Steps):
+class ColorJitter(DrawnSteps):
     """Change brightness, contrast and saturation, in random order, each by a factor from 1 - s to 1 + s."""
 
     strength: float
 
     def steps(self, rng: np.random.Generator) -> Iterator[Step]:
-        """See Steps."""
+        """See DrawnSteps."""
         factors = (1 + self.strength * (2 * rng.random(3) - 1)).tolist()
         names = ("brightness", "contrast", "color")
         yield from [(names[which], factors[which]) for which in rng.permutation(3)]

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from vitrail.data.images.augment import (
     CHANGES,
+    DrawnSteps,
     MovingAugment,
     RandomErasing,
-    Steps,
     solarize_table,
 )
 from vitrail.data.images.geometry import Compose, Flip, Op
@@ -43,7 +43,7 @@ class Augmentation:
     """What happens to images of one size: perhaps a flip, some changes, and perhaps an erased rectangle."""
 
     flip: Flip | None
-    changes: tuple[Steps, ...]
+    changes: tuple[DrawnSteps, ...]
     erasing: RandomErasing | None
     size: tuple[int, int]
 
@@ -68,8 +68,8 @@ def divided(transform: Op, size: tuple[int, int]) -> tuple[Op, Augmentation] | N
         return None
     left = list(transform.ops)
     erasing = left.pop() if left and type(left[-1]) is RandomErasing else None
-    changes: list[Steps] = []
-    while left and isinstance(op := left[-1], Steps):
+    changes: list[DrawnSteps] = []
+    while left and isinstance(op := left[-1], DrawnSteps):
         changes.insert(0, op)
         left.pop()
     if not changes or isinstance(changes[-1], MovingAugment):

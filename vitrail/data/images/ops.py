@@ -108,8 +108,8 @@ def _randaugment(augment: Augment, operations: int, magnitude: float) -> Op:
     form = augment.randaugment_form or ("timm" if magnitude <= FULL else "big_vision")
     if form == "timm" and magnitude > FULL:
         raise UsageError(
-            f"augment.randaugment has magnitude {magnitude:g}, and timm's goes to {FULL:g}: use a smaller one, or "
-            "--augment.randaugment-form big_vision"
+            f"augment.randaugment has magnitude {magnitude:g}, and timm's goes to {FULL:g}: choose a smaller one, or "
+            "augment.randaugment_form big_vision"
         )
     return (RandAugment if form == "timm" else BigVisionRandAugment)(operations, magnitude)
 
