@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from vitrail.device import has_onednn
 from vitrail.model.compute import compute_dtype, how_computed
-from vitrail.torch_private import foreach_copy_, has_hooks, is_observed, onednn_linear
+from vitrail.torch_private import foreach_copy_, has_hooks, is_observed, onednn_linear, own_parameters, parts
 
 _HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the question
 
@@ -44,7 +44,7 @@ def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
     how = how_computed()
     if type(layer) is not kind or how == "definition" or has_hooks(layer):
         return False
-    return how == "fast" or all(type(parameter) is nn.Parameter for parameter in layer.parameters(recurse=False))
+    return how == "fast" or all(type(parameter) is nn.Parameter for parameter in own_parameters(layer))
 
 
 def may_be_fast(x: Tensor) -> bool:
@@ -110,7 +110,7 @@ def cast_together(block: nn.Module, x: Tensor) -> Iterator[None]:
     """
     dtype = compute_dtype(x)
     kinds = (nn.Linear, nn.LayerNorm) if dtype == torch.bfloat16 else nn.Linear
-    layers: list[Any] = [part for part in block.modules() if isinstance(part, kinds) and is_plain(part, type(part))]
+    layers: list[Any] = [part for part in parts(block) if isinstance(part, kinds) and is_plain(part, type(part))]
     layers = [layer for layer in layers if layer.weight is not None and layer.weight.dtype == torch.float32]
     parameters = [part for layer in layers for part in (layer.weight, layer.bias) if part is not None]
     cast = iter(_Casts.apply(dtype, *parameters) if parameters else ())
