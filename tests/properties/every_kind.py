@@ -154,7 +154,7 @@ ROWS: dict[str, Row] = {
             "optim": Optim(name="muon", lr=3e-3),
             "schedule": Schedule(shape="step", warmup=Steps(1)),
             "progressive": Progressive(0.5, Percent(75)),
-            "augment": Augment(crop="random", mixup=0.5),
+            "augment": Augment(crop="random", mixup=0.5, randaugment=(2, 15), randaugment_form="big_vision"),
         }
     ),
     "several labels": Row(
@@ -162,7 +162,7 @@ ROWS: dict[str, Row] = {
             "data": Data(path=str(materials() / "labels.csv"), holdout=0.2),
             "objective": Supervised(loss="asymmetric"),
             "schedule": Schedule(shape="constant", warmup=Steps(1)),
-            "augment": Augment(crop="center", cutmix=0.5),
+            "augment": Augment(crop="center", cutmix=0.5, randaugment=(1, 9), randaugment_form="timm"),
             "workers": 1,
         }
     ),
