@@ -71,7 +71,7 @@ def tables(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("verb", [vitrail.embed, vitrail.predict])
+@pytest.mark.parametrize("verb", [vitrail.embed, pytest.param(vitrail.predict, marks=pytest.mark.nightly("embed"))])
 def test_what_workers_compute_is_what_one_process_computes_even_where_one_is_killed(
     made: Path, tmp_path: Path, cluster: str, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
