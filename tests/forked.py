@@ -4,6 +4,7 @@ of them starts in a fraction of a second in place of five to ten."""
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -91,3 +92,14 @@ def _child(function: Callable[..., Any], arguments: tuple[Any, ...], env: dict[s
     os.environ.update(env)
     function(*arguments)
     sys.stdout.flush()
+
+
+def in_two_processes(function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[int]:
+    """Call `function(*arguments)` in two processes that may form a group, and return their exit codes."""
+    from vitrail.training.processes import process_environment
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    members = [Forked(function, *arguments, env=process_environment(rank, 2, port)) for rank in range(2)]
+    return [member.wait(seconds) for member in members]

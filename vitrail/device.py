@@ -214,6 +214,12 @@ def compute_precision(device: torch.device, precision: Precision = "auto") -> Co
     return "fp16" if device.type == "cuda" and has_tensor_cores(device) else "float32"
 
 
+def prediction_precision(device: torch.device, precision: Precision) -> ComputePrecision:
+    """Return the precision of predictions: `compute_precision`, but float32 for float16 on a CPU, where it is slow."""
+    computed = compute_precision(device, precision)
+    return "float32" if device.type == "cpu" and computed == "fp16" else computed
+
+
 def has_tensor_cores(device: torch.device) -> bool:
     """Return whether a CUDA device has tensor cores (NVIDIA from Volta on); the first multiply float16 alone."""
     import torch

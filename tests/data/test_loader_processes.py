@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from test_loader import SIDE, Numbered, equal, indices, loader, noisy
+from test_loader import SIDE, Numbered, equal, indices, loader, noisy, run
 
 from vitrail.data.images.batched import augment_on_device, divided
 from vitrail.data.images.ops import train_transform
 from vitrail.data.item import Item
 from vitrail.data.labels.sets import LabelSets, label_at
-from vitrail.data.loading.loader import Batch, Loader
+from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.processes import Packed, Ring, Shared
 from vitrail.data.loading.reading import ImageReader
 from vitrail.data.settings import Augment, Preprocess
@@ -31,14 +31,6 @@ from vitrail.data.sources.open import open_data, open_split
 from vitrail.errors import DataError, UsageError
 
 pytestmark = pytest.mark.processes
-
-
-def run(source, epoch: int = 0, start: int = 0, **options) -> list[Batch]:
-    one = loader(source, **options)
-    try:
-        return list(one.epoch(epoch, start))
-    finally:
-        one.close()
 
 
 def pids(one: Loader) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
-from forked import Forked
+from forked import in_two_processes
 
 from vitrail import world
 from vitrail.data.loading.loader import Batch
@@ -23,7 +22,7 @@ from vitrail.objective.base import RunFacts
 from vitrail.objective.settings import Supervised
 from vitrail.training import parallel
 from vitrail.training.parallel import distribute, shards
-from vitrail.training.processes import in_process_group, process_environment
+from vitrail.training.processes import in_process_group
 from vitrail.training.run import Run
 from vitrail.training.step import backward
 
@@ -82,11 +81,7 @@ def in_group(out: Path) -> NoReturn:
 
 @pytest.mark.processes
 def test_blocks_are_gathered_ahead_and_in_the_precision_of_their_products(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    members = [Forked(in_group, tmp_path, env=process_environment(rank, 2, port)) for rank in range(2)]
-    assert [member.wait(300) for member in members] == [0, 0]
+    assert in_two_processes(in_group, tmp_path) == [0, 0]
     happened = json.loads((tmp_path / "events.json").read_text())
     for precision, size in (("float32", 4), ("bf16", 2)):
         block = f"gather {size * OF_BLOCK}"

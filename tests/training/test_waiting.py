@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from forked import Forked
+from forked import in_two_processes
 from safetensors.torch import load_file
 from tiny_runs import SHORT, lines, tiny_run
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from vitrail import world
 from vitrail.durations import Steps
 from vitrail.training import loop
 from vitrail.training import step as stepping
-from vitrail.training.processes import in_process_group, process_environment
+from vitrail.training.processes import in_process_group
 from vitrail.training.run import Optim, Run, Schedule
 from vitrail.world import leave
 
@@ -166,11 +165,7 @@ def together(out: Path) -> None:
 def test_a_step_talks_to_other_processes_once(tmp_path: Path) -> None:
     """Apart from the sums of gradients, which DDP and FSDP2 send by other calls. If weights are sharded, the gradient
     norm is a sum. In the first two steps gradients are summed one by one, with a flag for lack of memory."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [Forked(together, tmp_path, env={**process_environment(rank, 2, port)}) for rank in range(2)]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    assert in_two_processes(together, tmp_path, seconds=120) == [0, 0]
     assert [json.loads((tmp_path / f"ddp-{rank}.json").read_text()) for rank in range(2)] == [[False]] * 2
     for name, rank in product(("whole", "sharded"), range(2)):
         calls = json.loads((tmp_path / f"{name}-{rank}.json").read_text())

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from vitrail import world
 from vitrail.data.benchmarks.imagenet_labels import AnswerKey
 from vitrail.data.image_names import bad_kinds
-from vitrail.device import Precision, compute_precision, fast_float32, float32_products, to_device
+from vitrail.device import (
+    Precision,
+    autocast_dtype,
+    fast_float32,
+    float32_products,
+    prediction_precision,
+    to_device,
+)
 from vitrail.errors import DataError, finite, finite_rows
 from vitrail.evaluation.results import Guess, Results
 from vitrail.model.build import eval_mode, freeze
@@ -293,10 +300,6 @@ def _image_rows(
     return top.masked_fill(~finite, -1), right.gather(1, top) & finite, values.exp(), loss, brier
 
 
-COMPUTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "float32": torch.float32}
-"""Precision -> type of the weights that compute in it."""
-
-
 def predictor(
     model: nn.Module,
     device: torch.device | str | None = None,
@@ -329,10 +332,8 @@ def applied(
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
-    computed = compute_precision(place, precision)
-    dtype = COMPUTED[computed]
-    if place.type == "cpu" and computed == "fp16":  # at which CPUs are slow
-        dtype = torch.float32
+    computed = prediction_precision(place, precision)
+    dtype = autocast_dtype(computed) or torch.float32
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
     if place.type == "cpu" or dtype != torch.float32:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.device import to_device
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import CARD, Opened, errors_only, reason
 from vitrail.files import json_text
@@ -53,7 +54,7 @@ def read(path: Path, device: str = "cpu") -> Opened:
 
     @torch.inference_mode()
     def compute(images: Tensor) -> Tensor:
-        outputs: Tensor = compiled(images.to(device, non_blocking=True))
+        outputs: Tensor = compiled(to_device(images, place))
         return outputs
 
     def run(images: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from vitrail.data.cache import cache_folder
-from vitrail.device import ComputePrecision, Precision, available_cores, compute_precision, memory_in_use, processor
+from vitrail.device import ComputePrecision, Precision, available_cores, memory_in_use, prediction_precision, processor
 from vitrail.errors import ExportError, UsageError, VitrailError
 from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
@@ -76,9 +76,7 @@ class Engines:
 
     def __init__(self, network: ViT | ResNet, precision: Precision = "auto", device: torch.device = CPU) -> None:
         self.network, self.device = network, device
-        self.precision = compute_precision(device, precision)
-        if device.type == "cpu" and self.precision == "fp16":  # at which CPUs are slow; prediction uses float32, too
-            self.precision = "float32"
+        self.precision = prediction_precision(device, precision)
 
     @cached_property
     def folder(self) -> Path:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
-from forked import Forked
+from forked import in_two_processes
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -33,7 +32,7 @@ from vitrail.training.optim.optimizer import (
 )
 from vitrail.training.optim.rules import Muon, newton_schulz, orthogonalise_
 from vitrail.training.optim.tune import freeze_rest
-from vitrail.training.processes import in_process_group, process_environment
+from vitrail.training.processes import in_process_group
 from vitrail.training.run import Optim
 
 SIZES: dict[str, Any] = dict(width=24, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(16, 16), classes=3)
@@ -298,11 +297,7 @@ def in_group(out: Path) -> NoReturn:
 
 @pytest.mark.processes
 def test_two_processes_move_parameters_as_one_does_and_share_the_products(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    members = [Forked(in_group, tmp_path, env=process_environment(rank, 2, port)) for rank in range(2)]
-    assert [member.wait(300) for member in members] == [0, 0]
+    assert in_two_processes(in_group, tmp_path) == [0, 0]
     model = network()
     optimizer = build_optimizer(model, SHARDED)
     for step in range(3):

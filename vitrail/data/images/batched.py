@@ -27,6 +27,7 @@ from vitrail.data.images.augment import (
 )
 from vitrail.data.images.geometry import Compose, Flip, Op
 from vitrail.data.settings import GREY
+from vitrail.device import to_device
 
 NAMES = tuple(CHANGES)
 FLIP, TOP, LEFT, HEIGHT, WIDTH, KEY, STEPS = range(7)
@@ -119,13 +120,9 @@ class Plan:
         return cls(tuple(groups))
 
     def to(self, device: torch.device) -> Plan:
-        """Return the plan with its tensors on a device, copied in the background if they are in pinned memory."""
-        return Plan(
-            tuple(
-                Group(one.kind, one.images.to(device, non_blocking=True), one.values.to(device, non_blocking=True))
-                for one in self.groups
-            )
-        )
+        """Return the plan with its tensors on a device, for which nothing waits."""
+        groups = (Group(one.kind, to_device(one.images, device), to_device(one.values, device)) for one in self.groups)
+        return Plan(tuple(groups))
 
 
 def _add(groups: list[Group], kind: str, images: np.ndarray, values: np.ndarray) -> None:
