@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,6 +26,26 @@ class Elsewhere(Tensor):
     """A CPU tensor that says it is on a GPU: code that asks takes the path which reads nothing."""
 
     device = property(lambda tensor: torch.device("cuda"))  # type: ignore[assignment]
+
+
+class Copied:
+    """In place of `torch.cuda.Event`, which needs a driver: it counts how often it was waited for."""
+
+    waits = 0
+
+    def record(self, stream: object) -> None:
+        """Follow the copies of a stream."""
+
+    def synchronize(self) -> None:
+        """Wait for them."""
+        Copied.waits += 1
+
+
+def copies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let copies from `Elsewhere` and from fake CUDA tensors be followed by `Copied` until the test ends."""
+    monkeypatch.setattr(Copied, "waits", 0)
+    monkeypatch.setattr(torch.cuda, "Event", Copied)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
 
 
 def told(value: bool) -> Tensor:

@@ -18,9 +18,10 @@ from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
-# `FakeTensorMode`, `TorchDispatchMode` and `tree_leaves` are imported by their users from here: torch's documentation
-# uses them, but no public module has them.
+# `FakeTensorMode`, `TorchDispatchMode`, `tree_leaves` and `tree_map` are imported by their users from here: torch's
+# documentation uses them, but no public module has them.
 
 # Operations on lists of tensors. `torch.optim` is built on them; public code has only a Python loop over the tensors.
 foreach_add_ = torch._foreach_add_

@@ -102,3 +102,15 @@ def test_settings_that_make_no_sense(more: dict[str, Any], message: str) -> None
 def test_features_that_do_not_fit() -> None:
     with pytest.raises(DataError, match="have 6 features and test images 7"):
         knn(features(50, 6, 3, 0), features(40, 7, 3, 1))
+
+
+@pytest.mark.parametrize("size", [2, 3, 70])
+def test_processes_share_the_test_images(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = features(90, 12, 8, 0), features(60, 12, 8, 1)
+    whole, shares = knn(train, test, k=[1, 5]), np.zeros((2, 2))
+    monkeypatch.setattr(module.world, "size", lambda: size)
+    for rank in range(size):
+        monkeypatch.setattr(module.world, "rank", lambda rank=rank: rank)
+        part = knn(train, test, k=[1, 5])
+        shares += [[part.top1[k], part.top5[k]] for k in (1, 5)]
+    assert shares == pytest.approx(np.array([[whole.top1[k], whole.top5[k]] for k in (1, 5)]))

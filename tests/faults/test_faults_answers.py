@@ -24,7 +24,7 @@ from vitrail.data.sources.lists import read_list, refers_to, write_list
 from vitrail.data.sources.open import open_path
 from vitrail.data.spreadsheet import SafeWriter, escape_formula, unescape_formula
 from vitrail.errors import WeightsError
-from vitrail.evaluation.classify import refusing
+from vitrail.evaluation.ahead import Refusing
 from vitrail.evaluation.groups import read_groups
 from vitrail.evaluation.knn import neighbours as nearest
 from vitrail.inspection.components import patch_components
@@ -207,10 +207,10 @@ def test_67_finite_outputs_pass_and_others_are_refused() -> None:
         return images
 
     fine = torch.tensor([[1.0, -3e38]])
-    assert refusing(outputs)(fine) is fine
+    assert Refusing(outputs)(fine) is fine
     for bad in (np.nan, np.inf, -np.inf):
         with pytest.raises(WeightsError, match="NaN or infinity"):
-            refusing(outputs)(torch.tensor([[0.0, bad]]))
+            Refusing(outputs)(torch.tensor([[0.0, bad]]))
 
 
 def test_66_a_prediction_in_json_has_the_name(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from vitrail.device import (
     prediction_precision,
     to_device,
 )
-from vitrail.errors import DataError, finite, finite_rows
+from vitrail.errors import DataError, finite_rows
+from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.results import Guess, Results
 from vitrail.model.build import eval_mode, freeze
 
@@ -218,15 +219,20 @@ def classify(
     """
     outputs = len(class_names) if key is None else key.right.shape[1]
     labels = outputs if key is None else len(key.label)
-    rows: list[tuple[Tensor, ...]] = []
-    for batch in loader.epoch(0):
+
+    def with_right_outputs() -> Iterator[tuple[Any, Tensor]]:
+        for batch in loader.epoch(0):
+            check_labels(int(batch.labels.max()), labels)
+            yield batch, _right(batch.labels, outputs, key)
+
+    def launch(given: tuple[Any, Tensor]) -> tuple[Tensor, ...]:
+        batch, right = given
         logits = predict(batch.images)
         if logits.shape[1] != outputs:
             raise DataError(f"the model has {logits.shape[1]} outputs, but the data have {outputs} classes")
-        check_labels(int(batch.labels.max()), labels)
-        raw = logits.float().softmax(dim=1).amax(dim=1)
-        found = _image_rows(logits / temperature, _right(batch.labels, outputs, key), best)
-        rows.append((batch.index, batch.labels, raw, *found))
+        return logits.float().softmax(dim=1).amax(dim=1), *_image_rows(logits / temperature, right, best)
+
+    rows = [(batch.index, batch.labels, *found) for (batch, _), found in ahead(with_right_outputs(), launch)]
     (index, label, sure, top, hit, probability, loss, brier), bad = gather_rows(rows, loader)
     if key is not None:
         label, top = key.as_classes(label, top, hit)
@@ -238,12 +244,12 @@ def classify(
     return Classification(list(class_names), index, label, top, probability, loss, brier, bad, before)
 
 
-def gather_rows(rows: list[tuple[Tensor, ...]], loader: Batches) -> tuple[list[np.ndarray], list[tuple[str, str]]]:
+def gather_rows(rows: Sequence[tuple[Tensor, ...]], loader: Batches) -> tuple[list[np.ndarray], list[tuple[str, str]]]:
     """Return the rows of all batches and processes, column by column, and (id, reason) of the unreadable images.
 
     Raises DataError if no image could be read.
     """
-    mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
+    mine = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
     processes = world.gather((mine, loader.bad))
     columns = [part for part, _ in processes if part]
     bad = unreadable(part for _, part in processes)
@@ -275,8 +281,8 @@ def unreadable(processes: Iterable[list[Any]]) -> list[tuple[str, str]]:
 def _right(labels: Tensor, outputs: int, key: AnswerKey | None) -> Tensor:
     """Return which outputs are correct for each label: bool [B, outputs]."""
     if key is not None:
-        return torch.from_numpy(key.marks(labels.cpu().numpy()))
-    return labels[:, None] == torch.arange(outputs, device=labels.device)
+        return torch.from_numpy(key.marks(labels.numpy()))
+    return labels[:, None] == torch.arange(outputs)
 
 
 @torch.no_grad()
@@ -288,7 +294,7 @@ def _image_rows(
     If its logits are not finite, an image gets -1 as best outputs and counts as wrong. topk would rank NaN first and
     could be correct by accident.
     """
-    right = right.to(logits.device)
+    right = to_device(right, logits.device)
     finite = finite_rows(logits)[:, None]
     unknown = ~right.any(dim=1)
     log_probability = logits.float().log_softmax(dim=1)
@@ -357,15 +363,6 @@ def applied(
 
 NOT_FINITE = "not-finite"
 """Reason of an image for which a network has no result."""
-
-
-def refusing(predict: Predict, precision: Precision | None = None) -> Predict:
-    """Return `predict`, which now raises WeightsError (see `not_finite`) if an output is not finite."""
-
-    def checked(images: Tensor) -> Tensor:
-        return finite(predict(images), "output for an image", precision)
-
-    return checked
 
 
 STORED = {

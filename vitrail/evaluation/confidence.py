@@ -24,6 +24,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from vitrail import world
 from vitrail.data.loading.loader import Batch
+from vitrail.device import to_device
+from vitrail.evaluation.ahead import HostCopy
 from vitrail.evaluation.calibration import binned
 from vitrail.evaluation.classify import Batches, Classification, Predict
 
@@ -64,7 +66,7 @@ class KeptLogits:
     def __init__(self, predict: Predict, loader: Batches, images: int) -> None:
         self._predict, self._loader, self._images = predict, loader, images
         self._logits: Tensor | None = None
-        self._kept: list[Batch] = []
+        self._kept: list[tuple[HostCopy[Tensor], Tensor, Tensor]] = []
         self._all = True
         self.bad = loader.bad
 
@@ -80,9 +82,9 @@ class KeptLogits:
             assert self._logits is not None
             step = -(-self._images * self._logits.shape[1] // LOGITS)
             self._all = step == 1
-            rows = batch.index % step == 0
-            logits = self._logits[rows.to(self._logits.device)].cpu()
-            self._kept.append(Batch(logits, batch.labels[rows], batch.index[rows]))
+            rows = (batch.index % step == 0).nonzero()[:, 0]
+            logits = HostCopy(self._logits[to_device(rows, self._logits.device)])
+            self._kept.append((logits, batch.labels[rows], batch.index[rows]))
 
     def again(self) -> tuple[Predict, Batches]:
         """Return a predict function and images that give the same logits once more.
@@ -91,11 +93,14 @@ class KeptLogits:
         """
         if world.any_(not self._all):
             return self._predict, self._loader
-        return lambda logits: logits, KeptBatches(self._kept, self.bad)
+        return lambda logits: logits, KeptBatches(self._batches(), self.bad)
+
+    def _batches(self) -> list[Batch]:
+        return [Batch(logits.get(), labels, index) for logits, labels, index in self._kept]
 
     def temperature(self) -> float | None:
         """Return the temperature, the same in every process (see `fit_if_better`)."""
-        mine = [(kept.index.numpy(), kept.labels.numpy(), kept.images.float().numpy()) for kept in self._kept]
+        mine = [(kept.index.numpy(), kept.labels.numpy(), kept.images.float().numpy()) for kept in self._batches()]
         parts = [part for process in world.gather(mine) for part in process]
         index, labels, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
         rows = np.unique(index, return_index=True)[1]

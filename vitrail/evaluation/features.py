@@ -18,7 +18,8 @@ from vitrail import world
 from vitrail.data.image_names import bad_kinds
 from vitrail.device import Precision
 from vitrail.errors import DataError
-from vitrail.evaluation.classify import Batches, Predict, check_labels, predictor, refusing, unreadable
+from vitrail.evaluation.ahead import Refusing, ahead
+from vitrail.evaluation.classify import Batches, Predict, check_labels, predictor, unreadable
 from vitrail.words import one_line
 
 _CHECKED = 4096
@@ -94,18 +95,20 @@ def extract(
     number is drawn. Raises DataError if no image could be read, or a label is not a number of `class_names`,
     and WeightsError for features with NaN or infinity.
     """
-    return collect(refusing(predictor(model, device, precision, features=True), precision), loader, class_names)
+    with Refusing(predictor(model, device, precision, features=True), precision) as embed:
+        return collect(embed, loader, class_names)
 
 
 def collect(embed: Predict, loader: Batches, class_names: Sequence[str]) -> Features:
     """Return `embed(images)`, float32 [batch, width], of all images of all processes, on every process.
 
     An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Processes exchange one
-    batch at a time and then free it, so memory holds the result and a few batches. Raises the errors of `extract`.
+    batch at a time and then free it, so memory holds the result and a few batches. Raises the errors of `extract`, but
+    not for NaN and infinity.
     """
     batches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for batch in loader.epoch(0):
-        batches.append((batch.index.cpu().numpy(), batch.labels.cpu().numpy(), embed(batch.images).cpu().numpy()))
+    for batch, found in ahead(loader.epoch(0), lambda batch: embed(batch.images)):
+        batches.append((batch.index.numpy(), batch.labels.numpy(), found.numpy()))
     processes = world.gather(([(index, labels, part.shape[1]) for index, labels, part in batches], loader.bad))
     bad = unreadable(part for _, part in processes)
     rows = [row for process, _ in processes for row in process]

@@ -15,6 +15,7 @@ from vitrail.data.benchmarks.imagenet_labels import wnids
 from vitrail.data.images.geometry import Compose, CropBorder, Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess
+from vitrail.device import to_device
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Predict
 
@@ -69,7 +70,7 @@ def choosing(predict: Predict, outputs: np.ndarray) -> Predict:
             raise DataError(
                 f"the network gave {logits.shape[1]} outputs, but the protocol needs output {outputs.max()}"
             )
-        return logits[:, chosen.to(logits.device)]
+        return logits[:, to_device(chosen, logits.device)]
 
     return answer
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.device import fast_float32
+from vitrail import world
+from vitrail.device import fast_float32, to_device
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import Features, labelled_pair, unit_rows
 
@@ -48,28 +49,31 @@ def knn(
 ) -> KNN:
     """Classify the labelled images of `test` by their `k` nearest labelled images of `train`, for each of `k`.
 
-    Raises UsageError for a k beyond the number of training images or a temperature that is not above 0, DataError
-    for features that are not finite or do not fit together.
+    Processes share the test images, so all of them must call this together. Raises UsageError for a k beyond the number
+    of training images or a temperature that is not above 0, DataError for features that are not finite or do not fit
+    together.
     """
     source, labels, asked, truth = labelled_pair(train, test)
     if not k or min(k) < 1 or max(k) > len(labels):
         raise UsageError(f"k is {list(k)}; with {len(labels)} training images it must be from 1 to {len(labels)}")
     if not temperature > 0:
         raise UsageError(f"the temperature is {temperature:g}; it must be above 0")
-    classes = len(train.class_names)
-    of = torch.from_numpy(labels).to(device)
-    hits = {count: np.zeros(2) for count in k}
-    begin = 0
-    for similarity, row in neighbours(source, asked, max(k), device):
-        answer = torch.from_numpy(truth[begin : begin + len(row)]).to(device)
+    classes, place = len(train.class_names), torch.device(device)
+    of = to_device(torch.from_numpy(labels), place)
+    mine, begin = slice(world.rank(), None, world.size()), 0
+    answers = to_device(torch.from_numpy(truth[mine]), place)
+    hits = torch.zeros(len(k), 2, dtype=torch.int64, device=place)
+    for similarity, row in neighbours(source, asked[mine], max(k), place):
+        answer = answers[begin : begin + len(row)]
         begin += len(row)
-        for count in hits:
+        for at, count in enumerate(k):
             weight = ((similarity[:, :count] - similarity[:, :1]) / temperature).exp()  # the nearest one's is always 1
             votes = weight.new_zeros(len(row), classes).scatter_add_(1, of[row[:, :count]], weight)
             best = votes.topk(min(5, classes), dim=1)
             right = (best.indices == answer[:, None]) & (best.values > 0)
-            hits[count] += int(right[:, 0].sum()), int(right.sum())
-    top1, top5 = ({count: float(both[i]) / len(truth) for count, both in hits.items()} for i in (0, 1))
+            hits[at] += torch.stack([right[:, 0].sum(), right.sum()])
+    shares = (world.sum_(hits).cpu().double() / len(truth)).tolist()
+    top1, top5 = ({count: share[i] for count, share in zip(k, shares, strict=True)} for i in (0, 1))
     return KNN(temperature, top1, top5, len(labels), len(truth))
 
 
@@ -95,4 +99,4 @@ def neighbours(
 
 
 def _unit(rows: np.ndarray, device: torch.device | str) -> Tensor:
-    return torch.from_numpy(unit_rows(rows)).to(device)
+    return to_device(torch.from_numpy(unit_rows(rows)), torch.device(device))

@@ -13,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from vitrail.device import to_device
 from vitrail.errors import DataError
+from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.calibration import BINS, Calibration, binned
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.confidence import at_temperature
@@ -257,17 +261,19 @@ def score_labels(
     images (`best_thresholds`). temperature: Divides the logits. An image that arrives twice counts once. Raises
     DataError if outputs and classes do not fit, if no image could be read, and if no image has any of the labels.
     """
-    rows: list[tuple[torch.Tensor, ...]] = []
-    for batch in loader.epoch(0):
+
+    def launch(batch: Any) -> tuple[Tensor, Tensor]:
         logits = predict(batch.images).float()
         if logits.shape[1] != len(class_names) or batch.labels.shape != logits.shape:
             raise DataError(
                 f"the model has {logits.shape[1]} outputs and the labels are {list(batch.labels.shape)}, but the data "
                 f"have {len(class_names)} classes"
             )
-        logits, labels = logits / temperature, batch.labels.to(logits.device)
+        logits, labels = logits / temperature, to_device(batch.labels, logits.device)
         losses = F.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none").sum(1)
-        rows.append((batch.index, batch.labels, logits.sigmoid(), losses.masked_fill(labels[:, 0] < 0, torch.nan)))
+        return logits.sigmoid(), losses.masked_fill(labels[:, 0] < 0, torch.nan)
+
+    rows = [(batch.index, batch.labels, *found) for batch, found in ahead(loader.epoch(0), launch)]
     (index, target, probability, loss), bad = gather_rows(rows, loader)
     index, first = np.unique(index, return_index=True)
     target, probability = target[first], probability[first]

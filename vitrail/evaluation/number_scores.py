@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.errors import DataError
+from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.results import Guess, Results
 
@@ -154,15 +156,20 @@ def score_numbers(predict: Predict, loader: Batches, class_names: Sequence[str],
     Batches have labels float64 [batch, targets]. An image that arrives twice counts once. Raises DataError if outputs
     and targets do not fit, if no image could be read, and if the numbers of no image are known.
     """
-    rows: list[tuple[Tensor, ...]] = []
-    for batch in loader.epoch(0):
+
+    def launch(batch: Any) -> Tensor:
         outputs = predict(batch.images)
         if batch.labels.shape != outputs.shape:
             raise DataError(
                 f"the model predicts {outputs.shape[1]} numbers, and the labels of a batch are "
                 f"{list(batch.labels.shape)}. Evaluate on images with the same targets"
             )
-        rows.append((batch.index, batch.labels, torch.from_numpy(predicted_numbers(outputs, scale))))
+        return outputs
+
+    rows = [
+        (batch.index, batch.labels, torch.from_numpy(predicted_numbers(outputs, scale)))
+        for batch, outputs in ahead(loader.epoch(0), launch)
+    ]
     (index, target, prediction), bad = gather_rows(rows, loader)
     index, first = np.unique(index, return_index=True)
     found = NumberScores(list(class_names), index, target[first], prediction[first], scale, bad)

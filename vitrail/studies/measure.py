@@ -22,7 +22,8 @@ from vitrail.data.settings import Preprocess
 from vitrail.data.split import fingerprint
 from vitrail.device import available_cores, choose_device, compute_precision
 from vitrail.errors import TrainingError
-from vitrail.evaluation.classify import classify, predictor, refusing
+from vitrail.evaluation.ahead import Refusing
+from vitrail.evaluation.classify import classify, predictor
 from vitrail.evaluation.features import Features, collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.imagenet import choosing, output_order, view
@@ -87,9 +88,9 @@ class Probes:
         network, root = load(model), Path(self.sets.path(IMAGENET))
         opened = open_benchmark("real", root / "val" if (root / "val").is_dir() else root)
         order = output_order(network.card.class_names, network.card.config.classes)
-        predict = refusing(predictor(network, choose_device(None), "auto"))
+        predict = Refusing(predictor(network, choose_device(None), "auto"))
         loader = _loader(opened.source, view(opened.protocol, network.card.preprocess), network.card.preprocess)
-        with closing(loader):
+        with closing(loader), predict:
             found = classify(choosing(predict, order.outputs[opened.columns]), loader, opened.class_names, opened.key)
         return found.top1
 
@@ -122,12 +123,12 @@ def _known(path: Path) -> dict[str, float]:
 def _embedder(model: Path) -> Callable[[IndexedSource], Features]:
     """Return what computes the features of images by a saved network, with its own preprocessing."""
     network = load(model)
-    embed = refusing(predictor(network, choose_device(None), "auto", features=True))
+    embed = predictor(network, choose_device(None), "auto", features=True)
     preprocess = network.card.preprocess
 
     def features(source: IndexedSource) -> Features:
-        with closing(_loader(source, eval_transform(preprocess), preprocess)) as loader:
-            return collect(embed, loader, source.class_names)
+        with closing(_loader(source, eval_transform(preprocess), preprocess)) as loader, Refusing(embed) as refusing:
+            return collect(refusing, loader, source.class_names)
 
     return features
 

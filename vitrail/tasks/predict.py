@@ -5,7 +5,6 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -27,6 +26,7 @@ from vitrail.data.sources.files import find_images
 from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.device import Precision
 from vitrail.errors import DecodeError, WeightsError, finite_rows, not_finite
+from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
 from vitrail.evaluation.confidence import calibrated
 from vitrail.tasks.catalog import task_of
@@ -128,17 +128,14 @@ def _rows(
             else:
                 yield best._replace(path=str(path), box=box)
 
-    launched: deque[tuple[list[PreparedFile], torch.Tensor | None]] = deque()
+    def launch(batch: list[PreparedFile]) -> torch.Tensor | None:
+        images = [file.image for file in batch if isinstance(file.image, np.ndarray)]
+        return predict(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)) if images else None
+
     with closing(prepared):
-        while batch := list(islice(prepared, batch_size)):
-            images = [file.image for file in batch if isinstance(file.image, np.ndarray)]
-            outputs = predict(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)) if images else None
-            launched.append((batch, outputs))
-            waits = outputs is not None and outputs.device.type != "cpu"  # it may still be computed
-            while len(launched) > waits:
-                yield from ranked(*launched.popleft())
-        for each in launched:
-            yield from ranked(*each)
+        batches = iter(lambda: list(islice(prepared, batch_size)), [])
+        for batch, outputs in ahead(batches, launch):
+            yield from ranked(batch, outputs)
 
 
 def _each_prepared(

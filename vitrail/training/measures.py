@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail import world
 from vitrail.data.item import IndexedSource, Subset
@@ -22,11 +23,13 @@ from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.split import subset
 from vitrail.device import autocast_dtype, choose_device
 from vitrail.errors import UsageError
+from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
 from vitrail.model.build import eval_mode
+from vitrail.objective.base import Prepared
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.tasks.task import Task
@@ -104,14 +107,21 @@ class ObjectiveLoss(Measure):
     def _sums(self, images: Rounds) -> dict[str, float]:
         device = next(self._objective.parameters()).device
         sums: dict[str, float] = {"count": 0.0, "loss": 0.0}
-        for number, batch in enumerate(images.epoch(0)):
+        shown: list[Prepared] = []
+
+        def launch(batch: Batch) -> dict[str, Tensor | int]:
             prepared = self._objective.prepare(batch, step=VALIDATION)
             with torch.autocast(device.type, dtype=self._half, enabled=self._half is not None):
                 loss, count, metrics = self._objective(prepared, step=VALIDATION)
-            for name, value in {"count": count, "loss": loss, **metrics}.items():
+            if not shown and world.is_main():
+                shown.append(prepared.first(SHOWN_ROWS))
+            return {"count": count, "loss": loss, **metrics}
+
+        for _, numbers in ahead(images.epoch(0), launch):
+            for name, value in numbers.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-            if number == 0 and world.is_main():
-                self._picture = columns_picture(self._objective.show(prepared.first(SHOWN_ROWS)))
+        if shown:
+            self._picture = columns_picture(self._objective.show(shown[0]))
         return sums
 
 

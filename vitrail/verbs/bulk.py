@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
     from vitrail.data.loading.loader import Loader
     from vitrail.data.settings import Data
+    from vitrail.evaluation.ahead import Computed
     from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
     from vitrail.evaluation.classify import Predict
     from vitrail.verbs.features import Embedder, Tokens
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from vitrail.weights.card import Card
 
     Arrays = dict[str, np.ndarray]
+    Columns = dict[str, pa.Array]
 
 log = logging.getLogger("vitrail")
 T = TypeVar("T")
@@ -207,18 +209,19 @@ def predicted_columns(
     import torch
 
     from vitrail.data.images.ops import eval_transform
-    from vitrail.evaluation.classify import refusing
+    from vitrail.evaluation.ahead import Computed
     from vitrail.evaluation.confidence import calibrated
     from vitrail.tasks.catalog import task_of
 
-    predict = refusing(calibrated(predict, card.temperature), compute.precision)
     transform, size = eval_transform(card.preprocess), card.preprocess.image_size
 
     def columns(logits: Tensor) -> dict[str, pa.Array]:
         return {name: _column(values) for name, values in task_of(card).columns(logits, card, top, reject).items()}
 
-    nothing = torch.empty(0, card.config.classes)
-    return _computed(predict, columns, nothing, lambda source: compute.loader(source, transform, size))
+    found = Computed(calibrated(predict, card.temperature), columns, compute.precision)
+    return _computed(
+        found, columns(torch.empty(0, card.config.classes)), lambda source: compute.loader(source, transform, size)
+    )
 
 
 def feature_columns(embedder: Embedder) -> ComputeColumns:
@@ -226,13 +229,13 @@ def feature_columns(embedder: Embedder) -> ComputeColumns:
     import numpy as np
 
     nothing = {"features": np.empty((0, embedder.width), np.float32)}
-    return _computed(embedder.features, _all_lists, nothing, embedder.loader)
+    return _computed(embedder.features.then(_all_lists), _all_lists(nothing), embedder.loader)
 
 
 def token_columns(embedder: Embedder, ask: Tokens) -> ComputeColumns:
     """Return a function that computes tokens with `ask`: lists [rows][columns][width] and [prefix][width]."""
     nothing = {name: array[:0] for name, array in ask(embedder.blank()).items()}
-    return _computed(ask, _all_lists, nothing, embedder.loader)
+    return _computed(ask.then(_all_lists), _all_lists(nothing), embedder.loader)
 
 
 def _all_lists(found: Arrays) -> dict[str, pa.Array]:
@@ -252,14 +255,11 @@ def _column(rows: np.ndarray | list[list[str]]) -> pa.Array:
 
 
 def _computed(
-    ask: Callable[[Tensor], T],
-    columns: Callable[[T], dict[str, pa.Array]],
-    nothing: T,
-    loader: Callable[[IndexedSource], Loader],
+    columns: Computed[Any, Columns], nothing: Columns, loader: Callable[[IndexedSource], Loader]
 ) -> ComputeColumns:
-    """Return a function that computes id, label and the columns of what `ask` returns, batch by batch.
+    """Return a function that computes id, label and `columns` of images, batch by batch.
 
-    nothing: What `ask` would return for no image.
+    nothing: The columns of no image.
     """
     import numpy as np
     import pyarrow as pa
@@ -272,16 +272,16 @@ def _computed(
         several = isinstance(source.labels, LabelSets)
         kind = pa.list_(pa.string()) if several else pa.string()
 
-        def send(index: np.ndarray, found: T) -> None:
+        def send(index: np.ndarray, found: Columns) -> None:
             texts = map(names_of_text, stored_texts(source.labels[index], source.class_names))
             labels = [[*map(as_text, text)] if isinstance(text, list) else as_text(text) or None for text in texts]
             about = {"id": pa.array(map(as_text, ids(source, index)), pa.string()), "label": pa.array(labels, kind)}
-            receive(about | columns(found))
+            receive(about | found)
 
         send(np.empty(0, np.int64), nothing)
         with closing(loader(source)) as images:
-            for batch in images.epoch(0):
-                send(batch.index.numpy(), ask(batch.images))
+            for batch, found in columns.over(images.epoch(0)):
+                send(batch.index.numpy(), found)
         reasons = dict(zip(images.bad_index, (reason for _, reason in images.bad), strict=True))
         lost = LostImages(len(source))
         for number in range(len(source)):

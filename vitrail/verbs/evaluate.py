@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import IndexedSource
+    from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.results import Results
     from vitrail.exports.engine import Engine
@@ -187,19 +188,21 @@ def _classify(
     network: ViT | ResNet | Engine, task: _Evaluated, compute: Compute, tta: ViewKind | None = None
 ) -> Results:
     from vitrail.data.images.ops import VIEWS, views
-    from vitrail.evaluation.classify import refusing
+    from vitrail.evaluation.ahead import Refusing
     from vitrail.evaluation.confidence import averaged
     from vitrail.evaluation.imagenet import choosing
     from vitrail.tasks.catalog import task_of
 
-    card, predict = network.card, refusing(compute.predictor(network), compute.precision)
+    card, computed = network.card, Refusing(compute.predictor(network), compute.precision)
+    predict: Predict = computed
     if task.outputs is not None:
         predict = choosing(predict, task.outputs)
     transform, (height, width), temperature = task.transform, card.preprocess.image_size, card.temperature
     if tta is not None:
         predict = averaged(predict, VIEWS[tta], temperature, several=card.several)
         transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0
-    with closing(compute.loader(task.source, transform, (height, width), ProgressLine("computed"))) as loader:
+    images = compute.loader(task.source, transform, (height, width), ProgressLine("computed"))
+    with closing(images) as loader, computed:
         return task_of(card).measure(predict, loader, task.class_names, card, temperature=temperature, key=task.key)
 
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, DecodeError, UsageError
@@ -23,7 +23,7 @@ from vitrail.verbs.network import load_runnable
 from vitrail.words import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from torch import Tensor
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.data.sources.open import OpenedData
+    from vitrail.evaluation.ahead import Computed
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
 
-    Tokens = Callable[[Tensor], dict[str, np.ndarray]]
+    Arrays = dict[str, np.ndarray]
+    Tokens = Computed[dict[str, Tensor], Arrays]
 
 log = logging.getLogger("vitrail")
 Prepare = Literal["model", "protocol"]
@@ -211,15 +213,26 @@ class Embedder:
 
     @cached_property
     def embed(self) -> Predict:
-        """Function of images that returns their features, float32 [batch, width]."""
-        from vitrail.evaluation.classify import refusing
+        """Function of images that returns their features, float32 [batch, width], on the device."""
+        return self._compute.predictor(self.network, features=True)
 
-        return refusing(self._compute.predictor(self.network, features=True), self._compute.precision)
+    @cached_property
+    def array(self) -> Computed[Tensor, np.ndarray]:
+        """Function of images that returns their features, float32 [batch, width]."""
+        from vitrail.evaluation.ahead import Computed
+
+        return Computed(self.embed, lambda found: found.numpy(), self._compute.precision)
+
+    @cached_property
+    def features(self) -> Computed[Tensor, Arrays]:
+        """Function of images that returns their features under the name that they have in files."""
+        return self.array.then(lambda found: {"features": found})
 
     @cached_property
     def blank_features(self) -> np.ndarray:
         """Features of a blank image, float32 [width], by which a file of features is recognised as this network's."""
-        return self.embed(self.blank())[0].float().cpu().numpy()
+        found: np.ndarray = self.array(self.blank())[0]
+        return found
 
     @property
     def width(self) -> int:
@@ -244,35 +257,26 @@ class Embedder:
         [batch, prefix, width] if there are tokens in front of the grid's. With `norm` all have gone through the final
         LayerNorm. The function raises DataError for a value that float16 cannot hold.
         """
-        from vitrail.errors import finite
+        from vitrail.evaluation.ahead import Computed
         from vitrail.evaluation.classify import applied
 
         if dtype not in get_args(TokenType):
             raise UsageError(f"dtype is {dtype!r}. Valid: {', '.join(get_args(TokenType))}")
         numbers = self.layers(layers)
 
-        def call(network: Any, images: Tensor) -> dict[str, np.ndarray]:
-            found: dict[str, np.ndarray] = {}
-            for number, pair in zip(
-                numbers, network.intermediate(images, numbers, norm=norm, prefix=True), strict=True
-            ):
-                for name, part in (("tokens", pair[0].movedim(1, -1)), ("prefix", pair[1])):
-                    finite(part, "output for an image", self._compute.precision)
-                    if part.numel():
-                        found[f"{name}_{number}"] = _as_type(part.float().cpu().numpy(), dtype, number)
-            return found
+        def call(network: Any, images: Tensor) -> dict[str, Tensor]:
+            found = zip(numbers, network.intermediate(images, numbers, norm=norm, prefix=True), strict=True)
+            named = (
+                (f"{name}_{number}", part.float())
+                for number, (tokens, first) in found
+                for name, part in (("tokens", tokens.movedim(1, -1)), ("prefix", first))
+            )
+            return {name: part for name, part in named if part.numel()}
 
-        ask = applied(call, self.network, self._compute.place(), self._compute.precision)
+        launch = applied(call, self.network, self._compute.place(), self._compute.precision)
+        ask = Computed(launch, partial(_as_arrays, dtype), self._compute.precision)
         ask(self.blank())
         return ask
-
-    def array(self, images: Tensor) -> np.ndarray:
-        """Return the features of images, float32 [batch, width]."""
-        return self.embed(images).cpu().numpy()
-
-    def features(self, images: Tensor) -> dict[str, np.ndarray]:
-        """Return the features of images under the name that they have in files."""
-        return {"features": self.array(images)}
 
     def loader(self, source: IndexedSource) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
@@ -280,15 +284,16 @@ class Embedder:
 
     def __call__(self, source: IndexedSource) -> Features:
         """Return the features of all readable images. The others are logged. Raises DataError."""
+        from vitrail.evaluation.ahead import Refusing
         from vitrail.evaluation.features import collect
 
-        with closing(self.loader(source)) as loader:
-            found = collect(self.embed, loader, source.class_names)
+        with closing(self.loader(source)) as loader, Refusing(self.embed, self._compute.precision) as embed:
+            found = collect(embed, loader, source.class_names)
         _log_unreadable(found.bad)
         return found
 
     def each_batch(
-        self, source: IndexedSource, compute: Callable[[Tensor], T], receive: Callable[[T], None]
+        self, source: IndexedSource, compute: Computed[Any, T], receive: Callable[[T], None]
     ) -> tuple[np.ndarray, list[tuple[str, str]]]:
         """Call `receive` with the result for each batch of images, in order.
 
@@ -301,8 +306,8 @@ class Embedder:
 
         index: list[np.ndarray] = []
         with closing(self.loader(source)) as loader:
-            for batch in loader.epoch(0):
-                receive(compute(batch.images))
+            for batch, found in compute.over(loader.epoch(0)):
+                receive(found)
                 index.append(batch.index.numpy())
         _log_unreadable(loader.bad)
         if not index:
@@ -313,7 +318,7 @@ class Embedder:
         self,
         paths: tuple[str | Path, ...],
         tiling: Tiling,
-        compute: Callable[[Tensor], T],
+        compute: Computed[Any, T],
         receive: Callable[[T], None],
     ) -> tuple[list[tuple[Path, TileBox]], list[tuple[str, str]]]:
         """Call `receive` with the result for each batch of tiles of image files, in order.
@@ -339,7 +344,8 @@ class Embedder:
         )
         places: list[tuple[Path, TileBox]] = []
         bad: list[tuple[str, str]] = []
-        with closing(tiles):
+
+        def stacked() -> Iterator[TileBatch]:
             while batch := list(islice(tiles, size)):
                 images = []
                 for path, box, image in batch:
@@ -349,24 +355,34 @@ class Embedder:
                         images.append(image)
                         places.append((path, box))
                 if images:
-                    receive(compute(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)))
+                    yield TileBatch(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
+
+        with closing(tiles):
+            for _, found in compute.over(stacked()):
+                receive(found)
         _log_unreadable(bad)
         if not places:
             raise DataError(f"no result: no tile could be read ({len(bad):,} failed)")
         return places, bad
 
 
-def _as_type(values: np.ndarray, dtype: TokenType, layer: int) -> np.ndarray:
-    """Return float32 values as `dtype`. Raises DataError for a value that float16 cannot hold."""
+class TileBatch(NamedTuple):
+    """The readable tiles of a batch."""
+
+    images: Tensor
+
+
+def _as_arrays(dtype: TokenType, found: dict[str, Tensor]) -> Arrays:
+    """Return float32 tokens, `NAME_LAYER`, as arrays of `dtype`. Raises DataError for one that float16 cannot hold."""
     if dtype == "float32":
-        return values
-    largest = abs(values).max()
-    if largest > 65_504:
-        raise DataError(
-            f"a token after layer {layer} holds {largest:,.0f}, and float16 ends at 65,504. Use --dtype float32, or "
-            "the final LayerNorm (without --no-norm)"
-        )
-    return values.astype(dtype)
+        return {name: part.numpy() for name, part in found.items()}
+    for name, part in found.items():
+        if (largest := float(part.abs().max())) > 65_504:
+            raise DataError(
+                f"a token after layer {name.rpartition('_')[2]} holds {largest:,.0f}, and float16 ends at 65,504. Use "
+                "--dtype float32, or the final LayerNorm (without --no-norm)"
+            )
+    return {name: part.numpy().astype(dtype) for name, part in found.items()}
 
 
 def _log_unreadable(images: list[tuple[str, str]]) -> None:

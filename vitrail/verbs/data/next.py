@@ -246,20 +246,20 @@ class _Predicted:
 
 def _predicted(embedder: Embedder, compute: Compute, source: IndexedSource) -> _Predicted:
     """Return what the network says about the readable images of a source."""
-    from vitrail.evaluation.classify import refusing
+    from vitrail.evaluation.ahead import Computed
     from vitrail.tasks.catalog import task_of
     from vitrail.transfer.next_images import uncertainty
 
     card = embedder.network.card
-    predict = refusing(compute.predictor(embedder.network), compute.precision)
+    logits = Computed(compute.predictor(embedder.network), lambda found: found.float(), compute.precision)
     parts: list[tuple[np.ndarray, ...]] = []
 
     def receive(logits: Tensor) -> None:
-        shares = task_of(card).activated(logits.float(), card).cpu()
+        shares = task_of(card).activated(logits, card)
         values, classes = shares.topk(min(2, shares.shape[1]), dim=1)
         parts.append((classes.numpy(), values.numpy(), uncertainty(shares.numpy(), card.thresholds)))
 
-    index, bad = embedder.each_batch(source, predict, receive)
+    index, bad = embedder.each_batch(source, logits, receive)
     classes, shares, unsure = (np.concatenate(column) for column in zip(*parts, strict=True))
     return _Predicted(index, classes, shares, unsure, bad)
 
