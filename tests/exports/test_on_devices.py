@@ -16,6 +16,8 @@ from vitrail.errors import ExportError, UsageError
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import Engines, engine_predictor
 from vitrail.exports.write import export_model
+from vitrail.model.build import build
+from vitrail.model.variants import variant
 
 ort = pytest.importorskip("onnxruntime")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -117,3 +119,17 @@ def test_what_a_gpu_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
         Engines(model, "bf16", CPU).stored("onnx")
     with pytest.raises(UsageError, match="openvino computes on a CPU"):
         engine_predictor(model, CUDA, engine="openvino")
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "expected"),
+    [("B/16", 1_000, "torch"), ("B/16", 5_000_000, "compiled"), ("R50x1", 100_000_000, "torch")],
+)
+def test_a_gpu_compiles_for_many_images(
+    name: str, images: int, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with torch.device("meta"):
+        network = build(variant(name))
+    caplog.set_level("INFO", logger="vitrail")
+    assert Engines(network, "float32", CUDA).chosen(lambda: images) == expected
+    assert ("engine compiled: at least 9 min" in caplog.text) == (expected == "compiled")

@@ -48,7 +48,7 @@ UNREACHED = {
     "vitrail.exports.write:check_calibration": ({*VERBS} - {"export"}, "int8 is asked for by export alone"),
     "vitrail.objective.beit": (OTHERS, "the objective of a run is built to train it"),
     "vitrail.objective.masks": (OTHERS, "the objective of a run is built to train it"),
-    "vitrail.verbs.features:_as_type": ({*VERBS} - {"embed"}, "float16 is asked for by embed alone"),
+    "vitrail.verbs.features:_as_arrays": ({*VERBS} - {"embed"}, "float16 is asked for by embed alone"),
     "vitrail.exports.engines": (NO_NETWORK | {"inspect"}, "no network computes, or always by torch in float32"),
     "vitrail.verbs.probe:_linear_warnings": ({"probe fewshot", "probe knn"}, "only a linear probe has such a result"),
     "vitrail.data.sources.open": ({"bench", "serve", "probe segment"}, "they know the settings of data and open none"),

@@ -16,6 +16,7 @@ from forked import server
 from torch import nn
 
 from vitrail.data.settings import Augment
+from vitrail.evaluation.classify import predictor
 from vitrail.model import block
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, Rotary, ViTConfig, variant
@@ -151,6 +152,30 @@ def test_masked_images_are_compiled_in_encoder_and_decoder(counter: Counter) -> 
     for count in (3, 4):
         counter.step(lambda count=count: backward(objective, Images.of(count, 36), step=0, parts=2, autocast=False))  # type: ignore[misc]
     assert counter.seen == [2 * 8] * 2 and counter.graphs <= 4 and counter.breaks == 0  # of two widths
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("kind", ["learned", "relative_bias", "parallel"])
+def test_predictions_for_batches_of_any_size_share_their_graphs(counter: Counter, kind: str) -> None:
+    torch.manual_seed(0)
+    model = build(ViTConfig.of(**SMALL, depth=6, **NETWORKS[kind]))
+    nn.init.normal_(model.head.weight)  # type: ignore[union-attr, arg-type]
+    plain, compiled = (predictor(model, "cpu", "float32", compiled=answer) for answer in (False, True))
+    for count in (8, 8, 3, 5, 1):
+        images = Images.of(count, 36).images
+        counter.step(lambda images=images: torch.testing.assert_close(compiled(images), plain(images)))  # type: ignore[misc]
+    assert counter.seen == [6] * 5 and counter.breaks == 0
+    assert counter.graphs <= 4  # the last layer computes what its head reads; one image is a size of its own
+    assert not any(part.compiled for part in model.modules() if isinstance(part, block.Block))
+
+
+@pytest.mark.export
+def test_predictions_of_a_network_without_blocks_are_compiled_as_a_whole(counter: Counter) -> None:
+    model = build(ResNetConfig(units=(1, 1), width=32, image_size=(32, 32), classes=5))
+    images = Images.of(2, 32).images
+    plain, compiled = (predictor(model, "cpu", "float32", features=True, compiled=answer) for answer in (False, True))
+    torch.testing.assert_close(compiled(images), plain(images))
+    assert counter.graphs == 1 and counter.calls == 1
 
 
 def check_results(changes: dict[str, Any], checkpointing: bool) -> None:

@@ -121,6 +121,11 @@ class Job:
             lines = "".join(f"\n  {name}: {there.get(name)!r} there, {about.get(name)!r} now" for name in wrong)
             raise UsageError(f"{folder} holds the results of another job. Choose a new folder. Differences:{lines}")
 
+    @property
+    def images(self) -> int:
+        """Return the number of images of the data set."""
+        return sum(len(part.indices) for part in self.parts)
+
     def run(
         self, compute: ComputeColumns, rank: int, size: int, progress: Callable[[int, int], None] | None = None
     ) -> State:

@@ -31,6 +31,7 @@ from vitrail.device import (
 from vitrail.errors import DataError, finite_rows
 from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.results import Guess, Results
+from vitrail.model.block import compile_blocks
 from vitrail.model.build import eval_mode, freeze
 
 T = TypeVar("T")
@@ -312,6 +313,7 @@ def predictor(
     precision: Precision = "auto",
     *,
     features: bool = False,
+    compiled: bool = False,
 ) -> Predict:
     """Return images -> float32 logits of `model`, as `applied` computes them.
 
@@ -321,7 +323,7 @@ def predictor(
     def call(network: Any, images: Tensor) -> Tensor:
         return (network.features(images) if features else network(images)).float()
 
-    return applied(call, model, device, precision)
+    return applied(call, model, device, precision, compiled=compiled)
 
 
 def applied(
@@ -329,12 +331,17 @@ def applied(
     model: nn.Module,
     device: torch.device | str | None = None,
     precision: Precision = "auto",
+    *,
+    compiled: bool = False,
 ) -> Callable[[Tensor], T]:
     """Return images -> `call(network, images)` on `device` (None: the device of the model), without gradients.
 
     Images may be on any device; uint8 images are moved as uint8. On a CPU the network is a frozen copy of the model
     (`vitrail.model.fast.frozen`). On other devices it is one in 16 bits, which reads half as many bytes as autocast and
     casts nothing, or in float32 the model itself in eval mode. The model and its training mode are not changed.
+
+    compiled: torch.compile computes the blocks of the copy, or `call` if there are none, from the first images on. All
+    sizes of a batch above 1 share its graphs.
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
@@ -342,9 +349,11 @@ def applied(
     dtype = autocast_dtype(computed) or torch.float32
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
-    if place.type == "cpu" or dtype != torch.float32:
+    if place.type == "cpu" or dtype != torch.float32 or compiled:
         with fast_float32():
-            model = freeze(model, dtype)
+            model = freeze(model, dtype, blocks=not compiled)
+    if compiled and not compile_blocks(model):
+        call = torch.compile(call)
 
     @torch.inference_mode()
     def on_cpu(images: Tensor) -> T:

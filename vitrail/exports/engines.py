@@ -1,7 +1,9 @@
 """Engines: torch, or a program of another runtime that computes the same network on this machine, perhaps faster.
 
+`compiled` is torch with torch.compile.
 On a CPU these are OpenVINO and ONNX Runtime. AOTInductor compiles for a CPU and for a GPU, where ONNX Runtime has
-TensorRT and CUDA if it is installed with them. On a GPU `auto` is torch, because no engine was measured on one yet.
+TensorRT and CUDA if it is installed with them. On a GPU `auto` is torch, or compiled for many images, because no engine
+was measured on one yet.
 
 Programs are written at first use into the cache folder, under a name that stands for the network, the processor and the
 versions of the runtimes. Each of them has passed its parity check on this machine. `auto` takes the fastest that
@@ -17,7 +19,7 @@ import logging
 import multiprocessing
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,6 +31,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+from vitrail.costs.count import macs
 from vitrail.data.cache import cache_folder
 from vitrail.device import ComputePrecision, Precision, available_cores, memory_in_use, prediction_precision, processor
 from vitrail.errors import ExportError, UsageError, VitrailError
@@ -37,6 +40,7 @@ from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import CARD, KINDS, EngineName, Installed, ProgramPrecision, RuntimeName
 from vitrail.exports.parity import compare_outputs, images_to_compare, noise
 from vitrail.files import read_json_object, replacing_text
+from vitrail.model.own_part import own_parts
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.plots import COLOURS, save_figure
@@ -44,11 +48,16 @@ from vitrail.weights.card import Card
 from vitrail.weights.load import load
 from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import checksum
+from vitrail.words import time_span
 
 log = logging.getLogger("vitrail")
 RUNTIMES: tuple[RuntimeName, ...] = ("openvino", "onnx")
 CPU = torch.device("cpu")
 MEASURED = "engines.json"
+GPU_RATE = 300e12
+"""FLOP/s that a fast GPU reaches in prediction without compilation. On a slower one it takes longer."""
+COMPILED_FROM = 300.0
+"""Seconds of prediction from which a GPU compiles the blocks: it takes about half a minute, and saves about a fifth."""
 GAIN = 1.03
 """An engine replaces torch if it is faster by this factor."""
 BATCHES = (1, 8)
@@ -148,6 +157,12 @@ class Engines:
         with replacing_text(self.folder / MEASURED) as file:
             file.write(json.dumps({"engines": [asdict(row) for row in rows]}, indent=1) + "\n")
 
+    def chosen(self, images: Callable[[], int]) -> Installed:
+        """Return the engine of `auto`: the fastest on a CPU, torch on a GPU, or compiled for many images."""
+        if self.device.type == "cpu":
+            return self.fastest()
+        return _for_many(self.network, images()) if self.device.type == "cuda" else "torch"
+
     def fastest(self) -> Installed:
         """Return the fastest measured engine, and log the reason; torch if none was measured."""
         rows = {row.engine: row for row in self.measurements() if row.engine in self.names()}
@@ -169,23 +184,23 @@ def engine_predictor(
     *,
     engine: EngineName = "auto",
     features: bool = False,
+    images: Callable[[], int] = lambda: 0,
 ) -> Predict:
     """Return images -> float32 logits, or features, of a network, computed by an engine.
 
     An exported program in place of a network computes what it was exported for. If the engine that `auto` chose cannot
-    be used, torch computes, with a warning. Raises UsageError for an engine that is not installed or cannot compute in
-    this precision or on this device, and ExportError if its outputs differ from the network's.
+    be used, torch computes, with a warning. images: Returns their number, if it is known; for many `auto` compiles on a
+    GPU. Raises UsageError for an engine that is not installed or cannot compute in this precision or on this device,
+    and ExportError if its outputs differ from the network's.
     """
     if isinstance(network, Engine):
         return network.features if features else network
     if device.type != "cpu" and engine == "openvino":
         raise UsageError(f"the engine {engine} computes on a CPU, and the device is {device}: add --device cpu")
-    if (device.type != "cpu" and engine == "auto") or engine == "torch":
-        return predictor(network, device, precision, features=features)
     engines = Engines(network, precision, device)
-    chosen = engines.fastest() if engine == "auto" else engine
-    if chosen == "torch":
-        return predictor(network, device, precision, features=features)
+    chosen = engines.chosen(images) if engine == "auto" else engine
+    if chosen == "torch" or chosen == "compiled":  # mypy narrows no tuple
+        return predictor(network, device, precision, features=features, compiled=chosen == "compiled")
     engines.stored(chosen)
     try:
         return engines.program(chosen, features=features)
@@ -194,6 +209,19 @@ def engine_predictor(
             raise
         log.warning("engine torch, because the engine %s cannot be used: %s", chosen, error)
         return predictor(network, device, precision, features=features)
+
+
+def _for_many(network: ViT | ResNet, images: int) -> Installed:
+    """Return the engine that a GPU takes for a number of images, and log the reason if it compiles the network."""
+    seconds = images * 2 * macs(network.config) / GPU_RATE
+    if seconds < COMPILED_FROM or not isinstance(network, ViT) or own_parts(network.config):
+        return "torch"
+    log.info(
+        "engine compiled: at least %s of computing, and compiling pays from %g min on",
+        time_span(seconds),
+        COMPILED_FROM / 60,
+    )
+    return "compiled"
 
 
 def _all_engines() -> Path:
@@ -230,11 +258,11 @@ def measure(
                 raise
             log.warning("%s is left out: %s", name, error)
             continue
-        files[name] = None if name == "torch" else engines.program(name).path
+        files[name] = None if name == "torch" or name == "compiled" else engines.program(name).path
     rows = []
     with ExitStack() as stack:
         processes = {
-            name: stack.enter_context(_EngineProcess(source, image_size, files[name], engines)) for name in files
+            name: stack.enter_context(_EngineProcess(name, source, image_size, files[name], engines)) for name in files
         }
         rounds_of: dict[Installed, list[list[float]]] = {name: [] for name in files}
         for _ in range(ROUNDS):
@@ -249,7 +277,7 @@ def measure(
 
 def _difference(engines: Engines, name: Installed) -> float:
     """Return the difference of an engine's outputs from the network's in float32; write its program if necessary."""
-    if name != "torch":
+    if name != "torch" and name != "compiled":
         card = engines.program(name).path.parent / CARD
         try:
             return float(read_json_object(card, ExportError)["parity"]["relative"])
@@ -257,7 +285,7 @@ def _difference(engines: Engines, name: Installed) -> float:
             raise ExportError(f"{card} does not state the difference of the program. Remove its folder") from error
     network = engines.network
     images, _ = images_to_compare((), card_of(network))
-    predict = predictor(network, CPU, engines.precision)
+    predict = predictor(network, CPU, engines.precision, compiled=name == "compiled")
 
     def run(batch: np.ndarray) -> np.ndarray:
         return predict(torch.from_numpy(batch)).numpy()
@@ -268,10 +296,12 @@ def _difference(engines: Engines, name: Installed) -> float:
 class _EngineProcess:
     """A process that runs one engine."""
 
-    def __init__(self, source: str | Path, image_size: int | None, file: Path | None, engines: Engines) -> None:
+    def __init__(
+        self, name: Installed, source: str | Path, image_size: int | None, file: Path | None, engines: Engines
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, self._theirs = context.Pipe()
-        arguments = (self._theirs, str(source), image_size, file, engines.precision, card_of(engines.network))
+        arguments = (self._theirs, name, str(source), image_size, file, engines.precision, card_of(engines.network))
         self.process = context.Process(target=_run, args=arguments, daemon=True)
 
     def __enter__(self) -> _EngineProcess:
@@ -298,12 +328,18 @@ class _EngineProcess:
 
 
 def _run(
-    pipe: Connection, source: str, image_size: int | None, file: Path | None, precision: ComputePrecision, card: Card
+    pipe: Connection,
+    name: Installed,
+    source: str,
+    image_size: int | None,
+    file: Path | None,
+    precision: ComputePrecision,
+    card: Card,
 ) -> None:
     predict: Predict
     if file is None:
         network: Any = load(source, image_size=image_size)
-        predict = predictor(network, CPU, precision)
+        predict = predictor(network, CPU, precision, compiled=name == "compiled")
         del network
     else:
         predict = Engine(file, trusted=True)

@@ -8,6 +8,7 @@ z_l  = MLP(LN(z'_l)) + z'_l           (3)  MLPBranch, added by Block
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -33,6 +34,9 @@ from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
 from vitrail.model.variants import ViTConfig
 from vitrail.torch_private import mark_dynamic
+
+GRAPHS = 64
+"""Graphs that compiled blocks may have together, a few for each network of a run; a progressive run needs 8."""
 
 if HAS_FAST:
     from vitrail.model.fast import layers as fast
@@ -204,6 +208,17 @@ def _forward(block: Block, x: Tensor, bias: Bias | None, num_queries: int | None
 def _compiled() -> Callable[..., Tensor]:
     """Return `_forward` compiled, once for all blocks of all networks; torch.compile takes a second to import."""
     return torch.compile(_forward, fullgraph=True)
+
+
+def compile_blocks(module: nn.Module) -> bool:
+    """Let torch.compile compute all blocks in `module`, in place, from the first call on. False if there are none."""
+    blocks = [part for part in module.modules() if isinstance(part, Block)]
+    for block in blocks:
+        block.compiled = True
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
+    config: Any = torch.compiler.config  # at torch's limit of 8, one more kind of batch would end the run
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    return bool(blocks)
 
 
 class AxialBlock(nn.Module):

@@ -100,18 +100,21 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bool = False) -> nn.Module:
+def freeze(
+    model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bool = False, blocks: bool = True
+) -> nn.Module:
     """Return a copy of a model for inference in `dtype`: images -> logits in that type.
 
     Outputs are equal to rounding; on a CPU the copy is 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot be
     trained, saved or tapped. Axial blocks, and blocks with layers that are not plain (hooks, LoRA, quantisation), only
-    change their type. A `portable` copy has only torch's own layers.
+    change their type. A `portable` copy has only torch's own layers. Without `blocks`, all blocks only change their
+    type.
     """
     frozen = copy.deepcopy(model)
     for module in frozen.modules():
         if isinstance(module, StdConv2d):
             module.fix()  # in the model's type, before it is rounded
     frozen = frozen.to(dtype).eval().requires_grad_(False)
-    if HAS_FAST and isinstance(model, ViT):
+    if HAS_FAST and blocks and isinstance(model, ViT):
         fast.freeze_blocks(model, frozen, dtype, portable=portable)
     return frozen

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from vitrail import torch_private, world
 from vitrail.device import first_line, out_of_memory
 from vitrail.errors import UsageError
-from vitrail.model.block import Block
+from vitrail.model.block import compile_blocks
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Objective, Prepared
 from vitrail.training.optim.average import Averager, Swapped
@@ -42,8 +42,6 @@ from vitrail.words import listing
 
 Computed = tuple[Tensor, int, dict[str, Tensor]]
 """Loss, number of examples and metrics of a micro-batch, as an objective returns them."""
-GRAPHS = 64
-"""Graphs that the blocks may have together, a few for each network of a run; a progressive run needs 8."""
 SHARDING = ("cpu", "cuda")
 """Types of device on which torch can shard."""
 STATIC = ("vitrail", "torch")
@@ -97,12 +95,7 @@ def prepare_model(module: Any, run: Run) -> None:
             part.recompute = True
     if not run.compile:
         return
-    config: Any = torch.compiler.config  # at torch's limit of 8, one more kind of batch would end the run
-    config.recompile_limit = max(config.recompile_limit, GRAPHS)
-    blocks = [part for part in module.modules() if isinstance(part, Block)]
-    for block in blocks:
-        block.compiled = True
-    if not blocks:
+    if not compile_blocks(module):
         model.compile()
 
 

@@ -106,7 +106,7 @@ def bench(
         batch_size: Batch size to try; may be repeated (default: 1, 2, 4, ... until larger batches are not faster).
         mode: Whether to measure inference, training or both.
         engines: Compare the engines of a trained network.
-        engine: Measure a trained network with this engine only: torch, openvino, onnx or aoti.
+        engine: Measure a trained network with this engine only: torch, compiled, openvino, onnx or aoti.
         seconds: Seconds of measuring per batch size.
         out: Folder to write bench.json and the figure bench.png to; for engines, engines.json and engines.png.
     """
@@ -154,7 +154,7 @@ def _measure_engines(
     found = Engines(load_classifier(model, image_size), compute.precision)
     names = found.names()
     if compute.engine != "auto":
-        if compute.engine not in (*names, "aoti"):
+        if compute.engine not in (*names, "aoti", "compiled"):
             raise UsageError(
                 f"the engine {compute.engine} is not installed or does not compute in {found.precision}; there are "
                 f"{listing(names, quoted=False)}. All engines: {install_extra('engines')}"

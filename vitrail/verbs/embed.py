@@ -192,6 +192,7 @@ def embed(
         if tokens:
             settings["layers"] = embedder.layers(asked["layers"])
         job = open_job("embed", model, files, out, data, **settings)
+        embedder.images = job.images
         columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
         return run_job(job, columns, merge, on=OnWorkers(embed, arguments, "paths", ray))
     if ray is not None:
@@ -199,6 +200,7 @@ def embed(
     target = _target(Path(out), files, format, merge)
     sources = open_images(model, files, split, reading) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)
+    embedder.images = sum(map(len, sources.values()))
     compute_tokens = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
         from vitrail.data.images.tiles import tiling

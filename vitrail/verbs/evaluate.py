@@ -193,7 +193,10 @@ def _classify(
     from vitrail.evaluation.imagenet import choosing
     from vitrail.tasks.catalog import task_of
 
-    card, computed = network.card, Refusing(compute.predictor(network), compute.precision)
+    card, computed = (
+        network.card,
+        Refusing(compute.predictor(network, images=lambda: len(task.source)), compute.precision),
+    )
     predict: Predict = computed
     if task.outputs is not None:
         predict = choosing(predict, task.outputs)

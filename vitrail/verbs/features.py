@@ -183,6 +183,9 @@ class Embedder:
     whole: Resize whole images to the network's input, also if its card crops them.
     """
 
+    images = 0
+    """Number of images that it will be given, if that is known before the first."""
+
     def __init__(self, model: str | Path, compute: Compute, prepare: Prepare = "model", *, whole: bool = False) -> None:
         if prepare not in ("model", "protocol"):
             raise UsageError(f"prepare is {prepare!r}. Valid: model, protocol")
@@ -214,7 +217,7 @@ class Embedder:
     @cached_property
     def embed(self) -> Predict:
         """Function of images that returns their features, float32 [batch, width], on the device."""
-        return self._compute.predictor(self.network, features=True)
+        return self._compute.predictor(self.network, features=True, images=lambda: self.images)
 
     @cached_property
     def array(self) -> Computed[Tensor, np.ndarray]:

@@ -177,10 +177,7 @@ def predict(
         raise UsageError(
             f"no images are given. Give files, folders or patterns: vitrail predict {model} FILE|FOLDER|PATTERN ..."
         )
-    if out is not None and not is_bulk(out) and Path(out).suffix.lower() not in KINDS:
-        raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
-    if (wrong := "merge" * (merge is not None) or "ray" * (ray is not None)) and not is_bulk(out):
-        raise UsageError(f"{wrong} is for a folder of results (--out), not for {out or 'the terminal'}")
+    _check_kind(out, merge, ray)
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
     from vitrail.data.images.tiles import tiling
     from vitrail.data.item import Findings
@@ -204,14 +201,17 @@ def predict(
             check_writable(file, UsageError)
     network = load_runnable(model, compute, calibrate=calibrate)
     rejection = None if reject is None else explained_rejection(network.card, model, reject)
-    predictions_of = compute.predictor(network)
+    job = None
+    if out is not None and is_bulk(out):
+        changed = {"reject": (reject, None), "temperature": (network.card.temperature, 1)}
+        about = {name: value for name, (value, usual) in changed.items() if value != usual}
+        job = open_job("predict", model, paths, out, data, top=top, precision=precision, **about)
+    predictions_of = compute.predictor(
+        network, images=lambda: job.images if job else sum(1 for _ in find_images(paths))
+    )
     if network is predictions_of:  # an exported program has the precision of its export
         compute = replace(compute, precision="float32")
-    if out is not None and is_bulk(out):
-        about: dict[str, Any] = {"top": top, "precision": precision}
-        about |= {} if reject is None else {"reject": reject}
-        about |= {} if network.card.temperature == 1 else {"temperature": network.card.temperature}
-        job = open_job("predict", model, paths, out, data, **about)
+    if job is not None:
         columns = predicted_columns(network.card, predictions_of, top, compute, reject)
         return run_job(job, columns, merge, strict=strict, on=OnWorkers(predict, arguments, "images", ray))
     cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
@@ -230,6 +230,16 @@ def predict(
     drawn = maps.draw(folder) if maps and folder else []
     code = _exit_code(written, strict)
     return Predictions([], written.unreadable, str(written), str(out), rejection=rejection, exit_code=code, maps=drawn)
+
+
+def _check_kind(out: str | Path | None, merge: str | Path | None, ray: str | None) -> None:
+    """Raise UsageError for a file of an unknown kind, and for settings of a folder of results without one."""
+    if is_bulk(out):
+        return
+    if out is not None and Path(out).suffix.lower() not in KINDS:
+        raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
+    if wrong := "merge" * (merge is not None) or "ray" * (ray is not None):
+        raise UsageError(f"{wrong} is for a folder of results (--out), not for {out or 'the terminal'}")
 
 
 def _collected(rows: Iterator[Row], tiles: bool, raw: bool, rejection: Rejection | None, strict: bool) -> Predictions:

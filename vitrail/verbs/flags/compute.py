@@ -40,9 +40,10 @@ class Compute(Settings):
     precision: Precision = "auto"
     """Number format of the computation. 'auto' chooses bf16 if the device is fast at it."""
     engine: EngineName = "auto"
-    """What computes: torch, or a program of another runtime, which is written and checked once: onnx (ONNX Runtime, on
-    a GPU with TensorRT or CUDA), aoti (AOTInductor, compiled for the device), or on a CPU openvino. 'auto' takes the
-    fastest that `vitrail bench MODEL --engines` has measured on this machine (torch if none was, and on a GPU)."""
+    """What computes: torch; compiled (torch.compile); or a program of another runtime, which is written and checked
+    once: onnx (ONNX Runtime, on a GPU with TensorRT or CUDA), aoti (AOTInductor, compiled for the device), or on a CPU
+    openvino. 'auto' takes the fastest that `vitrail bench MODEL --engines` has measured on this machine (torch if none
+    was), on a GPU torch, or compiled for many images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,11 +69,15 @@ class Compute(Settings):
             return self.workers
         return available_cores() if alone else available_cores() // 2
 
-    def predictor(self, network: Any, *, features: bool = False) -> Predict:
-        """Return images -> float32 logits, or features, of a network, on the chosen device by the chosen engine."""
+    def predictor(self, network: Any, *, features: bool = False, images: Callable[[], int] = lambda: 0) -> Predict:
+        """Return images -> float32 logits, or features, of a network, on the chosen device by the chosen engine.
+
+        images: Returns their number, if it is known.
+        """
         from vitrail.exports.engines import engine_predictor
 
-        return engine_predictor(network, self.place(), self.precision, engine=self.engine, features=features)
+        place, engine = self.place(), self.engine
+        return engine_predictor(network, place, self.precision, engine=engine, features=features, images=images)
 
     def loader(
         self,
