@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import subprocess
 from collections.abc import Generator
 from multiprocessing.process import BaseProcess
@@ -37,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{kind}: needs {need}; at most {budget} s of processor time")
     config.addinivalue_line("markers", "nightly(by_day): takes longer than a change should wait; what guards it by day")
     config.addinivalue_line("markers", "everything: every test that is not nightly has this mark")
+    platform.platform()  # it starts `uname -p`, once in a process
     popen, start = subprocess.Popen.__init__, BaseProcess.start
 
     @functools.wraps(popen)
