@@ -116,6 +116,7 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         objective=Supervised(loss="asymmetric"),
         augment=replace(run.augment, cutmix=0.5),
     ),
+    "float16": lambda run: replace(run, precision="fp16", optim=Optim(lr=0.02, eps=1e-2, clip=0.5), accumulate=2),
     "teacher": lambda run: replace(
         run,
         teacher=str(Path(run.out) / "base"),
@@ -134,19 +135,24 @@ PARTS: dict[str, Callable[[Run], Run]] = {
 
 
 TOGETHER = [
-    *((name, way, 2) for name in (*OBJECTIVES, "attention", "head", "lora") for way in ("whole", "sharded")),
+    *((name, way, 2) for name in (*OBJECTIVES, *PARTS) for way in ("whole", "sharded")),
     *(("mixed", "hybrid", 4), ("small", "hybrid", 4), ("mae", "hybrid", 4), ("small", "whole", 4)),
 ]
 """What is learned, in which way, by how many processes: each objective and part, sharded and not."""
 GOING_ON = [
-    *(("mixed", "sharded", "whole", 1), ("mixed", "whole", "sharded", 2), ("mae", "sharded", "whole", 2)),
-    *(("mixed", "sharded", "sharded", 4), ("attention", "sharded", "sharded", 2), ("mixed", "sharded", "hybrid", 4)),
+    *(("mixed", "sharded-2", "whole", 1), ("mixed", "whole-2", "sharded", 2), ("mae", "sharded-2", "whole", 2)),
+    *(("mixed", "sharded-2", "sharded", 4), ("attention", "sharded-2", "sharded", 2)),
+    *(("mixed", "sharded-2", "hybrid", 4), ("mixed", "hybrid-4", "hybrid", 4), ("mae", "hybrid-4", "whole", 1)),
+    ("float16", "sharded-2", "whole", 2),
 ]
-"""What two processes began in one way, and others ended in another."""
+"""What was begun in one way by so many processes, and ended in another by others."""
 if MANY:
-    TOGETHER += [(name, way, 4) for name in ("mixed", "numbers", "lora", "sinkhorn") for way in ("whole", "sharded")]
-    GOING_ON += [("mixed", "whole", "whole", 1), ("mixed", "sharded", "whole", 2)]
-    GOING_ON += [("mixed", "whole", "whole", 4), ("mae", "sharded", "sharded", 4)]
+    more = [(name, way, 4) for name in (*OBJECTIVES, *PARTS) for way in ("whole", "sharded")]
+    TOGETHER += [one for one in more if one not in TOGETHER]
+    GOING_ON += [("mixed", "whole-2", "whole", 1), ("mixed", "sharded-2", "whole", 2)]
+    GOING_ON += [("mixed", "whole-2", "whole", 4), ("mae", "sharded-2", "sharded", 4)]
+CLOSE = {"float16": 2e-3}
+"""Largest difference of losses and other numbers, where it is not 1e-5: float16 rounds sums in another order."""
 
 
 def few_digits(folder: Path, *, several: bool = False) -> Data:
@@ -202,10 +208,10 @@ def at_half(source: Path, target: Path) -> Path:
 
 
 def go_on(out: Path, objective: str, began: str, way: str) -> None:
-    """Take the second half of what two processes began, sharded or not."""
+    """Take the second half of what others began."""
     folder = out / f"{objective}-{began}-then-{way}-{world.size()}"
     if world.is_main():
-        at_half(out / f"{objective}-{began}-2-1", folder)
+        at_half(out / f"{objective}-{began}-1", folder)
     world.barrier()
     loop.fit({**OBJECTIVES, **PARTS}[objective](tiny(out, shard=WAYS[way])), resume=folder)
 
@@ -285,8 +291,8 @@ def make_runs(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> Path:
-    """Runs of one, two and four processes: OBJECTIVE-WAY-PROCESSES-1, and OBJECTIVE-WAY-then-WAY-PROCESSES, which began
-    with two. A reference, which no test changes."""
+    """Runs of one, two and four processes: OBJECTIVE-WAY-PROCESSES-1, and those that others went on with,
+    OBJECTIVE-WAY-PROCESSES-then-WAY-PROCESSES. A reference, which no test changes."""
     return once("group-runs", make_runs)
 
 
@@ -297,20 +303,20 @@ def test_every_objective_that_is_registered_is_learned_by_several_processes(tmp_
     assert not {choice for choice in registered() if choice.startswith(wanted)} - found
 
 
-def assert_same_end(many: Path, alone: Path, tested: bool) -> None:
+def assert_same_end(many: Path, alone: Path, tested: bool, close: float) -> None:
     """Evaluations, result and models of several processes are those of one."""
     seen = [lines(folder, "validation") for folder in (alone, many)]
     assert len(seen[0]) == 2
     for mine, theirs in zip(*seen, strict=True):
         assert mine["count"] == theirs["count"]  # none twice and none left out
         measure = "nll" if "nll" in mine else "loss"
-        assert theirs[measure] == pytest.approx(mine[measure], abs=1e-5)
+        assert theirs[measure] == pytest.approx(mine[measure], abs=close)
     tests = [json.loads((folder / "run.json").read_text())["result"]["test"] for folder in (alone, many)]
     assert tests[1] == (pytest.approx(tests[0], abs=1e-5) if tested else None)
     assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
     for model in ("best", "last"):
         mine, theirs = (load_file(next((folder / "model" / model).glob("*.safetensors"))) for folder in (alone, many))
-        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=10 * close)
 
 
 @pytest.mark.processes
@@ -320,24 +326,26 @@ def test_several_processes_have_the_losses_of_one_and_leave_plain_files_behind(
 ) -> None:
     alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
     assert len(losses(alone)) == STEPS and max(losses(alone)) - min(losses(alone)) > 0.005
-    assert losses(many) == pytest.approx(losses(alone), abs=1e-5)
-    assert_same_end(many, alone, tested=objective == "mixed")
+    close = CLOSE.get(objective, 1e-5)
+    assert losses(many) == pytest.approx(losses(alone), abs=close)
+    assert_same_end(many, alone, tested=objective == "mixed", close=close)
     assert all(line["count"] % size for line in lines(many, "validation"))  # they do not come out even
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("objective", "began", "way", "size"), GOING_ON)
-def test_what_two_processes_saved_goes_on_in_one_two_and_four(
+def test_what_some_processes_saved_goes_on_in_others(
     runs: Path, objective: str, began: str, way: str, size: int
 ) -> None:
     folder = runs / f"{objective}-{began}-then-{way}-{size}"
     parts = len(list((folder / "checkpoints" / f"step-{STEPS // 2:06d}").glob("part-*")))
-    assert parts == 2  # of sharded tensors a part each, of others a share each
+    assert parts == int(began[-1])  # of sharded tensors a part each, of others a share each
     assert json.loads((folder / "run.json").read_text())["resumed"][0]["step"] == STEPS // 2
     assert [line["step"] for line in lines(folder, "train")] == list(range(1, STEPS + 1))
     alone = runs / f"{objective}-whole-1-1"
-    assert losses(folder) == pytest.approx(losses(alone), abs=1e-5)
-    assert_same_end(folder, alone, tested=objective == "mixed")
+    close = CLOSE.get(objective, 1e-5)
+    assert losses(folder) == pytest.approx(losses(alone), abs=close)
+    assert_same_end(folder, alone, tested=objective == "mixed", close=close)
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitrail import world
 from vitrail.config import CLASS, plain
 from vitrail.data.cache import cache_folder
 from vitrail.data.labels.numbers import Numbers
@@ -153,7 +154,8 @@ def set_up(
         card = replace(card, provenance={**card.provenance, "teacher_hash": teacher.fingerprint})
     state = TrainingState(objective, optimizer, average, about, defaults(run, decision.config), base=tuned.base)
     if run.precision == "fp16":
-        state.scale = LossScale(decision.device)
+        assert run.batch_size is not None
+        state.scale = LossScale(decision.device, run.batch_size if world.active() else 1)
     evaluated, swapped = network.for_evaluation(average)
     validation = Validation(
         evaluated.evaluated, swapped, held_out, card, run, tuned.base, splits.train, evaluated, objects.on_evaluate

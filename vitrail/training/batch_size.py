@@ -181,7 +181,7 @@ def micro_batches(objective: Objective, run: Run, config: NetworkConfig, per_ima
         per_image,
         trainable=trainable,
         stored=STORED * trainable,
-        precision="bf16" if run.precision == "bf16" else "float32",
+        precision=run.decided_precision,
         accumulates=True,  # where a batch must be cut
         shards=world.size() if sharded(run) else 1,
     )

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
-from vitrail.device import first_line, out_of_memory
+from vitrail.device import autocast_dtype, first_line, out_of_memory
 from vitrail.errors import UsageError
 from vitrail.model.block import compile_blocks
 from vitrail.model.vit import ViT
@@ -242,7 +242,7 @@ class Sharded(Parallel):
 
     def __init__(self, objective: Objective, whole: Objective, run: Run) -> None:
         super().__init__(objective)
-        shard(objective, shards(run), bf16=run.precision == "bf16")
+        shard(objective, shards(run), autocast_dtype(run.precision))
         self._cut: Any = objective
         self._whole = whole
 
@@ -267,10 +267,10 @@ class Sharded(Parallel):
         return self._whole, GatheredAverage(average, self.objective, self._whole)
 
 
-def shard(objective: Objective, count: int, *, bf16: bool = False) -> None:
+def shard(objective: Objective, count: int, half: torch.dtype | None = None) -> None:
     """Shard the parameters of `objective`, which is on its device, over groups of `count` processes, in place.
 
-    bf16: Gather the parameters of blocks in bfloat16, in which autocast multiplies them anyway. Gradients are reduced
+    half: Gather the parameters of blocks in this type, in which autocast multiplies them anyway. Gradients are reduced
     in float32, and stem, tokens, positions and classifier stay float32, so that the residual stream does.
 
     From now on all processes must call `objective(batch, step=step)` or `before_step` together, and no parts of it.
@@ -289,9 +289,9 @@ def shard(objective: Objective, count: int, *, bf16: bool = False) -> None:
     lists = [part for name, part in objective.named_modules() if name.rpartition(".")[2] == "blocks"]
     of_encoders = [[*part] for part in lists if isinstance(part, nn.ModuleList)]
     blocks = [block for encoder in of_encoders for block in encoder]
-    narrow = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in [*blocks, objective]:
-        policy = narrow if bf16 and part is not objective else MixedPrecisionPolicy(cast_forward_inputs=False)
+        gathered = None if part is objective else half
+        policy = MixedPrecisionPolicy(gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
         module = fully_shard(part, mesh=mesh, mp_policy=policy)
         module.set_gradient_divide_factor(1.0)  # sums; the step divides by the count of all examples
         module.set_force_sum_reduction_for_comms(True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from vitrail.data.settings import Augment, Data, Preparation, Preprocess
-from vitrail.device import Precision
+from vitrail.device import ComputePrecision, Precision
 from vitrail.durations import AnyLength, Epochs, Length, Minutes, Percent
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
@@ -449,6 +449,12 @@ class Run(Settings):
     def network(self) -> str:
         """Return the name of the network to train from scratch."""
         return "S/16" if self.model is None else self.model
+
+    @property
+    def decided_precision(self) -> ComputePrecision:
+        """Return the precision of a run with every decision made."""
+        assert self.precision != "auto"
+        return self.precision
 
     @property
     def supervised(self) -> bool:

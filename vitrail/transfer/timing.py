@@ -264,7 +264,7 @@ class Rehearsal:
             self.setup.image_bytes,
             trainable=self._tuned(),
             stored=self.stored_values(),
-            precision="bf16" if self.setup.decision.autocast else "float32",
+            precision=run.decided_precision,
             accumulates=(run.accumulate or 1) > 1,
         )
         return held.bytes(self.micro) + waiting_bytes(run, config, run.batch_size, self.setup.decision.device)

@@ -188,10 +188,13 @@ class LossScale:
 
     A step that is not finite halves it; `GROW_EVERY` finite steps in sequence double it, as torch's GradScaler does.
     All processes find the same norm, and so have the same factor.
+
+    images: Number of images whose losses are summed before gradients are divided by it (see
+    `vitrail.training.step.backward`); the factor of each image's gradient is then as that of a mean.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.value = torch.full((), FIRST_SCALE, device=device)
+    def __init__(self, device: torch.device, images: int = 1) -> None:
+        self.value = torch.full((), FIRST_SCALE / images, device=device)
         self._good = torch.zeros((), dtype=torch.int32, device=device)
 
     def update(self, finite: Tensor) -> None:

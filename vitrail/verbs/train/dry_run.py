@@ -95,7 +95,7 @@ def _cost(run: Run, decision: Decision, plan: Timetable, rate: float, objective:
         images=share * plan.total * run.batch_size,
         flops=share * flops,
         device=_this_device(decision, reached),
-        precision="bf16" if decision.autocast else "float32",
+        precision=decision.run.decided_precision,
         place="cpu" if decision.device.type == "cpu" else "accelerator",
     )
 
