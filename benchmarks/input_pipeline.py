@@ -2,7 +2,8 @@
 
 All processes and threads of both sides share one core. Augmentation is the same on both sides: a crop of 8 to 100 % of
 the area, bilinear resizing, a mirror image with probability 0.5. The files are in the page cache. "timm" is its loader
-with its defaults, which also normalises; "timm, uint8 batches" stops before that.
+with its defaults, which also normalises; "timm, uint8 batches" stops before that. "crops left" and "JPEGs left to the
+device" are what remains for the processor with --augment-on device and --decode-on device.
 
 `--workers 4` compares threads with processes instead, 1 to 4 of them on all cores, alone and beside a thread that
 launches small operations as a step on a GPU does: images/s of both, their ratio round by round, how much slower the
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +48,30 @@ def class_folders(images: Path, folder: Path, copies: int) -> int:
     return copies * len(files)
 
 
-def our_loader(path: Path, *, batch: int = BATCH, workers: int = 0, kind: Any = "threads", **augment: Any) -> Any:
-    """Return vitrail's loader of the data at `path`."""
+def our_loader(
+    path: Path, *, batch: int = BATCH, workers: int = 0, kind: Any = "threads", left: str = "", **augment: Any
+) -> Any:
+    """Return vitrail's loader of the data at `path`; left: "crops" or "JPEGs" for a device."""
+    from vitrail.data.images.batched import divided
     from vitrail.data.images.ops import train_transform
     from vitrail.data.loading.loader import Loader
     from vitrail.data.settings import Augment, Preprocess
     from vitrail.data.sources.open import open_split
 
     transform = train_transform(Augment(scale=SCALE, **augment), Preprocess(image_size=(SIZE, SIZE)))
-    source = open_split(path, "train")
-    return Loader(source, transform=transform, image_size=SIZE, batch_size=batch, workers=workers, worker_kind=kind)
+    source, rest = open_split(path, "train"), None
+    if left:
+        transform, rest = divided(transform, (SIZE, SIZE), decodes=True)  # type: ignore[misc]
+        rest = replace(rest, crop=replace(rest.crop, decodes=left == "JPEGs"))  # type: ignore[type-var]
+    return Loader(
+        source,
+        transform=transform,
+        rest=rest,
+        image_size=SIZE,
+        batch_size=batch,
+        workers=workers,
+        worker_kind=kind,
+    )
 
 
 def timm_loader(path: Path, *, prefetcher: bool = True) -> Any:
@@ -105,6 +121,9 @@ def one_core(options: argparse.Namespace, folder: Path, packed: Path, count: int
         Contender(f"{record.OURS}, packed", our_epochs(our_loader(packed)), whole),
         Contender("timm", their_epochs(timm_loader(folder)), whole),
         Contender("timm, uint8 batches", their_epochs(timm_loader(folder, prefetcher=False)), whole),
+        Contender(f"{record.OURS}, packed, crops left", our_epochs(our_loader(packed, left="crops")), whole),
+        Contender(f"{record.OURS}, packed, JPEGs left", our_epochs(our_loader(packed, left="JPEGs")), whole),
+        Contender(f"{record.OURS}, JPEGs left", our_epochs(our_loader(folder, left="JPEGs")), whole),
     ]
     try:
         return compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 3.0)
@@ -236,12 +255,15 @@ def main() -> None:
         share = waiting(folder, 2 if options.quick else 20)
     rows = record.rows(measured)
     record.show("full-size JPEGs to augmented 224 px batches on one core, images/s", rows)
-    ours, from_packed, timm, timm_uint8 = measured
+    ours, from_packed, timm, timm_uint8, crops_left, packed_left, left = measured
     ratios = {
         "over_timm": ours.ratio(timm).summary(),
         "over_timm_uint8": ours.ratio(timm_uint8).summary(),
         "packed_over_timm": from_packed.ratio(timm).summary(),
         "packed_over_timm_uint8": from_packed.ratio(timm_uint8).summary(),
+        "packed_crops_left_over_packed": crops_left.ratio(from_packed).summary(),
+        "packed_jpegs_left_over_packed": packed_left.ratio(from_packed).summary(),
+        "jpegs_left_over_ours": left.ratio(ours).summary(),
     }
     print(*(f"  {name}: {ratio}" for name, ratio in ratios.items()), sep="\n")
     print(f"  training S/16 waits for data {share:.1%} of the time")

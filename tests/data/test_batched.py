@@ -24,7 +24,7 @@ from vitrail.data.images.batched import (
     augment_on_device,
     divided,
 )
-from vitrail.data.images.geometry import Flip, InceptionCrop, Op
+from vitrail.data.images.geometry import Flip, Op
 from vitrail.data.images.ops import train_transform
 from vitrail.data.loading.order import stream
 from vitrail.data.settings import Augment, Bands, Preprocess
@@ -111,13 +111,15 @@ def test_a_divided_transform_is_the_whole_one(augment: Augment, photographs) -> 
     """The same crops, flips, changes and rectangles; after several changes some levels apart, and on average none."""
     whole = train_transform(augment, Preprocess(image_size=(96, 96)))
     host, rest = divided(whole, (96, 96))  # type: ignore[misc]
-    assert [type(op) for op in host.ops] == [InceptionCrop]  # type: ignore[attr-defined]
+    assert host.ops == ()  # type: ignore[attr-defined]
     images = [np.asarray(one) for one in photographs] * 4
     expected = np.stack([whole(image, stream(0, 0, index)) for index, image in enumerate(images)]).astype(int)
     streams = [stream(0, 0, index) for index in range(len(images))]
-    prepared = np.stack([host(image, random) for image, random in zip(images, streams, strict=True)])
+    memory = np.zeros((len(images), rest.crop.room), np.uint8)
+    parts = [rest.crop.place(*one) for one in zip(images, memory, streams, strict=True)]
     rows = [rest.draw(random) for random in streams]
-    found = as_array(augment_on_device(as_tensor(prepared), Plan.of(rows, (96, 96))))
+    plan = Plan.of(list(map(np.append, parts, rows)), (96, 96), rest.crop)
+    found = as_array(plan.apply(torch.from_numpy(memory), torch.device("cpu")))
     erased = np.zeros((len(images), 96, 96, 1), bool)
     for place, row in enumerate(rows):
         top, left, height, width = row[1:5].astype(int)
@@ -151,6 +153,13 @@ def test_transforms_that_only_pillow_can_do_stay_whole() -> None:
         Recorded(),
     ):
         assert divided(transform, size) is None
+    for transform in (
+        train_transform(Augment(crop="pad", randaugment=(2, 9)), Preprocess(image_size=size)),
+        train_transform(Augment(), Preprocess(image_size=size, resize="pad")),
+        train_transform(Augment(randaugment=(2, 9)), bands),
+        Recorded(),
+    ):
+        assert divided(transform, size, decodes=True) is None
 
 
 def test_a_batch_without_changes_is_copied() -> None:

@@ -19,7 +19,8 @@ import pytest
 import torch
 from test_loader import SIDE, Numbered, equal, indices, loader, noisy, run
 
-from vitrail.data.images.batched import augment_on_device, divided
+from vitrail.data.images.batched import divided
+from vitrail.data.images.device_crop import BYTES
 from vitrail.data.images.ops import train_transform
 from vitrail.data.item import Item
 from vitrail.data.labels.sets import LabelSets, label_at
@@ -126,11 +127,12 @@ def photographs(kind: str, shared_data: Path, folder: Path) -> str:
     return str(folder / "packed")
 
 
-def test_the_numbers_for_the_device_are_drawn_after_those_of_the_host(shared_data: Path) -> None:
+@pytest.mark.parametrize("decodes", [False, True])
+def test_the_numbers_for_the_device_are_drawn_after_those_of_the_host(decodes: bool, shared_data: Path) -> None:
     """In threads, in processes and from the cache: the images are those of the whole transform, up to a few levels."""
     source = open_split(shared_data / "flowers12", "train")
     whole = train_transform(Augment(randaugment=(2, 9)), Preprocess(image_size=(32, 32)))
-    host, rest = divided(whole, (32, 32))  # type: ignore[misc]
+    host, rest = divided(whole, (32, 32), decodes=decodes)  # type: ignore[misc]
     options = {"image_size": 32, "batch_size": 64}
     expected = run(source, 1, 8, transform=whole, **options)
     for how in ({}, {"workers": 2}, {"workers": 2, "worker_kind": "processes"}, {"workers": 1, "cache": True}):
@@ -138,8 +140,10 @@ def test_the_numbers_for_the_device_are_drawn_after_those_of_the_host(shared_dat
         assert len(found) == len(expected) == 3
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.index, theirs.index) and ours.plan is not None
-            difference = augment_on_device(ours.images, ours.plan).int() - theirs.images
-            assert (difference.abs() > 4).float().mean() < 0.01 and (ours.images != theirs.images).float().mean() > 0.3
+            assert ours.plan.crops is not None
+            assert ours.plan.crops.rows[:, BYTES].any() == (decodes and not how.get("cache"))
+            difference = ours.plan.apply(ours.images, torch.device("cpu")).int() - theirs.images
+            assert (difference.abs() > 4).float().mean() < 0.01
 
 
 class Absent(Numbered):

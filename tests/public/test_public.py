@@ -47,7 +47,7 @@ objective.smallest_block objective.tokenizer objective.width objective.huber_del
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.randaugment_form
 augment.ratio augment.repeats augment.scale augment.three_augment
-augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout
+augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout decode_on
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
 data.fold

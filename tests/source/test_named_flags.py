@@ -53,6 +53,7 @@ UNREACHED = {
     "vitrail.verbs.probe:_linear_warnings": ({"probe fewshot", "probe knn"}, "only a linear probe has such a result"),
     "vitrail.data.sources.open": ({"bench", "serve", "probe segment"}, "they know the settings of data and open none"),
     "vitrail.data.loading.processes": (OTHERS, "processes decode for training alone"),
+    "vitrail.data.images.device_crop": (OTHERS, "devices decode for training alone"),
     "vitrail.errors:not_finite": (NO_NETWORK | {"inspect"}, "no network computes, or always in float32"),
 }
 """Module or module:symbol -> verbs that do not come to it though the names in the source say so, and why."""

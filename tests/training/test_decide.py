@@ -223,6 +223,27 @@ def test_the_device_augments_where_the_cores_could_not_keep_up() -> None:
         decide(replace(plain, augment_on="device"), source)
 
 
+def test_a_device_that_decodes_does_the_rest_too() -> None:
+    source, asked = Pictures(100, (32, 32)), replace(RUN, decode_on="device")
+    decision = on_cuda(asked, source, cores=64, memory=2**40)
+    assert decision.run.augment_on == "device" and decision.why["augment_on"] == "device: as it decodes the images"
+    assert decision.run.cache == "no" and decision.run.workers == 2  # one core reads 16,000 files per second
+    for wrong, message in (
+        (dict(augment_on="host"), "remove --augment-on host"),
+        (dict(cache="yes"), "remove --decode-on device"),
+        (dict(augment=Augment(crop="pad")), "--decode-on device is for RGB images with --augment.crop inception"),
+        (dict(preprocess=Preprocess(image_size=(32, 32), resize="pad")), "resized in another way than by 'pad'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            decide(replace(asked, **wrong), source)  # type: ignore[arg-type]
+
+
+def test_a_device_that_decodes_needs_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.training.decide.decodes_on_device", lambda: False)
+    with pytest.raises(UsageError, match="--decode-on device needs torchcodec: pip install"):
+        decide(replace(RUN, decode_on="device"), Pictures(100, (500, 400)))
+
+
 def test_a_long_run_on_a_gpu_is_compiled() -> None:
     def decided(device: str = "cuda", images: int = 1_281_167, **changes: object) -> tuple[bool | None, str]:
         known = facts.Facts(

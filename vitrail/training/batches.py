@@ -22,14 +22,14 @@ from torch import Tensor
 
 from vitrail import world
 from vitrail.data.image_names import bad_kinds
-from vitrail.data.images.batched import augment_on_device, divided
+from vitrail.data.images.batched import divided
 from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.loading.loader import Batch, Loader
 from vitrail.data.settings import Preprocess
-from vitrail.device import choose_device, to_device
+from vitrail.device import choose_device
 from vitrail.errors import DataError
 from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.settings import DINO
@@ -57,8 +57,9 @@ def training_loader(run: Run, source: IndexedSource) -> Loader:
         height, width = (round(side * run.objective.view) for side in preprocess.image_size)
         preprocess = replace(preprocess, image_size=(height, width), crop=1.0)
     transform, rest = train_transform(run.augment, preprocess), None
-    if run.augment_on == "device" and (parts := divided(transform, preprocess.image_size)) is not None:
-        transform, rest = parts
+    if "device" in (run.augment_on, run.decode_on):
+        parts = divided(transform, preprocess.image_size, decodes=run.decode_on == "device")
+        transform, rest = (transform, None) if parts is None else parts
     return Loader(
         source,
         transform=transform,
@@ -168,8 +169,7 @@ class Sizes:
     def __call__(self, batch: Batch, growth: float, device: torch.device | None = None) -> Batch:
         """Return the batch with its uint8 images augmented, on `device` or else the network's, and resized."""
         if batch.plan is not None:
-            images = to_device(batch.images, device or self.device)
-            batch = replace(batch, images=augment_on_device(images, batch.plan.to(images.device)), plan=None)
+            batch = replace(batch, images=batch.plan.apply(batch.images, device or self.device), plan=None)
         full = (batch.images.shape[-2], batch.images.shape[-1])  # may be larger than the network's input
         size = self.size(growth, full)
         if growth >= 1 or self.start == 1 or size == full:

@@ -19,6 +19,7 @@ from vitrail.data.check import LONG, SMALL
 from vitrail.data.images import whole
 from vitrail.data.images.bands import choose_bands
 from vitrail.data.images.batched import divided
+from vitrail.data.images.device_crop import decodes_on_device
 from vitrail.data.images.geometry import Size
 from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.labels.numbers import TargetScale
@@ -36,6 +37,7 @@ from vitrail.training.batch_size import LARGEST, default_batch
 from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import NOMINAL, Run, check_batch
+from vitrail.version import install_extra
 from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.words import time_span, without_folders
@@ -57,6 +59,8 @@ FEWEST_CORES = 3
 CORE_SECONDS, RANDAUGMENT_SECONDS, COLOUR_SECONDS = 1.25e-3, 0.85e-3, 1.4e-3
 """What an image of ImageNet costs a core: to decode, crop and resize a JPEG file; RandAugment; 3-Augment and colour
 jitter (benchmarks/input_pipeline.py)."""
+READ_SECONDS = 0.06e-3
+"""What it costs to read such a file and to draw its crop, if the device decodes."""
 FASTEST_NETWORK = 20_000
 """Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
 be half as fast as ours."""
@@ -172,6 +176,8 @@ def decide(run: Run, facts: Facts) -> Decision:
     run = replace(run, cache=noted(_cache(run, facts, bands))) if run.cache == "auto" else run
     if run.cache == "yes" and run.worker_kind == "processes":
         raise UsageError("--cache yes keeps decoded images in one process. Use it with --worker-kind threads")
+    if run.cache == "yes" and run.decode_on == "device":
+        raise UsageError("--cache yes keeps images that the processors decode: remove --decode-on device")
     run = replace(run, worker_kind=noted(_worker_kind(run, facts))) if run.worker_kind == "auto" else run
     run = replace(run, augment_on=noted(_augment_on(run, facts, preprocess)))
     run = replace(run, workers=noted(_workers(run, facts))) if run.workers is None else run
@@ -436,6 +442,8 @@ def worker_count(run: Run, device: torch.device, cores: int) -> int:
 
 def _core_seconds(run: Run) -> float:
     """Return the time in which a core prepares an image of ImageNet."""
+    if run.decode_on == "device":
+        return READ_SECONDS
     if run.augment_on == "device":
         return CORE_SECONDS
     colours = COLOUR_SECONDS if run.augment.three_augment or run.augment.color_jitter else 0.0
@@ -444,6 +452,8 @@ def _core_seconds(run: Run) -> float:
 
 def _augment_on(run: Run, facts: Facts, preprocess: Preprocess) -> Because[Literal["host", "device"]]:
     """Return what changes colours: the device, if it is CUDA and the cores could not feed half of a fast network."""
+    if run.decode_on == "device":
+        return _decoding_device(run, preprocess)
     if run.augment_on == "host" or (run.augment_on == "auto" and facts.device.type != "cuda"):
         return "host", {}
     possible = divided(train_transform(run.augment, preprocess), preprocess.image_size) is not None
@@ -460,10 +470,26 @@ def _augment_on(run: Run, facts: Facts, preprocess: Preprocess) -> Because[Liter
     return "device", {"augment_on": f"device: {cores} cores could not augment as fast as a network may train"}
 
 
+def _decoding_device(run: Run, preprocess: Preprocess) -> Because[Literal["host", "device"]]:
+    """Return "device": what decodes also crops and changes colours. Raises UsageError where it cannot."""
+    if run.augment_on == "host":
+        raise UsageError("--decode-on device leaves the colours to the device, too: remove --augment-on host")
+    if divided(train_transform(run.augment, preprocess), preprocess.image_size, decodes=True) is None:
+        raise UsageError(
+            "--decode-on device is for RGB images with --augment.crop inception, resized in another way than by "
+            "'pad', and no operation of your own. Use --decode-on host"
+        )
+    if not decodes_on_device():
+        raise UsageError(f"--decode-on device needs torchcodec: {install_extra('gpu')}")
+    return "device", {"augment_on": "device: as it decodes the images"}
+
+
 def _cache(run: Run, facts: Facts, bands: Bands | None) -> Because[Literal["yes", "no"]]:
     """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
     if run.worker_kind == "processes":
         return "no", {"cache": "no: processes do not share decoded images"}
+    if run.decode_on == "device":
+        return "no", {"cache": "no: the device decodes the images"}
     if not facts.sizes:
         return "no", {}
     pixel = 3 if bands is None else 4 * bands.channels  # bytes

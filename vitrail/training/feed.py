@@ -89,7 +89,7 @@ class Feed:
         with torch.cuda.stream(copies):
             try:
                 whole = loaded
-                if self.resize.start < 1 and growth < 1:
+                if self.resize.start < 1 and growth < 1 and loaded.plan is None:
                     whole = replace(loaded, images=to_device(loaded.images, self.device))
                 batch = self.objective.prepare(self.resize(whole, growth), step=step)
             except (RuntimeError, MemoryError) as error:

@@ -423,6 +423,9 @@ class Run(Settings):
     """What changes the colours of training images and erases parts: the processors that decode (host), or the device of
     the network, whole batches at once. The random numbers are the same, and the images differ by a level or two. auto:
     the device, if it is CUDA and the processors could not keep up."""
+    decode_on: Literal["host", "device"] = "host"
+    """What decodes the JPEGs of training images: the processors, or the GPU (device: nvJPEG, with torchcodec installed,
+    for random crops of RGB images). Its colours differ by some levels. The processors decode what nvJPEG cannot."""
     cache: Literal["auto", "yes", "no"] = "auto"
     """Cache decoded images in memory. auto: if they are small and fit."""
     timeout: Seconds | None = None

@@ -44,8 +44,8 @@ from vitrail.training.run import Run
 
 RUN, ASKED, LOG, OUTCOME = "run.yaml", "asked.json", "log.txt", "outcome.json"
 NAME = "run"
-ELSEWHERE = ("name", "out", "device", "workers", "worker_kind", "augment_on", "cache", "accumulate", "compile",
-             "activation_checkpointing", "keep", "checkpoint_every")  # fmt: skip
+ELSEWHERE = ("name", "out", "device", "workers", "worker_kind", "augment_on", "decode_on", "cache", "accumulate",
+             "compile", "activation_checkpointing", "keep", "checkpoint_every")  # fmt: skip
 """Settings that say where and how a run is executed, not what it computes."""
 Status = Literal["done", "diverged", "failed"]
 _SHAPE = {"status": str, "reason": str, "run": str, "dev": NUMBERS, "test": NUMBERS, "steps": int, "seconds": float}

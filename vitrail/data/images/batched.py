@@ -11,7 +11,7 @@ the rounding of the device; what moves pixels differs by a level (tests/data/tes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ from vitrail.data.images.augment import (
     RandomErasing,
     solarize_table,
 )
-from vitrail.data.images.geometry import Compose, Flip, Op
+from vitrail.data.images.device_crop import COLUMNS, DeviceCrop
+from vitrail.data.images.geometry import Compose, Flip, InceptionCrop, Op
+from vitrail.data.images.pixels import EIGHT_BIT_RGB
 from vitrail.data.settings import GREY
 from vitrail.device import to_device
 
@@ -41,12 +43,16 @@ HASH = (0x2C1B3C6D, 0x297A2D39)
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to images of one size: perhaps a flip, some changes, and perhaps an erased rectangle."""
+    """What happens to images of one size: perhaps a flip, some changes, and perhaps an erased rectangle.
+
+    crop: How they get this size; None if they have it already.
+    """
 
     flip: Flip | None
     changes: tuple[DrawnSteps, ...]
     erasing: RandomErasing | None
     size: tuple[int, int]
+    crop: DeviceCrop | None = None
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Return the row of an image, float64; the numbers that the operations would draw from `rng` themselves."""
@@ -60,10 +66,11 @@ class Augmentation:
         return np.array(row + [number for name, value in steps for number in (NAMES.index(name), value)])
 
 
-def divided(transform: Op, size: tuple[int, int]) -> tuple[Op, Augmentation] | None:
+def divided(transform: Op, size: tuple[int, int], *, decodes: bool = False) -> tuple[Op, Augmentation] | None:
     """Return the part of a transform of RGB images that stays on the host, and the rest; None if nothing can move.
 
-    The host decodes, crops and resizes to `size`; the device flips, changes colours and erases.
+    The host decodes and crops, and resizes to `size` except after a random crop; the device does that, flips, changes
+    colours and erases. decodes: The device decodes JPEGs, too, which needs a random crop (None without one).
     """
     if not isinstance(transform, Compose):
         return None
@@ -73,10 +80,15 @@ def divided(transform: Op, size: tuple[int, int]) -> tuple[Op, Augmentation] | N
     while left and isinstance(op := left[-1], DrawnSteps):
         changes.insert(0, op)
         left.pop()
-    if not changes or isinstance(changes[-1], MovingAugment):
+    if not (changes or decodes) or (changes and isinstance(changes[-1], MovingAugment)):
         return None
     flip = left.pop() if left and isinstance(left[-1], Flip) else None
-    return Compose(tuple(left)), Augmentation(flip, tuple(changes), erasing, size)  # type: ignore[arg-type]
+    crop = None
+    if [type(op) for op in left] == [InceptionCrop] and transform.pixels is EIGHT_BIT_RGB:
+        crop = DeviceCrop(left.pop(), decodes)  # type: ignore[arg-type]
+    if decodes and crop is None:
+        return None
+    return Compose(tuple(left)), Augmentation(flip, tuple(changes), erasing, size, crop)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -91,14 +103,43 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Crops:
+    """The crops of a batch."""
+
+    crop: DeviceCrop
+    rows: np.ndarray
+    """int64 [batch, COLUMNS]."""
+    name: Callable[[int], str]
+
+    def images(self, memory: Tensor, device: torch.device) -> Tensor:
+        """See `DeviceCrop.images`."""
+        return self.crop.images(memory, self.rows, self.name, device)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The changes of a batch: groups in order. Those of one step have no image in common."""
 
     groups: tuple[Group, ...]
+    crops: Crops | None = None
+    """How the images get their size; None if they have it already."""
 
     @classmethod
-    def of(cls, rows: list[np.ndarray], size: tuple[int, int]) -> Plan:
-        """Return the plan for images of `size` with these rows."""
+    def of(
+        cls,
+        rows: list[np.ndarray],
+        size: tuple[int, int],
+        crop: DeviceCrop | None = None,
+        name: Callable[[int], str] = str,
+    ) -> Plan:
+        """Return the plan for images of `size` with these rows, which begin with the numbers of a `crop`.
+
+        name: Place in the batch -> name of the image, for errors.
+        """
+        if crop is not None:
+            boxes = np.stack([row[: len(COLUMNS)] for row in rows]).astype(np.int64)
+            plan = cls.of([row[len(COLUMNS) :] for row in rows], size)
+            return replace(plan, crops=Crops(crop, boxes, name))
         groups: list[Group] = []
         table = np.zeros((len(rows), max([STEPS, *map(len, rows)])))
         table[:, STEPS:] = -1
@@ -119,10 +160,11 @@ class Plan:
         _add(groups, "erase", erased, table[erased, TOP : KEY + 1].astype(np.int64))
         return cls(tuple(groups))
 
-    def to(self, device: torch.device) -> Plan:
-        """Return the plan with its tensors on a device, for which nothing waits."""
+    def apply(self, images: Tensor, device: torch.device) -> Tensor:
+        """Return the changed images of a batch, of which `images` is the memory, on a device; nothing waits for it."""
+        images = to_device(images, device) if self.crops is None else self.crops.images(images, device)
         groups = (Group(one.kind, to_device(one.images, device), to_device(one.values, device)) for one in self.groups)
-        return Plan(tuple(groups))
+        return augment_on_device(images, Plan(tuple(groups)))
 
 
 def _add(groups: list[Group], kind: str, images: np.ndarray, values: np.ndarray) -> None:

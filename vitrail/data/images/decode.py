@@ -64,7 +64,7 @@ from PIL.ImageFile import ImageFile
 
 from vitrail.data.image_names import heic_advice, heic_installed
 from vitrail.data.images import dicom, png
-from vitrail.data.images.jpeg import decode_ordinary, read_header
+from vitrail.data.images.jpeg import JpegHeader, decode_ordinary, read_header
 from vitrail.data.images.pillow import rows_of, stored_bits, tiff_tags, to_rgb
 from vitrail.data.images.work import TILE_LENGTH, TILE_WIDTH, check_claim, check_parts, no_memory, within_memory
 from vitrail.errors import DecodeError
@@ -169,13 +169,18 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
         return _dicom(data, max_pixels)
     reader = _reader(format)
     if format.name == "JPEG" and (header := read_header(data)) is not None:
-        _check_size(header.height, header.width, max_pixels, header.scans)
-        check_claim(header.height, header.width, len(data))
+        check_jpeg(header, len(data), max_pixels)
         if header.ordinary:
             image = decode_ordinary(data, header, short_side)
             if image is not None:
                 return upright(image, orientation(header.exif, header.xmp))
     return _decode_carefully(data, format, reader, max_pixels)
+
+
+def check_jpeg(header: JpegHeader, size: int, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise DecodeError, from its header, for a JPEG of `size` bytes that would take too much memory or time."""
+    _check_size(header.height, header.width, max_pixels, header.scans)
+    check_claim(header.height, header.width, size)
 
 
 def _dicom(data: bytes, max_pixels: int) -> np.ndarray:

@@ -35,7 +35,7 @@ class Batch:
 
     images: torch.Tensor
     """uint8 [B, 3, H, W], or float32 [B, bands, H, W]; channels are innermost in memory (channels_last), as decoders
-    write them."""
+    write them. With crops in the plan uint8 [B, bytes] (`vitrail.data.images.device_crop`)."""
     labels: torch.Tensor
     """int64 [B]; with several labels int8 [B, classes]: 1 for a label, 0 for none, -1 in a whole row if unknown; of
     numbers float64 [B, targets]."""
@@ -54,18 +54,6 @@ _ON_THE_WAY = 512
 """Number of images requested ahead from a remote source: 10,000 images/s at 50 ms per round trip."""
 _ASKING = 4
 """Number of batches requested from a remote source at the same time, each in one request."""
-
-
-def _batch(slots: Slots) -> Batch:
-    """Return a filled batch as tensors, without a copy unless a slot is empty."""
-    arrays = [slots.images, slots.labels, slots.index]
-    good = slots.index >= 0
-    if not good.all():
-        arrays = [array[good] for array in arrays]
-    images, labels, index = map(torch.from_numpy, arrays)
-    rows = [slots.rows[slot] for slot in sorted(slots.rows)]
-    plan = Plan.of(rows, (images.shape[1], images.shape[2])) if rows else None
-    return Batch(images.permute(0, 3, 1, 2), labels, index, plan)
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -139,7 +127,9 @@ class Loader:
         self.pixels: Pixels = getattr(transform, "pixels", EIGHT_BIT_RGB)
         """How stored images become the input of `transform`."""
         height, width = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        shape = (height, width, self.pixels.channels)
+        self._size = height, width
+        self._crop = None if rest is None else rest.crop
+        shape = (height, width, self.pixels.channels) if self._crop is None else (self._crop.room,)
         self._reader = ImageReader(source, transform, shape, seed, {} if cache else None, rest)
         self._seed = seed
         self._batch_size = batch_size
@@ -209,10 +199,23 @@ class Loader:
             for part in filled:
                 self._record(part)
                 if part.last:
-                    return _batch(part.slots)
+                    return self._batch(part.slots)
             return None
         finally:
             self.wait_seconds += time.perf_counter() - began
+
+    def _batch(self, slots: Slots) -> Batch:
+        """Return a filled batch as tensors, without a copy unless a slot is empty."""
+        arrays = [slots.images, slots.labels, slots.index]
+        good = slots.index >= 0
+        if not good.all():
+            arrays = [array[good] for array in arrays]
+        images, labels, index = map(torch.from_numpy, arrays)
+        if not slots.rows:
+            return Batch(images.permute(0, 3, 1, 2), labels, index)
+        rows, numbers = [slots.rows[slot] for slot in sorted(slots.rows)], index.tolist()
+        plan = Plan.of(rows, self._size, self._crop, lambda place: self.source.id(numbers[place]))
+        return Batch(images if plan.crops else images.permute(0, 3, 1, 2), labels, index, plan)
 
     def close(self) -> None:
         """End the threads and processes. The loader cannot be used afterwards; it may be closed twice."""

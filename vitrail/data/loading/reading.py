@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -88,8 +90,8 @@ class ImageReader:
 
     source: IndexedSource
     transform: Transform
-    shape: tuple[int, int, int]
-    """Height, width and channels of a transformed image."""
+    shape: tuple[int, ...]
+    """Height, width and channels of a transformed image; of one whose crop is left to a device, the bytes for it."""
     seed: int
     cache: dict[int, tuple[np.ndarray, Label]] | None = None
     """Index -> (decoded image, label) of the images that were read before."""
@@ -108,24 +110,33 @@ class ImageReader:
         images: [slots, *shape], which is changed. progress: int64 [2], the index of the image that is being read and
         the number of reads begun, which are kept up to date.
         """
-        read: list[tuple[Label, np.random.Generator] | DecodeError] = []
+        read: list[tuple[Label, np.random.Generator, np.ndarray | None] | DecodeError] = []
         together: list[tuple[Wanted, np.ndarray, np.random.Generator]] = []
+        crop = None if self.rest is None else self.rest.crop
         for image in wanted:
             progress[:] = image.index, progress[1] + 1
+            random, part = stream(self.seed, epoch, image.number), None
             try:
-                pixels, label = self._read(image.index, fetched)
-                random = stream(self.seed, epoch, image.number)
-                if self.cache is not None and isinstance(self.transform, Op):
-                    together.append((image, pixels, random))
+                stored, label = self._read(image.index, fetched, decoded=crop is None)
+                if crop is not None:
+                    with self._naming(image.index):
+                        part = crop.place(stored, images[image.slot], random)
+                elif self.cache is not None and isinstance(self.transform, Op):
+                    together.append((image, stored, random))
                 else:
-                    images[image.slot] = self._transformed(pixels, random, image.index)
-                read.append((label, random))
+                    images[image.slot] = self._transformed(stored, random, image.index)
+                read.append((label, random, part))
             except DecodeError as error:
                 read.append(error)
         self._transform_together(together, images)
+        return [one if isinstance(one, DecodeError) else (one[0], self._row(*one[1:])) for one in read]
+
+    def _row(self, random: np.random.Generator, part: np.ndarray | None) -> np.ndarray | None:
+        """Return the numbers for what a device does with an image; `part`: those of its crop."""
         if self.rest is None:
-            return [one if isinstance(one, DecodeError) else (one[0], None) for one in read]
-        return [one if isinstance(one, DecodeError) else (one[0], self.rest.draw(one[1])) for one in read]
+            return None
+        drawn = self.rest.draw(random)
+        return drawn if part is None else np.concatenate([part, drawn])
 
     def _transform_together(
         self, decoded: list[tuple[Wanted, np.ndarray, np.random.Generator]], images: np.ndarray
@@ -138,21 +149,32 @@ class ImageReader:
         for image, pixels, random in decoded:
             images[image.slot] = self._transformed(pixels, random, image.index)
 
-    def _read(self, index: int, fetched: Fetched | None) -> tuple[np.ndarray, Label]:
-        """Return (pixels [H, W, channels], label) from the cache, from the fetched images, or from the source."""
+    def _read(self, index: int, fetched: Fetched | None, *, decoded: bool) -> tuple[Any, Label]:
+        """Return (image, label) from the cache, from the fetched images, or from the source.
+
+        The image is [H, W, channels], or unless `decoded` is needed, as it is stored.
+        """
         if self.cache is not None and (cached := self.cache.get(index)) is not None:
             return cached
+        with self._naming(index):
+            item = self._item(index, fetched)
+            if not decoded and self.cache is None:
+                return item.image, item.label
+            image = self.pixels.read(item.image)
+        if self.cache is not None:
+            self.cache[index] = image, item.label
+        return image, item.label
+
+    @contextmanager
+    def _naming(self, index: int) -> Iterator[None]:
+        """Context in which an image is read. Raises DataError, which names it, for any error that is not vitrail's."""
         try:
             with within_memory():
-                item = self._item(index, fetched)
-                image = self.pixels.read(item.image)
+                yield
         except VitrailError:
             raise
         except Exception as error:
             raise DataError(f"image {self.source.id(index)} could not be read: {error!r}") from error
-        if self.cache is not None:
-            self.cache[index] = image, item.label
-        return image, item.label
 
     def _item(self, index: int, fetched: Fetched | None) -> Item:
         """Return an image as it is stored, from the fetched images or else from the source."""

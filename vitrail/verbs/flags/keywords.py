@@ -76,6 +76,7 @@ class TrialKeywords(TypedDict, total=False):
     workers: Threads | None
     worker_kind: Literal["auto", "threads", "processes"]
     augment_on: Literal["auto", "host", "device"]
+    decode_on: Literal["host", "device"]
     cache: Literal["auto", "yes", "no"]
     timeout: Seconds | None
     max_nonfinite: Count
