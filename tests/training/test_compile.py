@@ -160,7 +160,7 @@ def test_predictions_for_batches_of_any_size_share_their_graphs(counter: Counter
     torch.manual_seed(0)
     model = build(ViTConfig.of(**SMALL, depth=6, **NETWORKS[kind]))
     nn.init.normal_(model.head.weight)  # type: ignore[union-attr, arg-type]
-    plain, compiled = (predictor(model, "cpu", "float32", compiled=answer) for answer in (False, True))
+    plain, compiled = (predictor(model, "cpu", "float32", how=how) for how in ("torch", "compiled"))  # type: ignore[arg-type]
     for count in (8, 8, 3, 5, 1):
         images = Images.of(count, 36).images
         counter.step(lambda images=images: torch.testing.assert_close(compiled(images), plain(images)))  # type: ignore[misc]
@@ -173,7 +173,8 @@ def test_predictions_for_batches_of_any_size_share_their_graphs(counter: Counter
 def test_predictions_of_a_network_without_blocks_are_compiled_as_a_whole(counter: Counter) -> None:
     model = build(ResNetConfig(units=(1, 1), width=32, image_size=(32, 32), classes=5))
     images = Images.of(2, 32).images
-    plain, compiled = (predictor(model, "cpu", "float32", features=True, compiled=answer) for answer in (False, True))
+    plain = predictor(model, "cpu", "float32", features=True)
+    compiled = predictor(model, "cpu", "float32", features=True, how="compiled")
     torch.testing.assert_close(compiled(images), plain(images))
     assert counter.graphs == 1 and counter.calls == 1
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from vitrail.device import (
 )
 from vitrail.errors import DataError, finite_rows
 from vitrail.evaluation.ahead import ahead
+from vitrail.evaluation.cuda_graphs import Graphs
 from vitrail.evaluation.results import Guess, Results
 from vitrail.model.block import compile_blocks
 from vitrail.model.build import eval_mode, freeze
@@ -37,6 +38,9 @@ from vitrail.model.build import eval_mode, freeze
 T = TypeVar("T")
 Predict = Callable[[Tensor], Tensor]
 """images [batch, channels, height, width] -> logits [batch, classes], computed by any engine"""
+
+How = Literal["torch", "compiled", "graphs"]
+"""How torch computes a network."""
 
 BEST_CLASSES = 5
 """Number of best classes stored for each image."""
@@ -313,7 +317,7 @@ def predictor(
     precision: Precision = "auto",
     *,
     features: bool = False,
-    compiled: bool = False,
+    how: How = "torch",
 ) -> Predict:
     """Return images -> float32 logits of `model`, as `applied` computes them.
 
@@ -323,7 +327,7 @@ def predictor(
     def call(network: Any, images: Tensor) -> Tensor:
         return (network.features(images) if features else network(images)).float()
 
-    return applied(call, model, device, precision, compiled=compiled)
+    return applied(call, model, device, precision, how=how)
 
 
 def applied(
@@ -332,7 +336,7 @@ def applied(
     device: torch.device | str | None = None,
     precision: Precision = "auto",
     *,
-    compiled: bool = False,
+    how: How = "torch",
 ) -> Callable[[Tensor], T]:
     """Return images -> `call(network, images)` on `device` (None: the device of the model), without gradients.
 
@@ -340,8 +344,9 @@ def applied(
     (`vitrail.model.fast.frozen`). On other devices it is one in 16 bits, which reads half as many bytes as autocast and
     casts nothing, or in float32 the model itself in eval mode. The model and its training mode are not changed.
 
-    compiled: torch.compile computes the blocks of the copy, or `call` if there are none, from the first images on. All
-    sizes of a batch above 1 share its graphs.
+    how: "compiled": torch.compile computes the blocks of the copy, or `call` if there are none, from the first images
+    on; all sizes of a batch above 1 share its graphs. "graphs": a CUDA device repeats what `call`, which returns a
+    tensor, launches (`vitrail.evaluation.cuda_graphs`).
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
@@ -349,23 +354,26 @@ def applied(
     dtype = autocast_dtype(computed) or torch.float32
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
-    if place.type == "cpu" or dtype != torch.float32 or compiled:
+    if place.type == "cpu" or dtype != torch.float32 or how == "compiled":
         with fast_float32():
-            model = freeze(model, dtype, blocks=not compiled)
-    if compiled and not compile_blocks(model):
+            model = freeze(model, dtype, blocks=how != "compiled")
+    if how == "compiled" and not compile_blocks(model):
         call = torch.compile(call)
+    compute: Callable[[Tensor], Any] = partial(call, model)
+    if how == "graphs":
+        compute = Graphs(compute)
 
     @torch.inference_mode()
     def on_cpu(images: Tensor) -> T:
         images = images if images.dtype == torch.uint8 else images.to(dtype)
         with fast_float32():
-            return call(model, images.to(place))
+            return compute(images.to(place))
 
     @torch.inference_mode()
     def on_device(images: Tensor) -> T:
         images = images if images.dtype == torch.uint8 else images.to(dtype)
         with float32_products(computed), eval_mode(model):
-            return call(model, to_device(images, place))
+            return compute(to_device(images, place))
 
     return on_cpu if place.type == "cpu" else on_device
 

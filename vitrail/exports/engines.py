@@ -1,6 +1,6 @@
 """Engines: torch, or a program of another runtime that computes the same network on this machine, perhaps faster.
 
-`compiled` is torch with torch.compile.
+`compiled` is torch with torch.compile, and `graphs` torch with CUDA graphs.
 On a CPU these are OpenVINO and ONNX Runtime. AOTInductor compiles for a CPU and for a GPU, where ONNX Runtime has
 TensorRT and CUDA if it is installed with them. On a GPU `auto` is torch, or compiled for many images, because no engine
 was measured on one yet.
@@ -199,8 +199,10 @@ def engine_predictor(
         raise UsageError(f"the engine {engine} computes on a CPU, and the device is {device}: add --device cpu")
     engines = Engines(network, precision, device)
     chosen = engines.chosen(images) if engine == "auto" else engine
-    if chosen == "torch" or chosen == "compiled":  # mypy narrows no tuple
-        return predictor(network, device, precision, features=features, compiled=chosen == "compiled")
+    if chosen == "graphs" and device.type != "cuda":
+        raise UsageError(f"the engine graphs is for CUDA, and the device is {device}: choose another engine")
+    if chosen == "torch" or chosen == "compiled" or chosen == "graphs":  # mypy narrows no tuple
+        return predictor(network, device, precision, features=features, how=chosen)
     engines.stored(chosen)
     try:
         return engines.program(chosen, features=features)
@@ -258,7 +260,7 @@ def measure(
                 raise
             log.warning("%s is left out: %s", name, error)
             continue
-        files[name] = None if name == "torch" or name == "compiled" else engines.program(name).path
+        files[name] = None if name == "torch" or name == "compiled" or name == "graphs" else engines.program(name).path
     rows = []
     with ExitStack() as stack:
         processes = {
@@ -277,7 +279,7 @@ def measure(
 
 def _difference(engines: Engines, name: Installed) -> float:
     """Return the difference of an engine's outputs from the network's in float32; write its program if necessary."""
-    if name != "torch" and name != "compiled":
+    if name != "torch" and name != "compiled" and name != "graphs":
         card = engines.program(name).path.parent / CARD
         try:
             return float(read_json_object(card, ExportError)["parity"]["relative"])
@@ -285,7 +287,7 @@ def _difference(engines: Engines, name: Installed) -> float:
             raise ExportError(f"{card} does not state the difference of the program. Remove its folder") from error
     network = engines.network
     images, _ = images_to_compare((), card_of(network))
-    predict = predictor(network, CPU, engines.precision, compiled=name == "compiled")
+    predict = predictor(network, CPU, engines.precision, how=name)
 
     def run(batch: np.ndarray) -> np.ndarray:
         return predict(torch.from_numpy(batch)).numpy()
@@ -339,7 +341,7 @@ def _run(
     predict: Predict
     if file is None:
         network: Any = load(source, image_size=image_size)
-        predict = predictor(network, CPU, precision, compiled=name == "compiled")
+        predict = predictor(network, CPU, precision, how="compiled" if name == "compiled" else "torch")
         del network
     else:
         predict = Engine(file, trusted=True)

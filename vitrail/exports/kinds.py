@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 To = Literal["onnx", "openvino", "program", "aoti"]
 ProgramPrecision = Literal["float32", "float16", "bf16", "int8"]
 """Type in which a program stores its weights, or computes."""
-EngineName = Literal["auto", "torch", "compiled", "openvino", "onnx", "aoti"]
+EngineName = Literal["auto", "torch", "compiled", "graphs", "openvino", "onnx", "aoti"]
 """What computes a network's outputs."""
 RuntimeName = Literal["openvino", "onnx", "aoti"]
-Installed = Literal["torch", "compiled", "openvino", "onnx", "aoti"]
+Installed = Literal["torch", "compiled", "graphs", "openvino", "onnx", "aoti"]
 """An engine by its own name."""
 OutputName = Literal["logits", "probabilities", "features"]
 RunProgram = Callable[["np.ndarray"], "np.ndarray"]

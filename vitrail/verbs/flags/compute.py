@@ -40,10 +40,10 @@ class Compute(Settings):
     precision: Precision = "auto"
     """Number format of the computation. 'auto' chooses bf16 if the device is fast at it."""
     engine: EngineName = "auto"
-    """What computes: torch; compiled (torch.compile); or a program of another runtime, which is written and checked
-    once: onnx (ONNX Runtime, on a GPU with TensorRT or CUDA), aoti (AOTInductor, compiled for the device), or on a CPU
-    openvino. 'auto' takes the fastest that `vitrail bench MODEL --engines` has measured on this machine (torch if none
-    was), on a GPU torch, or compiled for many images."""
+    """What computes: torch; compiled (torch.compile); graphs (CUDA graphs, for small batches); or a program of another
+    runtime, which is written and checked once: onnx (ONNX Runtime, on a GPU with TensorRT or CUDA), aoti (AOTInductor,
+    compiled for the device), or on a CPU openvino. 'auto' takes the fastest that `vitrail bench MODEL --engines` has
+    measured on this machine (torch if none was), on a GPU torch, or compiled for many images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
