@@ -2,11 +2,11 @@
 
 It is for a machine with one GPU, 16 cores and no network, on which torch, Triton, timm, transformers, einops, NumPy,
 Pillow, safetensors, huggingface_hub, scikit-learn, rich, PyYAML, matplotlib and psutil are installed. What else vitrail
-imports comes as a folder of wheels, which are unpacked and not installed (0.5 MB):
+imports comes as a folder of wheels, which are unpacked and not installed (10 MB):
 
     pip download --dest wheels --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \\
         --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform any \\
-        simplejpeg docstring-parser google-crc32c
+        simplejpeg docstring-parser google-crc32c torchcodec
     python -m benchmarks.gpu --out DIR --wheels wheels --images JPEGS
 
 Rows (`benchmarks.gpu_rows`): the ceilings of the device; one training step of vitrail and of timm, eager and compiled,
@@ -36,7 +36,7 @@ import tempfile
 import time
 import zipfile
 from contextlib import suppress
-from functools import partialmethod
+from functools import partial, partialmethod
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -191,6 +191,7 @@ def _work(pipe: Connection, place: Place) -> None:
 
     if not place.cuda:  # inductor compiles a graph for half a minute here; what it is given is traced all the same
         torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend="aot_eager")  # type: ignore
+        torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
     torch.zeros(1, device=place.device)
     pipe.send("ready")
     while True:

@@ -31,11 +31,12 @@ from torch.autograd import DeviceType
 from benchmarks import peers
 from benchmarks.peers import Architecture
 from vitrail.costs.count import FusedAttention, activation_bytes, fake, kept_bytes
+from vitrail.data.images.batched import divided
 from vitrail.data.images.ops import train_transform
 from vitrail.data.item import Item
 from vitrail.data.loading.loader import Loader, WorkerKind
 from vitrail.data.settings import Augment, Preprocess
-from vitrail.evaluation.classify import predictor
+from vitrail.evaluation.classify import How, predictor
 from vitrail.model.build import build
 from vitrail.model.compute import computed
 from vitrail.model.variants import ViTConfig
@@ -344,13 +345,13 @@ def training(place: Place, *, network: str, batch: int, compiled: bool) -> list[
 
 
 def prediction(place: Place, *, network: str, batch: int) -> list[Row]:
-    """Predicting a batch: vitrail as `vitrail predict` does it, and timm in autocast, in bf16, and compiled."""
+    """Predicting a batch: vitrail with the engines that are torch, and timm in autocast, in bf16, and compiled."""
     architecture = place.size.networks[network]
     images, _ = images_and_labels(place, architecture, batch)
     ready = normalised(images).to(torch.bfloat16)
 
-    def ours() -> Callable[[], object]:
-        predict = predictor(peers.ours(architecture), place.device, "bf16")
+    def ours(how: How) -> Callable[[], object]:
+        predict = predictor(peers.ours(architecture), place.device, "bf16", how=how)
         return lambda: predict(images)
 
     def theirs(*, autocast: bool = False, compiled: bool = False) -> Callable[[], object]:
@@ -365,7 +366,8 @@ def prediction(place: Place, *, network: str, batch: int) -> list[Row]:
         return step
 
     makers = {
-        OURS: ours,
+        OURS: partial(ours, "torch"),
+        **{f"{OURS}, {how}": partial(ours, how) for how in ways(place)[1:]},
         "timm, autocast": partial(theirs, autocast=True),
         "timm, bf16": theirs,
         "timm, bf16, compiled": partial(theirs, compiled=True),
@@ -375,6 +377,11 @@ def prediction(place: Place, *, network: str, batch: int) -> list[Row]:
     return [
         row | {"flops": architecture.flops} | kernels(place, side.step) for row, side in zip(found, sides, strict=True)
     ]
+
+
+def ways(place: Place) -> list[How]:
+    """Return the ways in which torch predicts; only CUDA has graphs."""
+    return [how for how in get_args(How) if place.cuda or how != "graphs"]
 
 
 def same_logits(place: Place) -> list[Row]:
@@ -387,10 +394,10 @@ def same_logits(place: Place) -> list[Row]:
         images, _ = images_and_labels(place, architecture, 8)
         with torch.inference_mode():
             expected = theirs.to(place.device).eval()(normalised(images))
-        for precision in ("float32", "bf16"):
-            logits = predictor(model, place.device, precision)(images).float()  # type: ignore[arg-type]
+        for precision, how in itertools.product(("float32", "bf16"), ways(place)):
+            logits = predictor(model, place.device, precision, how=how)(images).float()  # type: ignore[arg-type]
             difference = float((logits - expected).abs().max() / expected.abs().max())
-            found.append({"name": f"{network}, {precision}", "difference": difference})
+            found.append({"name": f"{network}, {precision}, {how}", "difference": difference})
     return found
 
 
@@ -490,13 +497,17 @@ def _small_jpeg(file: Path) -> bytes:
     return written.getvalue()
 
 
-def our_loader(place: Place, augment: Augment, kind: WorkerKind) -> Loader:
-    """Return vitrail's loader of JPEGs, with threads or with processes."""
+def our_loader(place: Place, augment: Augment, kind: WorkerKind, *, decodes: bool = False) -> Loader:
+    """Return vitrail's loader of JPEGs, with threads or with processes; decodes: the device decodes and augments."""
     side = place.size.networks["S/16"].image_size
     source: Any = HeldJpegs(place.jpegs, place.size.images)
+    transform, rest = train_transform(augment, Preprocess(image_size=(side, side))), None
+    if decodes:
+        transform, rest = divided(transform, (side, side), decodes=True)  # type: ignore[misc]
     return Loader(
         source,
-        transform=train_transform(augment, Preprocess(image_size=(side, side))),
+        transform=transform,
+        rest=rest,
         image_size=side,
         batch_size=place.size.loaded,
         workers=place.size.workers,
@@ -514,20 +525,37 @@ def loader(place: Place) -> list[Row]:
             feed = endless(batches, 0)
             next(feed)
             found += _wall_clock(name, place, lambda feed=feed: len(next(feed).labels))  # type: ignore[misc]
-    return found
+    return found + [
+        row for augmentation, augment in AUGMENTED.items() for row in _on_device(place, augmentation, augment)
+    ]
+
+
+def _on_device(place: Place, augmentation: str, augment: Augment) -> list[Row]:
+    """The loader alone, where the device decodes and augments."""
+
+    def work() -> int:
+        batch = next(feed)
+        assert batch.plan is not None
+        return len(batch.plan.apply(batch.images, place.device))
+
+    with closing(our_loader(place, augment, "threads", decodes=True)) as batches:
+        feed = endless(batches, 0)
+        work()
+        return _wall_clock(f"decoded on the device, {augmentation}", place, work)
 
 
 def end_to_end(place: Place) -> list[Row]:
     """Training S/16 from JPEGs, fed as in a run: images/s, and the share of the time that it waits for batches."""
     architecture, found = place.size.networks["S/16"], []
-    for kind in get_args(WorkerKind):
+    for kind, decodes in (*((kind, False) for kind in get_args(WorkerKind)), ("threads", True)):
         train = our_training(place, architecture, place.size.loaded, compiled=False)
-        with closing(our_loader(place, Augment(), kind)) as loaded:
+        with closing(our_loader(place, Augment(), kind, decodes=decodes)) as loaded:
             model: Any = train.objective.model
             resize = Sizes(train.run.progressive, model.config, place.device)
             feed = Feed(train.objective, loaded, resize, Timetable(train.run, len(loaded)))
             with closing(feed):
-                found += _fed(f"{OURS}, eager, {place.size.workers} {kind}", place, train, feed)
+                name = "decoded on the device" if decodes else f"{place.size.workers} {kind}"
+                found += _fed(f"{OURS}, eager, {name}", place, train, feed)
     return [row | {"flops": 3 * architecture.flops} for row in found]
 
 

@@ -41,7 +41,7 @@ from vitrail.device import fast_bf16
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, flat
 from vitrail.training.optim.average import Averager
-from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
+from vitrail.training.optim.optimizer import build_optimizer, divisor_of_gradients, set_learning_rate, update
 from vitrail.training.run import Average, Optim, learning_rate
 from vitrail.weights.card import Card
 from vitrail.weights.reference import reference
@@ -304,9 +304,9 @@ def train(args: argparse.Namespace, seed: int = 0) -> None:
         loss = TAUGHT[0] * loss + taught_loss(found, wanted)
         optimizer.zero_grad()
         loss.backward()
-        clip_(pupil.parameters(), optim.clip)
+        norm, divisor = divisor_of_gradients(pupil.parameters(), optim.clip)
         set_learning_rate(optimizer, learning_rate(done, 1, args.rate, shape="linear", warmup=WARMUP))
-        optimizer.step()
+        update(optimizer, torch.isfinite(norm), divisor)
         average.update(step)
         step, seen = step + 1, seen + batch
         if step % 100 == 0:

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map as tree_map
 # Operations on lists of tensors. `torch.optim` is built on them; public code has only a Python loop over the tensors.
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
+foreach_div = torch._foreach_div
 foreach_div_ = torch._foreach_div_
 foreach_lerp = torch._foreach_lerp
 foreach_lerp_ = torch._foreach_lerp_

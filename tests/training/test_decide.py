@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from random_inputs import EXAMPLES
 
 from vitrail import world
 from vitrail.config import merge, plain
@@ -147,6 +148,7 @@ def situations(draw: st.DrawFn) -> tuple[Run, facts.Facts]:
         "worker_kind": st.sampled_from(["auto", "threads", "processes"]),
         "cache": st.sampled_from(["auto", "yes", "no"]),
         "augment_on": st.sampled_from(["auto", "host", "device"]),
+        "decode_on": st.sampled_from(["host", "device"]),
         "augment": st.sampled_from([Augment(), Augment(randaugment=(2, 9))]),
     }
     chosen = {name: draw(values) for name, values in settings.items() if draw(st.booleans())}
@@ -266,7 +268,8 @@ def test_a_long_run_on_a_gpu_is_compiled() -> None:
     assert decided(compile=False) == (False, "") and decided(model="R50x1")[0] is False
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])
+@pytest.mark.fuzz
+@settings(max_examples=4 * EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(situations())
 def test_deciding_a_decided_run_changes_nothing(situation: tuple[Run, facts.Facts]) -> None:
     run, known = situation

@@ -277,15 +277,15 @@ def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monke
 
 @pytest.mark.train
 def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = stepping.clip_
+    original = stepping.divisor_of_gradients
 
-    def clip_(parameters: Any, *rest: Any) -> Any:  # an optimiser that breaks the weights itself
+    def divisor_of_gradients(parameters: Any, *rest: Any) -> Any:  # an optimiser that breaks the weights itself
         parameters = list(parameters)
         with torch.no_grad():
             parameters[0].view(-1)[0] = float("inf")
         return original(parameters, *rest)
 
-    monkeypatch.setattr(stepping, "clip_", clip_)
+    monkeypatch.setattr(stepping, "divisor_of_gradients", divisor_of_gradients)
     with pytest.raises(TrainingError, match="not finite"):
         loop.fit(tiny_run(tmp_path, **{**SHORT, "max_nonfinite": 100, "evaluate_every": Steps(9)}))
     assert checkpoint.latest_valid(tmp_path / "train-1" / "checkpoints") is None

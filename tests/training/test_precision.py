@@ -18,7 +18,7 @@ from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
-from vitrail.training.optim.optimizer import FIRST_SCALE, LossScale, build_optimizer, clip_
+from vitrail.training.optim.optimizer import FIRST_SCALE, LossScale, build_optimizer, divisor_of_gradients
 from vitrail.training.parallel import Parallel
 from vitrail.training.run import Average, Optim, Run
 from vitrail.training.step import FinishedStep, TrainingStep
@@ -133,6 +133,7 @@ def test_the_factor_is_removed_before_gradients_are_clipped(max_norm: float | No
     plain, scaled = (nn.Parameter(torch.zeros(3)) for _ in range(2))
     plain.grad = torch.tensor([3.0, 4.0, 0.0])
     scaled.grad = plain.grad * 1024
-    norm = clip_([scaled], max_norm, torch.tensor(1024.0))
-    assert norm == clip_([plain], max_norm) == 5
-    torch.testing.assert_close(scaled.grad, plain.grad)
+    norm, divisor = divisor_of_gradients([scaled], max_norm, torch.tensor(1024.0))
+    expected, clipping = divisor_of_gradients([plain], max_norm)
+    assert norm == expected == 5 and divisor is not None
+    torch.testing.assert_close(scaled.grad / divisor, plain.grad / (1 if clipping is None else clipping))

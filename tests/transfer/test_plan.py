@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -256,13 +257,14 @@ def test_ten_steps_are_timed_and_multiplied(monkeypatch: pytest.MonkeyPatch) -> 
         clock[0] += 0.25 * len(batch.labels)
         taken.append(len(batch.labels))
 
-    def clip_(*_: Any) -> None:
+    def divisor_of_gradients(*_: Any) -> tuple[torch.Tensor, None]:
         clock[0] += 0.5
+        return torch.zeros(()), None
 
     run = Run(data=Data("digits", subset=200), batch_size=32, workers=0, device="cpu", duration=Steps(40), **SMALL)
     rehearsal = Rehearsal(run, open_data(run.data))
     monkeypatch.setattr(timing, "backward", backward)
-    monkeypatch.setattr(timing, "clip_", clip_)
+    monkeypatch.setattr(timing, "divisor_of_gradients", divisor_of_gradients)
     monkeypatch.setattr(timing, "now", lambda device: clock[0])
     monkeypatch.setattr(rehearsal.setup.optimizer, "step", lambda: None)
     for seconds, images in ((1_000.0, 32), (20.0, 8), (0.01, 2)):

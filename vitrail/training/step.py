@@ -23,7 +23,7 @@ from vitrail.objective.base import ImageBatch, Objective, Prepared
 from vitrail.training.batch_size import fewest_images
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
-from vitrail.training.optim.optimizer import LossScale, clip_, set_learning_rate, update
+from vitrail.training.optim.optimizer import LossScale, divisor_of_gradients, set_learning_rate, update
 from vitrail.training.parallel import Parallel, Repeat
 from vitrail.training.run import Run
 
@@ -243,9 +243,10 @@ class TrainingStep:
             afterwards = True
         self._proven += 1
         self.settle()
-        norm = clip_(self.objective.parameters(), self.run.optim.clip, scale).to(sums.values)
+        norm, divisor = divisor_of_gradients(self.objective.parameters(), self.run.optim.clip, scale)
+        norm = norm.to(sums.values)
         finite = torch.isfinite(norm) & torch.isfinite(sums.values[sums.names.index(LOSS)])
-        update(self.optimizer, finite)
+        update(self.optimizer, finite, divisor)
         if self.scale is not None:
             self.scale.update(finite)
         self.guard.restore(unless=finite)

@@ -35,7 +35,7 @@ from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import waiting_bytes
 from vitrail.training.batches import Sizes, endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
+from vitrail.training.optim.optimizer import build_optimizer, divisor_of_gradients, set_learning_rate, update
 from vitrail.training.python_objects import PythonObjects
 from vitrail.training.run import Optim, Run
 from vitrail.training.step import backward, seed_step
@@ -296,8 +296,8 @@ class Rehearsal:
         resized, autocast = setup.resize(batch, growth), setup.decision.autocast
         backward(setup.objective, resized, step=0, parts=1, autocast=autocast, network=setup.network)
         between = self._now()
-        clip_(setup.objective.parameters(), setup.run.optim.clip)
-        setup.optimizer.step()
+        norm, divisor = divisor_of_gradients(setup.objective.parameters(), setup.run.optim.clip)
+        update(setup.optimizer, torch.isfinite(norm), divisor)
         setup.average.update(0)
         setup.optimizer.zero_grad(set_to_none=True)
         return between - began, self._now() - between

@@ -18,7 +18,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.optim.optimizer import (
     build_optimizer,
-    clip_,
+    divisor_of_gradients,
     global_norm,
     set_learning_rate,
     split_parameters,
@@ -317,29 +317,47 @@ def test_a_parameter_without_gradient_stays(name):
 def test_clipping_against_the_closed_form():
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([1.0, 2.0, 2.0]), torch.full((2, 2), 2.0)
-    norm = clip_(iter(parameters), 2.5)  # sqrt(9 + 16) = 5: everything is halved
-    assert norm.item() == pytest.approx(5.0)
-    torch.testing.assert_close(parameters[0].grad, torch.tensor([0.5, 1.0, 1.0]))
-    torch.testing.assert_close(parameters[1].grad, torch.ones(2, 2))
-    assert parameters[2].grad is None
-    assert clip_(parameters, 100.0).item() == pytest.approx(2.5)
-    torch.testing.assert_close(parameters[1].grad, torch.ones(2, 2))
-    assert clip_(parameters, None).item() == pytest.approx(2.5) == global_norm(parameters).item()
+    norm, divisor = divisor_of_gradients(iter(parameters), 2.5)  # sqrt(9 + 16) = 5: everything is halved
+    assert norm.item() == pytest.approx(5.0) and divisor.item() == pytest.approx(2.0)
+    assert divisor_of_gradients(parameters, 100.0)[1] == 1
+    assert divisor_of_gradients(parameters, None) == (global_norm(parameters), None)
+    assert torch.equal(parameters[1].grad, torch.full((2, 2), 2.0))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_clipping_leaves_gradients_that_are_not_finite(bad):
+def test_gradients_that_are_not_finite_have_no_finite_norm(bad):
     p = nn.Parameter(torch.zeros(2))
     p.grad = torch.tensor([bad, 3.0])
-    assert not torch.isfinite(clip_([p], 1.0))
-    assert p.grad[1] == 3.0
+    norm, divisor = divisor_of_gradients([p], 1.0)
+    assert not torch.isfinite(norm) and divisor == 1
 
 
 def test_clipping_zero_gradients_and_none():
     p = nn.Parameter(torch.zeros(2))
-    assert clip_([p], 1.0) == 0
+    assert divisor_of_gradients([p], 1.0) == (0, 1)
     p.grad = torch.zeros(2)
-    assert clip_([p], 1.0) == 0 and torch.equal(p.grad, torch.zeros(2))
+    assert divisor_of_gradients([p], 1.0) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "muon"])
+def test_an_update_divides_the_gradients(name):
+    def trained(divide):
+        torch.manual_seed(0)
+        model = build(ViTConfig.of(**TINY))
+        nn.init.normal_(model.head.weight)
+        optimizer = build_optimizer(model, Optim(name, lr=0.1, weight_decay=0.1, momentum=0.5))
+        for step in range(3):
+            images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(step))
+            model(images).square().sum().backward()
+            divisor = torch.tensor(2.0**step)
+            if divide:
+                for p in model.parameters():
+                    p.grad /= divisor
+            update(optimizer, torch.tensor(True), None if divide else divisor)
+            optimizer.zero_grad()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.testing.assert_close(trained(False), trained(True))
 
 
 def test_norm_of_bfloat16_gradients_is_float32():

@@ -22,7 +22,7 @@ from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training import batch_size
 from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.optim.average import Averager
-from vitrail.training.optim.optimizer import build_optimizer, clip_
+from vitrail.training.optim.optimizer import build_optimizer, divisor_of_gradients, update
 from vitrail.training.optim.tune import check_tune, freeze_rest
 from vitrail.training.parallel import prepare_model
 from vitrail.training.run import Average, Optim, Run, Tune
@@ -138,8 +138,8 @@ def steps(model: nn.Module, optim: Optim, *, autocast: bool = False, parts: int 
     average = Averager(model, Average(kind="ema", decay=0.5))
     for step in range(3):
         backward(objective, batch(), step=step, parts=parts, autocast=autocast)
-        clip_(objective.parameters(), optim.clip)
-        optimizer.step()
+        norm, divisor = divisor_of_gradients(objective.parameters(), optim.clip)
+        update(optimizer, torch.isfinite(norm), divisor)
         average.update(step)
         optimizer.zero_grad(set_to_none=True)
     return optimizer, average

@@ -79,16 +79,21 @@ def split_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[s
     return kernels, others
 
 
-def update(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+def update(optimizer: torch.optim.Optimizer, finite: Tensor, divisor: Tensor | None = None) -> None:
     """Move the weights if `finite`, a bool scalar on their device, is true; else change nothing.
 
-    With torch's fused kernels and ours the device decides, and nothing waits for it: they read `found_inf` (as for
-    torch's GradScaler). An optimiser that does not read it is called only after the device has answered.
+    The gradients are first divided by `divisor` (see `divisor_of_gradients`). With torch's fused kernels and ours the
+    device decides and divides, and nothing waits for it: they read `found_inf` and `grad_scale` (as for torch's
+    GradScaler), so that no gradient is read for the division alone. An optimiser that does not read them is called only
+    after the device has answered.
     """
     if torch_private.reads_found_inf(optimizer):
-        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        optimizer.found_inf, optimizer.grad_scale = (~finite).float(), divisor  # type: ignore[attr-defined]
         optimizer.step()
     elif bool(finite):
+        if divisor is not None:
+            every = (each.grad for group in optimizer.param_groups for each in group["params"])
+            torch_private.foreach_div_([world.local_part(each) for each in every if each is not None], divisor)
         optimizer.step()
 
 
@@ -212,23 +217,22 @@ class LossScale:
 
 
 @torch.no_grad()
-def clip_(parameters: Iterable[Tensor], max_norm: float | None, scale: Tensor | None = None) -> Tensor:
-    """Scale all gradients in place so that their global norm is at most `max_norm`, and return the norm before.
+def divisor_of_gradients(
+    parameters: Iterable[Tensor], max_norm: float | None, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the global norm of all gradients, and the number by which they must be divided: it clips them.
 
-    `scale` is a factor of the gradients, which is removed. With neither only the norm is computed. If the norm is not
-    finite, the caller must not update with the gradients. Nothing here waits for the device.
+    Afterwards their norm is at most `max_norm`. `scale` is a factor of the gradients, which is in neither norm. The
+    divisor is None with neither. If the norm is not finite, the caller must not update with the gradients. Nothing here
+    waits for the device.
     """
-    parameters = list(parameters)
     norm = global_norm(parameters)
     if scale is not None:
         norm = norm / scale
-    gradients = [world.local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if gradients and (max_norm is not None or scale is not None):
-        factor = torch.ones_like(norm)
-        if max_norm is not None:
-            factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
-        torch_private.foreach_mul_(gradients, factor if scale is None else factor / scale)
-    return norm
+    if max_norm is None:
+        return norm, scale
+    clipping = torch.where(torch.isfinite(norm), (norm / max_norm).clamp(min=1), 1)
+    return norm, clipping if scale is None else clipping * scale
 
 
 def layer_factors(module: nn.Module, decay: float) -> dict[nn.Parameter, tuple[float, ...]]:

@@ -32,6 +32,8 @@ class FusedRule(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # torch's mark of kernels that read `found_inf`
     found_inf: Tensor | None = None
     """Float scalar on the device of the weights. If it is 1, the next step changes nothing."""
+    grad_scale: Tensor | None = None
+    """Float scalar on the device of the weights, by which the next step divides the gradients."""
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -93,6 +95,7 @@ class SGD(FusedRule, torch.optim.SGD):  # type: ignore[misc]
             nesterov=False,
             maximize=False,
             is_first_step=False,
+            grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
 
@@ -145,6 +148,7 @@ class LAMB(FusedRule):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
         if group["adapt"]:
@@ -209,6 +213,8 @@ class Muon(FusedRule):
         """Add the gradients to the momenta. Return Nesterov's momenta, whole ones if parameters are sharded."""
         momenta = self._states(parameters, "momentum_buffer")
         _, given = _here(parameters)
+        if self.grad_scale is not None:
+            given = list(torch_private.foreach_div(given, self.grad_scale))
         if self.found_inf is not None:  # a momentum does not change if it is its own gradient
             given = [torch.where(self.found_inf > 0, old, new) for old, new in zip(momenta, given, strict=True)]
         torch_private.foreach_lerp_(momenta, given, 1 - MOMENTUM)
@@ -250,6 +256,7 @@ class Muon(FusedRule):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
         if self.found_inf is not None:
