@@ -131,6 +131,32 @@ def input_pipeline(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def left_to_the_device(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of what the core of the table before does if a device crops and decodes."""
+    rows = (
+        ("packed shards, crops left to the device", "packed, crops left", "packed_crops_left_over_packed"),
+        ("packed shards, JPEGs left to the device", "packed, JPEGs left", "packed_jpegs_left_over_packed"),
+        ("files, JPEGs left to the device", "JPEGs left", "jpegs_left_over_ours"),
+    )
+    return [
+        ("the same core, the rest left to a device", "images/s", "over all on the core"),
+        *(
+            (label, _rate(document["rows"], f"{record.OURS}, {name}"), ratio(document[key]))
+            for label, name, key in rows
+        ),
+    ]
+
+
+def input_workers(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of processes over threads: images alone and beside launches, and launches meanwhile."""
+    columns = ("alone", "beside", "launches")
+    lines = [("processes over threads", "workers", "images", "images beside launches", "launches meanwhile")]
+    for row in document["rows"]:
+        ratios = (ratio(row[f"processes over threads, {name}"]) for name in columns)
+        lines.append((row["name"], str(row["workers"]), *ratios))  # type: ignore[arg-type]
+    return lines  # type: ignore[return-value]
+
+
 def startup(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table of start-up times."""
     names = ("vitrail --help", "import torch", "import timm")
@@ -265,7 +291,8 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "inference": ("Prediction", inference),
     "export": ("Exported programs", export),
     "serve": ("Server", serve),
-    "input_pipeline": ("Reading images", input_pipeline),
+    "input_pipeline": ("Reading images", input_pipeline, left_to_the_device),
+    "input_workers": ("Reading images beside a GPU", input_workers),
     "startup": ("Start-up", startup),
     "weights": ("Loading weights", weights),
     "report": ("Reports", report),
@@ -288,6 +315,8 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "gpu": ("On a GPU", gpu),
 }
 """Benchmark -> the title of its section and the functions that make its tables."""
+COMMANDS = {"input_workers": "input_pipeline --workers 4"}
+"""Benchmark -> module and arguments, where its name is not that of the module."""
 SHORT_STEP = ("S/16, 224 px", "bf16")
 SHORT_PREDICTION = (1, "float32")
 SHORT_GPU = 2
@@ -413,7 +442,7 @@ def _origin(name: str, document: dict[str, Any]) -> str:
     )
     if "gflops" in machine:  # results from before the machine's speed was measured have none
         where += "".join(f", {machine['gflops'][kind]:,.0f} GFLOP/s {kind}" for kind in ("float32", "bf16", "int8"))
-    return f"`python -m benchmarks.{name}` ({where}, {document['date']})"
+    return f"`python -m benchmarks.{COMMANDS.get(name, name)}` ({where}, {document['date']})"
 
 
 SECTIONS = {

@@ -25,10 +25,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitrail.data.groups import on_both_sides, series_advice
 from vitrail.data.images.decode import format_of
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
-from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, role_of, split_title
+from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, ids, role_of, split_title
 from vitrail.data.labels.sets import LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
@@ -363,7 +364,17 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
                     progress(tally.count, total)
     duplicates = [[_copy(found.splits, int(place)) for place in group] for group in equal_groups(tally.digests)]
     report = Report(summarise(data.path, found, tally), bad, duplicates)
-    return replace(report, warnings=list(_warnings(report, found.splits, tally)))
+    return replace(report, warnings=[*_warnings(report, found.splits, tally), *_of_groups(data, found.splits)])
+
+
+def _of_groups(data: Data, splits: dict[str, IndexedSource]) -> Iterator[str]:
+    """Yield what is wrong with the images that belong together, or that seem to."""
+    if data.group is not None:
+        yield from on_both_sides(splits, data)
+        return
+    names = (one for source in splits.values() for one in ids(source, np.arange(len(source))))
+    if advice := series_advice(names, len({name for source in splits.values() for name in source.class_names})):
+        yield advice
 
 
 def equal_groups(digests: np.ndarray) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.groups import groups_of, on_both_sides
 from vitrail.data.item import (
     ROLES,
     Concatenated,
@@ -191,6 +192,9 @@ def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = 
         train, validation = Subset(train, remaining), Subset(train, held)
     else:
         validation, origin = None, {}
+    if data.group is not None:
+        used = {"training": train, "validation": validation, "test": test}
+        findings.warnings += on_both_sides({role: part for role, part in used.items() if part is not None}, data)
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)
@@ -208,8 +212,9 @@ def _held_out(
     """
     name = "+".join(names)
     part: dict[str, Any] = {"share": data.holdout}
+    groups = None if data.group is None else groups_of(train, data)
     if data.fold is None:
-        remaining, held = hold_out(train, data.holdout, seed)
+        remaining, held = hold_out(train, data.holdout, seed, groups)
     else:
         if data.validation is not None:
             raise UsageError(
@@ -223,7 +228,7 @@ def _held_out(
             for other in of_role(found, "validation")
             if other not in names
         ]
-        fold = folds(train, count, seed) == number - 1
+        fold = folds(train, count, seed, groups) == number - 1
         remaining, held = np.flatnonzero(~fold), np.flatnonzero(fold)
         sizes = class_counts(train.labels, len(train.class_names))
         if rare := [one for one, size in zip(train.class_names, sizes, strict=True) if 0 < size < count]:
@@ -237,6 +242,7 @@ def _held_out(
             f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
             "images, name a validation split (data.validation), or set data.holdout to 0"
         )
+    part |= {} if data.group is None else {"group": data.group}
     return remaining, held, {"seed": seed, **part, "from": name, "ids": [train.id(int(index)) for index in held]}
 
 

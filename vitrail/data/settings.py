@@ -125,6 +125,11 @@ class Data(Extensible, section="data"):
     fold: Annotated[str, FoldNumber()] | None = None
     """Fold of a cross-validation: '2/5' divides the training images into five folds, stratified by class and drawn by
     the seed, trains on four and validates on the second. `vitrail report` joins the runs (default: no folds)."""
+    group: str | None = None
+    """What says which images belong together, such as those of a patient, camera or day: a part that is held out, and
+    each fold, has whole groups. 'folder': the folder of an image; 'name: PATTERN': a regular expression whose group ( )
+    is in the name of a file; 'table: FILE ID -> COLUMN': two columns of a CSV; or a column of the table that is the
+    data set (default: each image is on its own)."""
     test: str | Literal["none"] | None = None
     """Split that is measured once at the end; 'none' for no test (default: test or testing if there is one)."""
     image_column: str | None = None

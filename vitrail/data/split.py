@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from vitrail.data.groups import grouped_folds, hold_out_groups
 from vitrail.data.item import IndexedSource, ids
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets, class_counts, stored_texts
@@ -91,12 +92,16 @@ def stratified_order(labels: LabelSets, ranks: np.ndarray) -> np.ndarray:
 _BLOCK = 1 << 16
 
 
-def hold_out(source: IndexedSource, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (indices for training, indices held out), int64, each ascending.
+def hold_out(
+    source: IndexedSource, share: float, seed: int, groups: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (indices for training, indices held out), int64, each ascending; with `groups` by `hold_out_groups`.
 
     Of every class with two images or more, round(share * n) but at least one is held out, and at least one
     remains. Images with several labels are split by iterative stratification (`vitrail.data.split`), which
     aims at the same; a smaller share is then not part of a larger one. Raises UsageError unless 0 < share < 1."""
+    if groups is not None:
+        return hold_out_groups(source, groups, share, seed)
     if not 0 < share < 1:
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
     if isinstance(source.labels, LabelSets):
@@ -107,15 +112,17 @@ def hold_out(source: IndexedSource, share: float, seed: int) -> tuple[np.ndarray
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-def folds(source: IndexedSource, count: int, seed: int) -> np.ndarray:
+def folds(source: IndexedSource, count: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
     """Return the fold of each image, int64 [N] from 0 to count - 1, for cross-validation.
 
     Folds differ by at most one image, and so do the images of a class in them. Images with several labels are divided
-    by iterative stratification, one fold after the other, which aims at the same. Raises UsageError for more folds than
-    images.
+    by iterative stratification, one fold after the other, which aims at the same. With `groups`, see `grouped_folds`.
+    Raises UsageError for more folds than images.
     """
     if not 2 <= count <= len(source):
         raise UsageError(f"data.fold divides {len(source):,} training images into {count:,} folds; valid are 2 to that")
+    if groups is not None:
+        return grouped_folds(source, groups, count, seed)
     ranks, labels = _ranks(source, seed, "fold"), source.labels
     found = np.empty(len(source), dtype=np.int64)
     if not isinstance(labels, LabelSets):

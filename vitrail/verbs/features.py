@@ -70,6 +70,7 @@ def open_train_and_test(
     which is held out. `opened` are data of the command that may be open already. `reading` are settings of the data.
     Raises UsageError and DataError.
     """
+    from vitrail.data.groups import groups_of
     from vitrail.data.item import Subset
     from vitrail.data.labels.sets import known
     from vitrail.data.sources.open import OpenedData
@@ -93,7 +94,8 @@ def open_train_and_test(
         return TrainAndTestImages(train, test, settings.path)
     if data is None:
         raise UsageError(f"{model} was trained without test or validation images. Give DATA after it")
-    remaining, held_out = hold_out(train, Data().holdout, seed)
+    groups = None if settings.group is None else groups_of(train, settings)
+    remaining, held_out = hold_out(train, Data().holdout, seed, groups)
     return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), f"{settings.path}, a tenth held out")
 
 

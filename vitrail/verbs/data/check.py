@@ -39,7 +39,9 @@ def check(
 
     if out is not None:
         check_writable(Path(out))
-    report = check(read_settings(reading, path), workers=threads, progress=ProgressLine("checked"))
+    report = check(
+        read_settings(reading, path, used=(*READ, "group")), workers=threads, progress=ProgressLine("checked")
+    )
     if out is not None:
         report.write_csv(out, raw=raw)
     return report

@@ -103,6 +103,7 @@ class LenientDataKeywords(TypedDict, total=False):
     validation: str | Literal["none", "subset"] | None
     holdout: float
     fold: str | None
+    group: str | None
     test: str | Literal["none"] | None
     image_column: str | None
     label_column: str | None

@@ -1,0 +1,192 @@
+"""Images that belong together, such as those of a patient, a camera or a day: splits keep them on one side.
+
+Otherwise a network is measured on images that are nearly those it has learned, and its accuracy says little about new
+patients. `Data.group` says what belongs together; scikit-learn's grouped splitters divide whole groups, with about the
+share of each class.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.item import Findings, IndexedSource, ids, split_title
+from vitrail.data.labels.label_from import KINDS, ImageFiles, labels_of
+from vitrail.data.labels.numbers import Numbers
+from vitrail.data.labels.sets import LabelSets, class_counts
+from vitrail.data.settings import Columns, Data
+from vitrail.data.sources.table import IMAGE_COLUMNS, TABLE_SUFFIXES, find_column, read_rows
+from vitrail.errors import DataError, UsageError
+from vitrail.version import need
+from vitrail.words import listing, shown
+
+FOLDER = "folder"
+"""Value of `Data.group`: images of one folder belong together."""
+FORMS = "'folder', 'name: PATTERN', 'table: FILE ID -> COLUMN', or a column of the table that is the data set"
+
+
+def groups_of(source: IndexedSource, data: Data) -> np.ndarray:
+    """Return the group of each image by `Data.group`, StringDType [N].
+
+    Raises UsageError for a setting that does not fit the data, DataError for an image without a group.
+    """
+    assert data.group is not None
+    names = ids(source, np.arange(len(source)))
+    if data.group == FOLDER:
+        found: list[str | None] = [os.path.dirname(name) for name in names]
+    elif ":" in data.group:
+        found = _by_kind(names, data)
+    else:
+        column = _column(data)
+        found = [column.get(name) or column.get(name.partition("/")[2]) for name in names]
+    if lacking := [name for name, group in zip(names, found, strict=True) if not group and data.group != FOLDER]:
+        raise DataError(
+            f"{len(lacking):,} of {len(names):,} images belong to no group by data.group {data.group!r}: "
+            f"{listing(lacking, 3)}. Every image needs one"
+        )
+    return np.array([group or "" for group in found], dtype=np.dtypes.StringDType())
+
+
+def _by_kind(names: list[str], data: Data) -> list[str | None]:
+    """Return the groups in names of files, or in two columns of a table."""
+    assert data.group is not None
+    kind, _, argument = data.group.partition(":")
+    if kind.strip().lower() == "name":
+        return _in_names(names, argument.strip())
+    if kind.strip().lower() not in KINDS:
+        raise UsageError(f"data.group is {shown(data.group)}; valid are {FORMS}")
+    place = Path(data.path).expanduser()
+    images = ImageFiles(place if place.is_dir() else place.parent, names)
+    try:
+        cells = labels_of(images, data.group, Columns(per_image="one"), Findings(""))
+    except (DataError, UsageError) as error:
+        raise type(error)(str(error).replace("data.label_from", "data.group")) from error
+    return [cell if isinstance(cell, str) else None for cell in cells]
+
+
+def _in_names(names: list[str], argument: str) -> list[str | None]:
+    try:
+        pattern = re.compile(argument)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"data.group: {shown(argument)} is not a regular expression ({error})") from error
+    if pattern.groups != 1:
+        raise UsageError(
+            f"data.group: the pattern {shown(argument)} has {pattern.groups} groups ( ), and exactly one must stand "
+            "around what the images of a group share, as in 'name: ^(p[0-9]+)_'. Other parentheses are written (?: )"
+        )
+    return [match[1] if (match := pattern.search(os.path.basename(name))) else None for name in names]
+
+
+def _column(data: Data) -> dict[str, str]:
+    """Return image -> cell of the column `Data.group` of the tables at `Data.path`."""
+    assert data.group is not None
+    place = Path(data.path).expanduser()
+    inside = sorted(place.iterdir()) if place.is_dir() else [place]
+    tables = [file for file in inside if file.suffix.lower() in TABLE_SUFFIXES and file.is_file()]
+    if not tables:
+        raise UsageError(
+            f"data.group is {shown(data.group)}, a column, and {data.path} is no .csv or .tsv table. Valid are {FORMS}"
+        )
+    found: dict[str, str] = {}
+    for file in tables:
+        header, rows = read_rows(file)
+        column = header.index(find_column(header, data.group, (), "group", str(file)))
+        image = header.index(find_column(header, data.image_column, IMAGE_COLUMNS, "image", str(file)))
+        for _, row in rows:
+            if max(image, column) < len(row):
+                found[os.path.normpath(row[image].strip())] = row[column].strip()
+    return found
+
+
+def grouped_folds(source: IndexedSource, groups: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return the fold of each image, int64 [N] from 0 to count - 1: the images of a group are in one of them.
+
+    Folds have about the same number of images of each class. Raises UsageError for fewer groups than folds.
+    """
+    number = np.unique(groups, return_inverse=True)[1]
+    if (there := int(number.max(initial=-1)) + 1) < count:
+        raise UsageError(
+            f"data.group divides the {len(source):,} training images into {there:,} group{'s' * (there != 1)}, too few "
+            f"for {count} parts"
+        )
+    need("sklearn")
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    found = np.empty(len(source), dtype=np.int64)
+    divide = StratifiedGroupKFold(count, shuffle=True, random_state=seed % 2**32)
+    for fold, (_, held) in enumerate(divide.split(number, _strata(source), number)):
+        found[held] = fold
+    return found
+
+
+def hold_out_groups(
+    source: IndexedSource, groups: np.ndarray, share: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (indices for training, indices held out), int64, each ascending: about this share of each class.
+
+    With few groups the share is larger, but at least one group stays. Raises UsageError unless 0 < share < 1, and for a
+    single group.
+    """
+    if not 0 < share < 1:
+        raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
+    parts = max(2, min(round(1 / share), len(np.unique(groups))))
+    held = np.isin(grouped_folds(source, groups, parts, seed), np.arange(max(1, round(share * parts))))
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _strata(source: IndexedSource) -> np.ndarray:
+    """Return the class of each image by which folds are alike; of several labels the rarest, of numbers none."""
+    labels = source.labels
+    if isinstance(labels, Numbers):
+        return np.zeros(len(source), dtype=np.int64)
+    if not isinstance(labels, LabelSets):
+        return labels
+    counts = class_counts(labels, labels.width)
+    every = (np.atleast_1d(labels.at(number)) for number in range(len(labels)))
+    return np.array([its[counts[its].argmin()] if its.size else labels.width for its in every], dtype=np.int64)
+
+
+def on_both_sides(parts: Mapping[str, IndexedSource], data: Data) -> list[str]:
+    """Return a warning for each two splits that have images of the same group."""
+    groups = {name: Counter(groups_of(source, data).tolist()) for name, source in parts.items()}
+    found, names = [], list(groups)
+    for number, first in enumerate(names):
+        for second in names[number + 1 :]:
+            if both := sorted(groups[first].keys() & groups[second].keys()):
+                images = sum(groups[second][group] for group in both)
+                found.append(
+                    f"{len(both):,} groups of data.group {data.group!r} are in {split_title(first)} and in "
+                    f"{split_title(second)} ({images:,} images there): {listing(both, 3)}. What is measured on them "
+                    "says little about new groups"
+                )
+    return found
+
+
+_NUMBERED = re.compile(r"(.+?)[-_. ]?\(?[0-9]+\)?\.[^.]+")
+"""A name that ends in a number, and what stands before it."""
+SERIES = 3
+"""Images per name before the numbers from which names look like series."""
+
+
+def series_advice(names: Iterable[str], classes: int) -> str:
+    """Return the sentence on images whose names look like series, such as p01_1.jpg and p01_2.jpg; "" if none do.
+
+    names: Ids of images. They are series if most names end in a number and far more names than classes stand before it,
+    each with several images.
+    """
+    files = [os.path.basename(name) for name in names]
+    before = [match[1] for file in files if (match := _NUMBERED.fullmatch(file))]
+    series = Counter(before)
+    if len(before) < 0.8 * len(files) or len(series) < 2 * max(classes, 2) or len(before) < SERIES * len(series):
+        return ""
+    return (
+        f"the names of the images look like series: {len(series):,} names such as {shown(before[0])} stand before "
+        f"numbers, each of {len(before) / len(series):.1f} images on average. Those of one series may be nearly alike, "
+        "and a random split then shows validation images that are nearly known. Keep each series on one side: "
+        r"--data.group 'name: ^(.+?)[-_. ]?\(?[0-9]+\)?\.[^.]+$'"
+    )
