@@ -149,6 +149,20 @@ def test_what_does_not_fit_is_said(group: str, error: type[Exception], message: 
         open_data(Data(str(listed), group="patiend"))
 
 
+def test_check_and_training_say_what_the_groups_are(tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos")
+    listed = table(folder)
+    said = "data.group 'patient' divides 144 images into 24 groups of 6 to 6"
+    report = check(Data(str(listed), group="patient"))
+    assert said in report.warnings and not any("patient" in one for one in report.stats.findings.ignored)
+    splits = open_data(Data(str(listed), group="patient"))
+    assert said in splits.report.warnings and len(splits.held_out["groups"]) * EACH == len(splits.held_out["ids"])
+    (line,) = (one for one in check(Data(str(folder), group="folder")).warnings if "data.group" in one)
+    assert "2 groups of 72 to 72: each class is in one group alone" in line
+    (line,) = (one for one in check(Data(str(folder), group="name: ^(p)")).warnings if "data.group" in one)
+    assert line.endswith("1 group of 144 to 144: no group can be held out")
+
+
 def test_folds_and_few_shots_have_whole_groups(tmp_path: Path) -> None:
     folder = patients(tmp_path / "photos")
     held = []

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.groups import on_both_sides, series_advice
+from vitrail.data.groups import groups_of, on_both_sides, said_of_groups, series_advice
 from vitrail.data.images.decode import format_of
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
@@ -370,6 +370,8 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
 def _of_groups(data: Data, splits: dict[str, IndexedSource]) -> Iterator[str]:
     """Yield what is wrong with the images that belong together, or that seem to."""
     if data.group is not None:
+        for source in splits.values():
+            yield said_of_groups(source, groups_of(source, data), data)
         yield from on_both_sides(splits, data)
         return
     names = (one for source in splits.values() for one in ids(source, np.arange(len(source))))

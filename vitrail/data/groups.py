@@ -23,7 +23,7 @@ from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.table import IMAGE_COLUMNS, TABLE_SUFFIXES, find_column, read_rows
 from vitrail.errors import DataError, UsageError
 from vitrail.version import need
-from vitrail.words import listing, shown
+from vitrail.words import counted, listing, shown
 
 FOLDER = "folder"
 """Value of `Data.group`: images of one folder belong together."""
@@ -149,6 +149,22 @@ def _strata(source: IndexedSource) -> np.ndarray:
     counts = class_counts(labels, labels.width)
     every = (np.atleast_1d(labels.at(number)) for number in range(len(labels)))
     return np.array([its[counts[its].argmin()] if its.size else labels.width for its in every], dtype=np.int64)
+
+
+def said_of_groups(source: IndexedSource, groups: np.ndarray, data: Data) -> str:
+    """Return how many groups there are and how large they are, and what is wrong with them."""
+    _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    said = (
+        f"data.group {data.group!r} divides {len(groups):,} images into {counted(len(sizes), 'group')} of "
+        f"{sizes.min():,} to {sizes.max():,}"
+    )
+    if len(sizes) == 1:
+        return f"{said}: no group can be held out"
+    if isinstance(source.labels, np.ndarray) and len(sizes) <= len(np.unique(source.labels)):
+        pairs = {*zip(number.tolist(), source.labels.tolist(), strict=True)}
+        if len(pairs) <= len(np.unique(source.labels)):
+            return f"{said}: each class is in one group alone, so that a group that is held out has classes to itself"
+    return said
 
 
 def on_both_sides(parts: Mapping[str, IndexedSource], data: Data) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.groups import groups_of, on_both_sides
+from vitrail.data.groups import groups_of, on_both_sides, said_of_groups
 from vitrail.data.item import (
     ROLES,
     Concatenated,
@@ -213,6 +213,8 @@ def _held_out(
     name = "+".join(names)
     part: dict[str, Any] = {"share": data.holdout}
     groups = None if data.group is None else groups_of(train, data)
+    if groups is not None:
+        found.findings.warnings.append(said_of_groups(train, groups, data))
     if data.fold is None:
         remaining, held = hold_out(train, data.holdout, seed, groups)
     else:
@@ -242,7 +244,8 @@ def _held_out(
             f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
             "images, name a validation split (data.validation), or set data.holdout to 0"
         )
-    part |= {} if data.group is None else {"group": data.group}
+    if groups is not None:
+        part |= {"group": data.group, "groups": sorted({*groups[held].tolist()})}
     return remaining, held, {"seed": seed, **part, "from": name, "ids": [train.id(int(index)) for index in held]}
 
 

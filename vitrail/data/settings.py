@@ -209,6 +209,7 @@ class Data(Extensible, section="data"):
             self.labels_per_image,
             self.label_from,
             Selection.of(self.include, self.exclude),
+            self.group,
             tuple(name for name in splits if name and name not in ("train", "none", "subset")),  # train is the default
         )
 
@@ -231,6 +232,8 @@ class Columns(NamedTuple):
     """`Data.label_from`."""
     selection: Selection = Selection()
     """`Data.include` and `Data.exclude`."""
+    group: str | None = None
+    """`Data.group`, which may be a column."""
     splits: tuple[str, ...] = ()
     """Splits that `Data.train`, `Data.validation` and `Data.test` name: folders of these names are splits."""
 

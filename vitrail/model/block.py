@@ -9,6 +9,7 @@ z_l  = MLP(LN(z'_l)) + z'_l           (3)  MLPBranch, added by Block
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -216,6 +217,7 @@ def compile_blocks(module: nn.Module) -> bool:
     for block in blocks:
         block.compiled = True
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")  # of its own code
     config: Any = torch.compiler.config  # at torch's limit of 8, one more kind of batch would end the run
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     return bool(blocks)

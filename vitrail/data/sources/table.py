@@ -135,7 +135,7 @@ def read_table(
     others = {name: place for place, name in enumerate(header) if place not in (image, split)}
     holds = {name: partial(_holds_marks, rows, place) for name, place in others.items()}
     labels, are_classes = label_columns(header, columns, str(file), holds)
-    used = {header[place] for place in (image, split) if place is not None} | {*labels}
+    used = {header[place] for place in (image, split) if place is not None} | {*labels, columns.group or ""}
     unused_columns(header, used, file.name, findings)
     predictions = any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
     text = unescape_formula if predictions else str
