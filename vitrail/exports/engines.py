@@ -31,7 +31,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from vitrail.costs.count import macs
 from vitrail.data.cache import cache_folder
 from vitrail.device import ComputePrecision, Precision, available_cores, memory_in_use, prediction_precision, processor
 from vitrail.errors import ExportError, UsageError, VitrailError
@@ -215,6 +214,8 @@ def engine_predictor(
 
 def _for_many(network: ViT | ResNet, images: int) -> Installed:
     """Return the engine that a GPU takes for a number of images, and log the reason if it compiles the network."""
+    from vitrail.costs.count import macs  # a tenth of a second, which only a GPU pays
+
     seconds = images * 2 * macs(network.config) / GPU_RATE
     if seconds < COMPILED_FROM or not isinstance(network, ViT) or own_parts(network.config):
         return "torch"
