@@ -36,6 +36,7 @@ from vitrail.data.images.ops import train_transform
 from vitrail.data.item import Item
 from vitrail.data.loading.loader import Loader, WorkerKind
 from vitrail.data.settings import Augment, Preprocess
+from vitrail.device import Precision
 from vitrail.evaluation.classify import How, predictor
 from vitrail.model.build import build
 from vitrail.model.compute import computed
@@ -394,8 +395,9 @@ def same_logits(place: Place) -> list[Row]:
         images, _ = images_and_labels(place, architecture, 8)
         with torch.inference_mode():
             expected = theirs.to(place.device).eval()(normalised(images))
-        for precision, how in itertools.product(("float32", "bf16"), ways(place)):
-            logits = predictor(model, place.device, precision, how=how)(images).float()  # type: ignore[arg-type]
+        asked: list[tuple[Precision, How]] = [("float32", "torch"), *(("bf16", how) for how in ways(place))]
+        for precision, how in asked:
+            logits = predictor(model, place.device, precision, how=how)(images).float()
             difference = float((logits - expected).abs().max() / expected.abs().max())
             found.append({"name": f"{network}, {precision}, {how}", "difference": difference})
     return found
