@@ -37,6 +37,7 @@ FOLDERS = {"photos": 256, "imagenet": 256, "flowers12": 64, "labelled": 64, "DIR
 """Stand-ins for what the documents name: networks with their patch, folders of images with their size."""
 ELSEWHERE = {  # commands that need what a stand-in does not have, and the tests that give it to them
     "--data.label-from": "tests/data/labels/test_label_from.py",
+    "--data.group": "tests/data/test_image_groups.py",
     "--data.bits": "tests/data/bands/test_bands_run.py",
     "--data.channels": "tests/data/bands/test_bands_run.py",
     "--data.include": "tests/data/sources/test_selection.py",

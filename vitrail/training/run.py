@@ -426,7 +426,7 @@ class Run(Settings):
     decode_on: Literal["host", "device"] = "host"
     """What decodes the JPEGs of training images: the processors, or the GPU (device: nvJPEG, with torchcodec installed,
     for random crops of RGB images). Its colours differ by some levels. The processors decode what nvJPEG cannot. With
-    device, augment_on is device, too, and cache is no."""
+    device, the device changes colours, too, and images are not cached."""
     cache: Literal["auto", "yes", "no"] = "auto"
     """Cache decoded images in memory. auto: if they are small and fit."""
     timeout: Seconds | None = None
