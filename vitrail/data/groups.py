@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.item import Findings, IndexedSource, ids, split_title
-from vitrail.data.labels.label_from import KINDS, ImageFiles, labels_of
+from vitrail.data.labels.label_from import KINDS, ImageFiles, compiled, labels_of, text_in_name
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets, class_counts
 from vitrail.data.settings import Columns, Data
@@ -57,7 +57,9 @@ def _by_kind(names: list[str], data: Data) -> list[str | None]:
     assert data.group is not None
     kind, _, argument = data.group.partition(":")
     if kind.strip().lower() == "name":
-        return _in_names(names, argument.strip())
+        around = "what the images of a group share, as in 'name: ^(p[0-9]+)_'"
+        pattern = compiled(argument.strip(), "data.group", around)
+        return [text_in_name(pattern, name) for name in names]
     if kind.strip().lower() not in KINDS:
         raise UsageError(f"data.group is {shown(data.group)}; valid are {FORMS}")
     place = Path(data.path).expanduser()
@@ -67,19 +69,6 @@ def _by_kind(names: list[str], data: Data) -> list[str | None]:
     except (DataError, UsageError) as error:
         raise type(error)(str(error).replace("data.label_from", "data.group")) from error
     return [cell if isinstance(cell, str) else None for cell in cells]
-
-
-def _in_names(names: list[str], argument: str) -> list[str | None]:
-    try:
-        pattern = re.compile(argument)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"data.group: {shown(argument)} is not a regular expression ({error})") from error
-    if pattern.groups != 1:
-        raise UsageError(
-            f"data.group: the pattern {shown(argument)} has {pattern.groups} groups ( ), and exactly one must stand "
-            "around what the images of a group share, as in 'name: ^(p[0-9]+)_'. Other parentheses are written (?: )"
-        )
-    return [match[1] if (match := pattern.search(os.path.basename(name))) else None for name in names]
 
 
 def _column(data: Data) -> dict[str, str]:
@@ -111,8 +100,8 @@ def grouped_folds(source: IndexedSource, groups: np.ndarray, count: int, seed: i
     number = np.unique(groups, return_inverse=True)[1]
     if (there := int(number.max(initial=-1)) + 1) < count:
         raise UsageError(
-            f"data.group divides the {len(source):,} training images into {there:,} group{'s' * (there != 1)}, too few "
-            f"for {count} parts"
+            f"data.group divides the {len(source):,} training images into {counted(there, 'group')}, too few for "
+            f"{count} parts"
         )
     need("sklearn")
     from sklearn.model_selection import StratifiedGroupKFold
@@ -129,11 +118,9 @@ def hold_out_groups(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices for training, indices held out), int64, each ascending: about this share of each class.
 
-    With few groups the share is larger, but at least one group stays. Raises UsageError unless 0 < share < 1, and for a
-    single group.
+    share: Between 0 and 1. With few groups it is larger, but at least one group stays. Raises UsageError for a single
+    group.
     """
-    if not 0 < share < 1:
-        raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
     parts = max(2, min(round(1 / share), len(np.unique(groups))))
     held = np.isin(grouped_folds(source, groups, parts, seed), np.arange(max(1, round(share * parts))))
     return np.flatnonzero(~held), np.flatnonzero(held)
@@ -167,9 +154,9 @@ def said_of_groups(source: IndexedSource, groups: np.ndarray, data: Data) -> str
     return said
 
 
-def on_both_sides(parts: Mapping[str, IndexedSource], data: Data) -> list[str]:
-    """Return a warning for each two splits that have images of the same group."""
-    groups = {name: Counter(groups_of(source, data).tolist()) for name, source in parts.items()}
+def on_both_sides(parts: Mapping[str, np.ndarray], data: Data) -> list[str]:
+    """Return a warning for each two splits that have images of the same group; parts: the groups of their images."""
+    groups = {name: Counter(part.tolist()) for name, part in parts.items()}
     found, names = [], list(groups)
     for number, first in enumerate(names):
         for second in names[number + 1 :]:

@@ -194,7 +194,8 @@ def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = 
         validation, origin = None, {}
     if data.group is not None:
         used = {"training": train, "validation": validation, "test": test}
-        findings.warnings += on_both_sides({role: part for role, part in used.items() if part is not None}, data)
+        parts = {role: groups_of(part, data) for role, part in used.items() if part is not None}
+        findings.warnings += on_both_sides(parts, data)
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)

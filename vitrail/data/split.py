@@ -100,10 +100,10 @@ def hold_out(
     Of every class with two images or more, round(share * n) but at least one is held out, and at least one
     remains. Images with several labels are split by iterative stratification (`vitrail.data.split`), which
     aims at the same; a smaller share is then not part of a larger one. Raises UsageError unless 0 < share < 1."""
-    if groups is not None:
-        return hold_out_groups(source, groups, share, seed)
     if not 0 < share < 1:
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
+    if groups is not None:
+        return hold_out_groups(source, groups, share, seed)
     if isinstance(source.labels, LabelSets):
         out = stratified(source.labels, _ranks(source, seed, "hold-out"), share)
     else:

@@ -227,8 +227,8 @@ _USUAL = (
 
 
 def _read_names(argument: str, images: ImageFiles, columns: Columns, findings: Findings) -> list[FoundLabel]:
-    pattern = _compiled(argument)
-    cells = [_label_in_name(pattern, path) for path in images.paths]
+    pattern = compiled(argument, "data.label_from", "the class, as in 'name: ^(.+)_[0-9]+'")
+    cells = [text_in_name(pattern, path) for path in images.paths]
     wrong = [path for path, cell in zip(images.paths, cells, strict=True) if cell is None]
     if wrong:
         fitting = _propose_names(images)
@@ -241,24 +241,28 @@ def _read_names(argument: str, images: ImageFiles, columns: Columns, findings: F
     return read_texts(cells, columns, lambda number: images.paths[number], findings, missing=())
 
 
-def _compiled(argument: str) -> re.Pattern[str]:
+def compiled(argument: str, setting: str, around: str) -> re.Pattern[str]:
+    """Return the pattern of a `setting`, whose one group ( ) stands around something, with an example.
+
+    Raises UsageError for another number of groups, and for what is no pattern.
+    """
     try:
         pattern = re.compile(argument)
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
-            f"data.label_from: {shown(argument)} is not a regular expression ({error}). Valid is, for example, "
-            "'name: ^(.+)_[0-9]+'"
+            f"{setting}: {shown(argument)} is not a regular expression ({error}). Valid is, for example, "
+            f"{around.rpartition(' as in ')[2]}"
         ) from error
     if pattern.groups != 1:
         raise UsageError(
-            f"data.label_from: the pattern {shown(argument)} has {pattern.groups} groups ( ), and exactly one must "
-            "stand around the class, as in 'name: ^(.+)_[0-9]+'. Other parentheses are written (?: )"
+            f"{setting}: the pattern {shown(argument)} has {pattern.groups} groups ( ), and exactly one must stand "
+            f"around {around}. Other parentheses are written (?: )"
         )
     return pattern
 
 
-def _label_in_name(pattern: re.Pattern[str], path: str) -> str | None:
-    """Return the class in the name of a file; None if the pattern does not match, or if the class is empty."""
+def text_in_name(pattern: re.Pattern[str], path: str) -> str | None:
+    """Return what the group of a pattern finds in the name of a file; None if it finds nothing, or no character."""
     match = pattern.search(os.path.basename(path))
     return match[1] or None if match else None
 
@@ -267,7 +271,7 @@ def _propose_names(images: ImageFiles) -> str | None:
     """Return the first usual pattern that divides all names into classes of two images or more on average."""
     for argument in _USUAL:
         pattern = re.compile(argument)
-        labels = {_label_in_name(pattern, path) for path in images.paths}
+        labels = {text_in_name(pattern, path) for path in images.paths}
         if None not in labels and 2 <= len(labels) <= len(images.paths) / 2:
             return argument
     return None
