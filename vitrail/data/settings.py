@@ -27,6 +27,7 @@ from vitrail.ranges import (
     Share,
     Side,
 )
+from vitrail.strip import strip_size
 
 LIST = ".csv"
 """Ending of a value of `Data.exclude` that is a list of images, not a pattern."""
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 PerImage = Literal["auto", "one", "several", "numbers"]
-ImageResize = Literal["squash", "squash-crop", "small", "pad"]
+ImageResize = Literal["squash", "squash-crop", "small", "pad", "native"]
 Bits = Literal["8", "16", "32f"]
 """Depth of an image's values: 8 and 16 bits, and everything that float32 holds."""
 Colour = tuple[Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)]]
@@ -295,7 +296,8 @@ class Preparation(Settings):
     resize: ImageResize | None = None
     """How an image is resized. squash: to the input size, whatever its aspect ratio; squash-crop: to image_size / crop,
     whatever its aspect ratio, then the central crop; small: by its short side, then the central crop; pad: the whole
-    image with its aspect ratio, and the rest filled with a colour (default: from the images)."""
+    image with its aspect ratio, and the rest filled with a colour; native: the whole image with its aspect ratio, as
+    many patches as image_size has, whatever their rows and columns (default: from the images)."""
     crop: Part = 0.875
     """Side of the crop as a share of the resized image (0.875: resize to 256, crop 224). Evaluation uses it with
     resize small and squash-crop only."""
@@ -304,6 +306,8 @@ class Preparation(Settings):
     fill: Colour | None = None
     """For resize pad: colour of the rest, as red, green and blue from 0 to 255. The rest of other bands is their mean
     (default: the mean by which the network normalises, usually the grey 128 128 128)."""
+    patch: Annotated[int, Range(1, 2**14)] | None = None
+    """For resize native: side of the network's patches in pixels (default: that of the network)."""
     bands: Bands | None = None
     """The bands of images that are not RGB with 8 bits (default: measured on the training images if `data.channels`,
     `data.bits` or the images ask for it)."""
@@ -339,7 +343,20 @@ class Preprocess(Preparation):
     resize: ImageResize = "small"
     """How an image is resized. squash: to the input size, whatever its aspect ratio; squash-crop: to image_size / crop,
     whatever its aspect ratio, then the central crop; small: by its short side, then the central crop; pad: the whole
-    image with its aspect ratio, and the rest filled with a colour."""
+    image with its aspect ratio, and the rest filled with a colour; native: the whole image with its aspect ratio, as
+    many patches as image_size has, whatever their rows and columns."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels of the array of an image: `image_size`, with resize native those of a strip.
+
+        Raises UsageError for patches of which there can be no strip (`vitrail.strip`).
+        """
+        if self.resize != "native":
+            return self.image_size
+        if self.patch is None:
+            raise UsageError("preprocess.patch is missing: resize native needs the side of the network's patches")
+        return strip_size(self.image_size, self.patch)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def cosines(
         loader = Loader(
             source,
             transform=Compose((prepare, Flip(1.0)), prepare.pixels) if mirrored else prepare,
-            image_size=preprocess.image_size,
+            image_size=preprocess.size,
             batch_size=batch_size,
             workers=workers,
             shuffle=False,

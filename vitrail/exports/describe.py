@@ -55,7 +55,7 @@ def describe_export(
     device for which an AOTInductor program is compiled.
     """
     preprocess = card.preprocess
-    size = ["height", "width"] if step else list(preprocess.image_size)
+    size = ["height", "width"] if step else list(preprocess.size)
     meaning = "RGB, 0 to 255, prepared as in preprocess; normalised inside"
     if preprocess.bands is not None:
         meaning = "(value - mean) / std of each band, with the statistics in preprocess, then prepared as in preprocess"

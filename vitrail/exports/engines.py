@@ -346,7 +346,7 @@ def _run(
         del network
     else:
         predict = Engine(file, trusted=True)
-    shape, random = (card.config.channels, *card.preprocess.image_size), np.random.default_rng(0)
+    shape, random = (card.config.channels, *card.preprocess.size), np.random.default_rng(0)
     batches = [torch.from_numpy(noise((batch, *shape), card, random)) for batch in BATCHES]
     for images in batches:
         predict(images)

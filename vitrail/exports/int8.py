@@ -149,7 +149,7 @@ def _some(source: IndexedSource, most: int, card: Card) -> list[Labelled]:
     loader = Loader(
         Subset(source, drawn),
         transform=eval_transform(card.preprocess),
-        image_size=card.preprocess.image_size,
+        image_size=card.preprocess.size,
         batch_size=1,
         workers=available_cores() // 2,
         shuffle=False,

@@ -111,9 +111,9 @@ class Exportable(nn.Module):
         if isinstance(model, ViT) and isinstance(self.network, ViT):
             if isinstance(model.stem, LinearStem):  # folded in its own type, then rounded to dtype
                 self.network.stem = PatchConvolution(model.stem, _input_type(self.card)).to(dtype)
-            grid = model.grid(torch.empty(1, model.config.channels, *size, device="meta"))
-            if not any_size:
-                fixed = FixedPositions(self.network.positions, grid)
+            example = torch.empty(1, model.config.channels, *size, device="meta")
+            if not any_size and not model.are_strips(example):
+                fixed = FixedPositions(self.network.positions, model.grid(example))
                 self.network.positions = fixed  # type: ignore[assignment]
         elif isinstance(self.network, ResNet):
             self.network.root_pool = BorderedPool()

@@ -127,7 +127,7 @@ def compare_outputs(
 
 def images_of_another_size(card: Card, step: int) -> np.ndarray:
     """Return synthetic images that are one step of pixels higher and two steps wider than the card's, as above."""
-    height, width = card.preprocess.image_size
+    height, width = card.preprocess.size
     shape = (sum(BATCHES), card.config.channels, height + step, width + 2 * step)
     return noise(shape, card, np.random.default_rng(1))
 
@@ -150,7 +150,7 @@ def images_to_compare(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarr
     transform, random = eval_transform(card.preprocess), np.random.default_rng(0)
     files = islice(find_images(paths), MOST_IMAGES) if paths else ()
     real = [transform(transform.pixels.read(read_file(path)), random) for path in files]
-    height, width = card.preprocess.image_size
+    height, width = card.preprocess.size
     others = noise((sum(BATCHES) - 1, height, width, card.config.channels), card, random)
     synthetic = [fixed_input(card, height, width), *others][: max(sum(BATCHES) - len(real), 0)]
     return np.stack([*real, *synthetic]).transpose(0, 3, 1, 2), len(real)
@@ -208,7 +208,7 @@ def check_here(path: Path, run: RunProgram, to: str, card: Card, device: str = "
 
 
 def _outputs(run: RunProgram, card: Card) -> np.ndarray:
-    image = fixed_input(card, *card.preprocess.image_size).transpose(2, 0, 1)
+    image = fixed_input(card, *card.preprocess.size).transpose(2, 0, 1)
     return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
 
 

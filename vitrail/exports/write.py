@@ -122,6 +122,8 @@ def export_model(
     model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
     model.card = card
     check_export(card, folder, to, output, precision, overwrite)
+    if any_size and card.preprocess.resize == "native":
+        raise UsageError("a program of this network takes images of any shape already (docs): leave out --any-size")
     check_opset(opset, to)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)
@@ -131,7 +133,7 @@ def export_model(
     with writing(folder, ExportError), beside(folder) as temporary:
         temporary.mkdir()
         dtype = DTYPES[stored if stored in kind.traced else "float32"]
-        size = card.preprocess.image_size
+        size = card.preprocess.size
         place = torch.device(device if to == "aoti" else "cpu")
         there = model if place.type == "cpu" else copy.deepcopy(model).to(place)
         traced = trace(there, size, output, dtype, any_size=any_size, attention=kind.attention)

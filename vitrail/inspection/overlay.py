@@ -21,6 +21,7 @@ from vitrail.data.images.geometry import (
     largest_inside,
     margins,
 )
+from vitrail.data.images.native import NativeResize
 from vitrail.errors import UsageError
 
 TINT = "cividis"
@@ -65,6 +66,8 @@ def visible_box(transform: Op, height: int, width: int) -> Box:
             resized = op.resized(height, width)
         elif isinstance(op, Squash):
             resized = op.size
+        elif isinstance(op, NativeResize):
+            resized = op.patches.size(height, width)
         elif isinstance(op, Letterbox):  # the result shows more than the picture: its margins
             inner, resized = largest_inside(height, width, op.size), op.size
             (above, before), high, wide = margins(inner, op.size), height / inner[0], width / inner[1]

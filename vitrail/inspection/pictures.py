@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 
 import numpy as np
 import torch
@@ -58,15 +58,18 @@ class Pictures:
         self.bad = {} if bad is None else bad
 
     def __iter__(self) -> Iterator[list[Picture]]:
-        """Yield batches of pictures. Raises DataError if none can be read."""
+        """Yield batches of pictures whose inputs have one shape. Raises DataError if none can be read."""
         count = len(self.source)
         pictures = ((i, picture) for i in range(count) if (picture := self.read(i)) is not None)
         nothing = True
-        while batch := list(islice(pictures, self.batch_size)):
-            nothing = False
-            yield [picture for _, picture in batch]
-            if self._progress is not None:
-                self._progress(batch[-1][0] + 1 if len(batch) == self.batch_size else count, count)
+        for _, alike in groupby(pictures, lambda pair: pair[1].input.shape):
+            while batch := list(islice(alike, self.batch_size)):
+                nothing = False
+                yield [picture for _, picture in batch]
+                if self._progress is not None:
+                    self._progress(batch[-1][0] + 1, count)
+        if self._progress is not None:
+            self._progress(count, count)
         if nothing:
             raise DataError(f"there is no image to look into: {bad_kinds(self.bad.items()) or 'none was given'}")
 

@@ -31,6 +31,7 @@ from vitrail.model.layers import (
     new_linear,
     new_norm,
 )
+from vitrail.model.native import Grids
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
 from vitrail.model.variants import ViTConfig
@@ -181,15 +182,16 @@ class Block(nn.Module):
         return AtLayer(self._positions[0], self.layer, places, grid)
 
     def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, num_queries: int | None = None
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | Grids | None = None, num_queries: int | None = None
     ) -> Tensor:
         """x [batch, prefix + tokens, width] -> the same shape.
 
         `places` are the raster indices of the grid's tokens. Only positions that change the attention logits need them
-        and the `grid`. With `num_queries`, only the first `num_queries` tokens are returned; they still attend to all.
+        and the `grid`; strips need theirs. With `num_queries`, only the first `num_queries` tokens are returned; they still attend to all.
         The last layer uses this.
         """
-        bias = self.bias(places, grid) if self._positions[0].reaches_attention else None
+        needed = self._positions[0].reaches_attention or isinstance(grid, Grids)
+        bias = self.bias(places, grid) if needed else None
         if not self.compiled:
             return _forward(self, x, bias, num_queries)
         mark_dynamic(x, 0)  # no size of a batch has a graph of its own

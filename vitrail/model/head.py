@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitrail.model.block import MLP
 from vitrail.model.layers import dense, new_linear, new_norm, zero_linear
+from vitrail.model.native import Grids
 from vitrail.model.own_part import build_part
 from vitrail.model.variants import ViTConfig
 
@@ -18,7 +19,7 @@ class ClassToken(nn.Module):
         super().__init__()
         self.reads: int | None = tokens
 
-    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
+    def forward(self, tokens: Tensor, prefix: int, grids: Grids | None = None) -> Tensor:
         """[batch, prefix + n, width] -> [batch, reads * width]"""
         return tokens[:, : self.reads].flatten(1)
 
@@ -28,9 +29,12 @@ class AveragePool(nn.Module):
 
     reads: int | None = None
 
-    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
-        """[batch, prefix + n, width] -> [batch, width]"""
-        return tokens[:, prefix:].mean(dim=1)
+    def forward(self, tokens: Tensor, prefix: int, grids: Grids | None = None) -> Tensor:
+        """[batch, prefix + n, width] -> [batch, width]; the empty tokens of strips do not count."""
+        if grids is None:
+            return tokens[:, prefix:].mean(dim=1)
+        filled = grids.filled()[:, :, None].to(tokens.dtype)
+        return (tokens[:, prefix:] * filled).sum(1) / filled.sum(1)
 
 
 class ClassTokenAndAverage(nn.Module):
@@ -38,9 +42,13 @@ class ClassTokenAndAverage(nn.Module):
 
     reads: int | None = None
 
-    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = AveragePool()
+
+    def forward(self, tokens: Tensor, prefix: int, grids: Grids | None = None) -> Tensor:
         """[batch, prefix + n, width] -> [batch, 2 * width]"""
-        return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(dim=1)], dim=1)
+        return torch.cat([tokens[:, 0], self.average(tokens, prefix, grids)], dim=1)
 
 
 class MAPHead(nn.Module):
@@ -64,9 +72,11 @@ class MAPHead(nn.Module):
         hidden = config.origin.pool_mlp_dim or config.mlp_dim
         self.mlp = MLP(config.width, hidden, gelu=config.origin.gelu) if whole else None
 
-    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
-        """[batch, prefix + n, width] -> [batch, width]"""
-        maps, value = self.weigh(tokens[:, self.first(prefix) :])
+    def forward(self, tokens: Tensor, prefix: int, grids: Grids | None = None) -> Tensor:
+        """[batch, prefix + n, width] -> [batch, width]; the probe does not see the empty tokens of strips."""
+        first = self.first(prefix)
+        unseen = None if grids is None else grids.mask(prefix - first, tokens)
+        maps, value = self.weigh(tokens[:, first:], unseen)
         pooled = dense(self.out, (maps @ value).reshape(tokens.shape[0], -1))
         return pooled if self.mlp is None or self.norm is None else pooled + self.mlp(self.norm(pooled))
 
@@ -74,13 +84,17 @@ class MAPHead(nn.Module):
         """Return the number of the first token to which the probe attends, if `prefix` tokens precede the grid's."""
         return 0 if self.reads_prefix else prefix
 
-    def weigh(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probe's maps [batch, heads, 1, n] over tokens [batch, n, width], and the values of the tokens."""
+    def weigh(self, tokens: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the probe's maps [batch, heads, 1, n] over tokens [batch, n, width], and the values of the tokens.
+
+        `added` [batch, 1, 1, n] is added to the logits.
+        """
         batch, _, width = tokens.shape
         query = dense(self.query, self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
         both = dense(self.key_value, tokens).view(batch, -1, 2, self.heads, width // self.heads)
         key, value = both.permute(2, 0, 3, 1, 4)
-        return (query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5).softmax(-1), value
+        logits = query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5
+        return (logits if added is None else logits + added).softmax(-1), value
 
 
 Pooling = ClassToken | AveragePool | ClassTokenAndAverage | MAPHead

@@ -17,10 +17,12 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vitrail.model.layers import device_of_constants
+from vitrail.model.native import Grids, Resampler, Unseen
 from vitrail.model.own_part import OwnPart, build_part, is_own_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
 from vitrail.model.rotary import RotaryPositions, Rotation
 from vitrail.model.variants import ViTConfig
+from vitrail.strip import longest_side
 from vitrail.torch_private import has_hooks
 
 Grid = tuple[int, int]
@@ -60,7 +62,7 @@ class Positions(nn.Module):
         recorded = torch.is_grad_enabled() or torch.jit.is_tracing()
         return values if values is None or recorded else values.detach()
 
-    def added(self, layer: int | None, grid: Grid) -> Tensor | None:
+    def added(self, layer: int | None, grid: Grid | Grids) -> Tensor | None:
         """Return `tokens`, through `forward` if it was replaced or has hooks."""
         return self(layer, grid=grid) if has_hooks(self) else self.tokens(layer, grid)
 
@@ -68,19 +70,31 @@ class Positions(nn.Module):
         """Return the embeddings [1, front + rows * columns, width] of `layer`, with front <= `config.front`."""
         return None
 
-    def tokens(self, layer: int | None, grid: Grid) -> Tensor | None:
-        """Return values to add to all tokens [1, prefix + rows * columns, width]; layer None is the encoder's input."""
+    def tables(self, layer: int, grids: Grids) -> Tensor | None:
+        """Return `table` for each image of a batch of strips, [batch, front + tokens, width]."""
+        return None
+
+    def tokens(self, layer: int | None, grid: Grid | Grids) -> Tensor | None:
+        """Return values to add to all tokens [1, prefix + rows * columns, width]; layer None is the encoder's input.
+
+        For strips they are [batch, prefix + tokens, width].
+        """
         if (layer is None) != self.at_input:
             return None
-        table = self.table((layer or 0) % self.copies, grid)
+        copy = (layer or 0) % self.copies
+        if isinstance(grid, Grids):
+            table, count = self.tables(copy, grid), grid.tokens
+        else:
+            table, count = self.table(copy, grid), grid[0] * grid[1]
         if table is None:
             return None
-        missing = self.config.prefix + grid[0] * grid[1] - table.shape[1]
+        missing = self.config.prefix + count - table.shape[1]
         if not missing:
             return table
         # zeros for the tokens in front without a position: before the registers' rows if they have some, else after
-        front = 0 if self.config.origin.register_positions else table.shape[1] - grid[0] * grid[1]
-        return torch.cat([table[:, :front], table.new_zeros(1, missing, table.shape[2]), table[:, front:]], dim=1)
+        front = 0 if self.config.origin.register_positions else table.shape[1] - count
+        zeros = table.new_zeros(table.shape[0], missing, table.shape[2])
+        return torch.cat([table[:, :front], zeros, table[:, front:]], dim=1)
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
         """Return values to add to the attention logits [batch or 1, heads, n, tokens]; None: nothing.
@@ -106,11 +120,17 @@ class Positions(nn.Module):
 class AtLayer:
     """The positions at one layer, as attention takes them: a call gives `logits` for its queries; see `rotation`."""
 
+    _rotation: Rotation | None
+    _logits: Bias
+
     def __init__(self, positions: Positions, layer: int, places: Any, grid: Any) -> None:
         self.places, self.grid = places, grid
+        if isinstance(grid, Grids):  # the kinds that go with strips add nothing else
+            self._rotation, self._logits = None, Unseen(grid, positions.config.prefix)
+            return
         self._rotation = positions.rotation(layer, places, grid)
         if "forward" in vars(positions):  # if it was replaced or has hooks, they see the queries
-            self._logits: Bias = partial(positions, layer, places=places, grid=grid)
+            self._logits = partial(positions, layer, places=places, grid=grid)
         elif is_own_part(positions):  # which may override `logits` alone
             self._logits = partial(positions.logits, layer, places=places, grid=grid)
         else:
@@ -144,10 +164,18 @@ class Learned1D(Positions):
         super().__init__(config)
         rows, columns = config.grid
         self.embedding = nn.Parameter(torch.zeros(self.copies, config.front + rows * columns, config.width))
+        self.resampler = Resampler(config.grid, config.origin.resize_mode) if config.native else None
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
         return resize_positions(self.embedding[layer, None], self.config.grid, grid, self.config.origin.resize_mode)
+
+    def tables(self, layer: int, grids: Grids) -> Tensor:
+        """See `Positions.tables`."""
+        assert self.resampler is not None
+        table, front = self.embedding[layer], self.config.front
+        grid = self.resampler(table[front:], grids)
+        return torch.cat([table[:front].expand(grid.shape[0], -1, -1), grid], dim=1)
 
 
 class Learned2D(Positions):
@@ -159,12 +187,19 @@ class Learned2D(Positions):
         self.rows = nn.Parameter(torch.zeros(self.copies, rows, half))
         self.columns = nn.Parameter(torch.zeros(self.copies, columns, half))
         self.front = nn.Parameter(torch.zeros(self.copies, config.front, config.width))
+        self.resampler = Resampler(config.grid, "official") if config.native else None  # as `resize_line` does
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
         x = repeat(resize_line(self.columns[layer, None], grid[1]), "1 w d -> 1 (h w) d", h=grid[0])
         y = repeat(resize_line(self.rows[layer, None], grid[0]), "1 h d -> 1 (h w) d", w=grid[1])
         return torch.cat([self.front[layer, None], torch.cat([x, y], dim=2)], dim=1)
+
+    def tables(self, layer: int, grids: Grids) -> Tensor:
+        """See `Positions.tables`."""
+        assert self.resampler is not None
+        y, x = self.resampler.lines(self.rows[layer], self.columns[layer], grids)
+        return torch.cat([self.front[layer].expand(x.shape[0], -1, -1), torch.cat([x, y], dim=2)], dim=1)
 
 
 class SinCos(Positions):
@@ -183,6 +218,12 @@ class SinCos(Positions):
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
             return sincos_2d(grid, width, divisor)[None].to(self.where)
         return sincos_table(grid, width, divisor, self.where.device, self.where.dtype)
+
+    def tables(self, layer: int, grids: Grids) -> Tensor:
+        """See `Positions.tables`: a place has the same values in every grid."""
+        side = longest_side(grids.tokens)
+        row, column = grids.places()
+        return self.table(layer, (side, side))[0][row * side + column]
 
 
 class Relative(Positions):

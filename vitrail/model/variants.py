@@ -152,6 +152,10 @@ ORIGIN_FIELDS = frozenset(item.name for item in fields(Origin))
 """Names of the fields of `Origin`."""
 
 
+NATIVE_POSITIONS = ("none", "1d", "2d", "sincos")
+"""Kinds of positions that can differ from image to image."""
+
+
 @dataclass(frozen=True)
 class ViTConfig:
     """A complete Vision Transformer (paper, section 3.1): two equal configs build the same network.
@@ -200,6 +204,8 @@ class ViTConfig:
     """Stochastic depth: the rate of the last block; the rates rise linearly from 0."""
     drop_path_shape: Literal["linear", "constant"] = "linear"
     layer_scale: float | None = None  # initial value; None means no LayerScale
+    native: bool = False
+    """Whether the network also takes strips, which hold images of any shape (`vitrail.strip`)."""
     init: Init = "paper"
     """Whose code draws the initial weights (`vitrail.model.init.init_weights`)."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -246,6 +252,21 @@ class ViTConfig:
         if self.width % (self.origin.pool_heads or 1):
             raise UsageError(f"width {self.width} is not divisible by {self.origin.pool_heads} heads of the pool")
         self._check_prefix()
+        if self.native:
+            self._check_native()
+
+    def _check_native(self) -> None:
+        """Check that nothing but attention mixes tokens, and that positions can differ from image to image."""
+        wrong = {
+            f"the stem linear, and this network has {self.stem}": self.stem != "linear",
+            f"sequential or parallel blocks, and this network has {self.block} ones": self.block == "axial",
+            "vitrail's own attention, and this network has another": self.attention,
+            f"positions of kind {', '.join(NATIVE_POSITIONS)}, and this network has {self.positions}": self.positions
+            not in NATIVE_POSITIONS,
+            "positions that are added to tokens, and this network has rotary ones": self.origin.rotary,
+        }
+        if needed := [what for what, differs in wrong.items() if differs]:
+            raise UsageError(f"images of any shape (preprocess.resize native) need {needed[0]}")
 
     def _check_prefix(self) -> None:
         """Check the tokens in front of the grid, their pool and their positions."""

@@ -22,6 +22,7 @@ from vitrail.model.compute import HAS_FAST
 from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, dense, new_norm
+from vitrail.model.native import Grids, grids_of
 from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
 from vitrail.model.stem import Normalise, build_stem, check_images, refuse_script
@@ -33,7 +34,7 @@ if HAS_FAST:
 
 
 class ViT(nn.Module):
-    """images [batch, channels, height, width] -> logits [batch, classes].
+    """images [batch, channels, height, width], or strips of patches (`config.native`) -> logits [batch, classes].
 
     The model normalises uint8 images by the config's mean and std. Float images must be normalised already; their
     values are not checked. For float pixels in [0, 1] call `model(model.normalise(255 * images))`, for float pixels in
@@ -86,7 +87,9 @@ class ViT(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the classifier's input [batch, pre_logits or config.pooled]; two tokens are concatenated."""
         num_queries = fast.num_queries(self) if HAS_FAST else None
-        return self.summary(self.encode(self.embed(images), self.grid(images), num_queries=num_queries))
+        grid = self.grids(images)
+        tokens = self.encode(self.embed(images), grid, num_queries=num_queries)
+        return self.summary(tokens, grid if isinstance(grid, Grids) else None)
 
     def embed(self, images: Tensor) -> Tensor:
         """Eq. 1: images -> tokens [batch, prefix + grid, width].
@@ -94,7 +97,7 @@ class ViT(nn.Module):
         The prefix holds the class token, the distillation token and the registers that the config has, in this order.
         The grid is in raster order.
         """
-        return self.place(self.patches(images), self.grid(images))
+        return self.place(self.patches(images), self.grids(images))
 
     def patches(self, images: Tensor) -> Tensor:
         """E x_p of Eq. 1: images -> patch embeddings [batch, grid, width] without positions, in raster order.
@@ -109,9 +112,10 @@ class ViT(nn.Module):
             raise UsageError(
                 f"the stem returned maps {tuple(maps.shape[1:])}; it must return [width, H/patch, W/patch], {shape}"
             )
-        return self.patch_norm(rearrange(maps, "b d h w -> b (h w) d"))
+        tokens = rearrange(maps, "b d h w -> b (h w) d")
+        return self.patch_norm(tokens[:, 1:] if self.are_strips(images) else tokens)  # the first is the head's
 
-    def place(self, patches: Tensor, grid: Grid) -> Tensor:
+    def place(self, patches: Tensor, grid: Grid | Grids) -> Tensor:
         """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens. Adds the prefix in front, and E_pos.
 
         With `config.pre_norm` the LayerNorm before the first block follows.
@@ -123,18 +127,23 @@ class ViT(nn.Module):
         return self.pre_norm(self.dropout(self._plus(tokens, positions)))
 
     def encode(
-        self, tokens: Tensor, grid: Grid | None = None, keep: Tensor | None = None, num_queries: int | None = None
+        self,
+        tokens: Tensor,
+        grid: Grid | Grids | None = None,
+        keep: Tensor | None = None,
+        num_queries: int | None = None,
     ) -> Tensor:
         """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4 if `config.final_norm` is "tokens".
 
         tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width].
 
-        `grid` is (rows, columns); by default the config's. `keep` [batch, kept] are the raster indices of the grid
+        `grid` is (rows, columns), or that of each strip; by default the config's. `keep` [batch, kept] are the raster indices of the grid
         tokens to process (masked pre-training); by default all. With `num_queries`, only the first `num_queries` tokens
         are returned, and the last layer computes no others.
         """
         grid = grid or self.config.grid
-        places = torch.arange(grid[0] * grid[1], device=tokens.device)
+        count = grid.tokens if isinstance(grid, Grids) else grid[0] * grid[1]
+        places = torch.arange(count, device=tokens.device)
         if keep is not None:
             tokens, places = _take(tokens, keep, self.config.prefix), keep
         for layer in range(len(self.blocks)):
@@ -146,7 +155,7 @@ class ViT(nn.Module):
         layer: int,
         tokens: Tensor,
         places: Tensor,
-        grid: Grid,
+        grid: Grid | Grids,
         keep: Tensor | None = None,
         num_queries: int | None = None,
     ) -> Tensor:
@@ -155,7 +164,8 @@ class ViT(nn.Module):
         if positions is not None and keep is not None:
             positions = _take(positions, keep, self.config.prefix)
         tokens = self._plus(tokens, positions)
-        where = (places, grid) if self.positions.needs_grid or self.config.block == "axial" else ()
+        needed = self.positions.needs_grid or self.config.block == "axial" or isinstance(grid, Grids)
+        where = (places, grid) if needed else ()
         last = dict(num_queries=num_queries) if num_queries is not None and layer == len(self.blocks) - 1 else {}
         return self.blocks[layer](tokens, *where, **last)
 
@@ -214,9 +224,12 @@ class ViT(nn.Module):
         pairs = [(_on_grid(each[:, front:], grid) if reshape else each[:, front:], each[:, :front]) for each in outputs]
         return pairs if prefix else [tokens for tokens, _ in pairs]
 
-    def summary(self, tokens: Tensor) -> Tensor:
-        """Encoded tokens [batch, prefix + kept, width] -> features: pool, LayerNorm if it is there, pre-logits."""
-        pooled = self.pool(tokens, self.config.prefix)
+    def summary(self, tokens: Tensor, grids: Grids | None = None) -> Tensor:
+        """Encoded tokens [batch, prefix + kept, width] -> features: pool, LayerNorm if it is there, pre-logits.
+
+        `grids` are those of strips.
+        """
+        pooled = self.pool(tokens, self.config.prefix, *([] if grids is None else [grids]))
         if self.config.origin.final_norm == "pooled":
             pooled = self.norm(pooled.unflatten(-1, (-1, self.config.width))).flatten(-2)
         return self.pre_logits(pooled)
@@ -240,6 +253,21 @@ class ViT(nn.Module):
                 f"images of {height} x {width} pixels do not fit this model: it needs sides divisible by {patch}"
             )
         return height // patch, width // patch
+
+    def grids(self, images: Tensor) -> Grid | Grids:
+        """Return `grid`, or that of each image if these are strips (`vitrail.strip`)."""
+        grid, patch = self.grid(images), self.config.patch
+        if not self.are_strips(images):
+            return grid
+        head = images[:, 0, :patch, :patch]
+        head = head.float() - 127 if head.dtype == torch.uint8 else self.normalise.undo(images[:, :, :patch])[:, 0] - 127
+        return grids_of(head.flatten(1), grid[0] - 1)
+
+    def are_strips(self, images: Tensor) -> bool:
+        """Return whether images are strips: one patch wide, and one longer than the most patches."""
+        rows, columns = self.config.grid
+        strip = ((1 + rows * columns) * self.config.patch, self.config.patch)
+        return self.config.native and tuple(images.shape[-2:]) == strip
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of tokens and positions: timm's optimisers do not decay them, nor vectors."""

@@ -107,7 +107,8 @@ class Asked:
         run, of_network = self._named_network(base, run)
         run, of_rate = self._own_rate(base, run)
         run, of_size = self._one_size(run)
-        return run, {**of_network, **of_rate, **of_size}
+        run, of_shape = self._any_shape(run)
+        return run, {**of_network, **of_rate, **of_size, **of_shape}
 
     def _named_network(self, base: Run, run: Run) -> tuple[Run, dict[str, str]]:
         """Return `run` with the network that is named, and nothing that `base` changes in its own one; and why."""
@@ -170,6 +171,23 @@ class Asked:
         rates = f"{optim.name} with learning rate {optim.lr:g} and weight decay {optim.weight_decay:g}"
         why = {"optim": f"{rates}: the recipe's are for {base.optim.name}"} if optim != run.optim else {}
         return replace(run, optim=optim), why
+
+    def _any_shape(self, run: Run) -> tuple[Run, dict[str, str]]:
+        """Return `run` without what a recipe sets for images of one shape, if they keep their own, and why."""
+        if run.preprocess is None or run.preprocess.resize != "native":
+            return run, {}
+        mixed, why = {"mixup": 0.0, "cutmix": 0.0}, "images keep their shapes, and it needs those of one"
+        changes = {name: none for name, none in mixed.items() if f"augment.{name}" not in self.places}
+        augment, grows, reasons = replace(run.augment, **changes), run.progressive, dict[str, str]()
+        if augment.crop == "random" and "augment.crop" not in self.places:
+            augment = replace(augment, crop="inception")
+        if "progressive.start" not in self.places:
+            grows = replace(grows, start=1.0)
+        if augment != run.augment:
+            reasons["augment"] = f"without the recipe's mixing and crops of one size: {why}"
+        if grows != run.progressive:
+            reasons["progressive"] = f"without the recipe's growth of images: {why}"
+        return replace(run, augment=augment, progressive=grows), reasons
 
     def _one_size(self, run: Run, *, recorded: bool = False) -> tuple[Run, dict[str, str]]:
         """Return `run` with the size of the input that is asked for, in both settings that have it, and why.

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from vitrail.costs.count import macs
-from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.ops import shown_transform
 from vitrail.data.item import IndexedSource, Subset, evenly_spaced
 from vitrail.inspection.distance import Distances, attention_distance
 from vitrail.inspection.figures.attention import draw_distances
@@ -65,7 +65,7 @@ def distance_figure(model: Any, source: IndexedSource) -> DistanceFigure | None:
     if not _has_grid(model) or not has_maps(model):
         return None
     rows = evenly_spaced(len(source), images_for(model, len(source)))
-    pictures = Pictures(Subset(source, rows), eval_transform(model.card.preprocess), _BATCH)
+    pictures = Pictures(Subset(source, rows), shown_transform(model.card.preprocess), _BATCH)
     distances = attention_distance(model, pictures.tensors(next(model.parameters()).device))
     figure = draw_distances({"best model": distances})
     figure.axes[0].set_title("")  # there is only one model, and the text gives the number of images

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.ops import shown_transform
 from vitrail.data.images.pixels import Pixels
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.results import Guess, Results
@@ -42,7 +42,7 @@ def exhibits(rows: np.ndarray, evaluation: Results, source: Any, model: Any) -> 
 
     `model` is a network with its card, in eval mode. Images that can no longer be decoded are left out.
     """
-    transform = eval_transform(model.card.preprocess)
+    transform = shown_transform(model.card.preprocess)
     unused = np.random.default_rng(0)  # nothing is random in evaluation
     found = []
     for row in rows.tolist():
@@ -78,8 +78,9 @@ def _rollouts(model: Any, images: list[np.ndarray], pixels: Pixels) -> Iterable[
     if not isinstance(model, ViT):
         return [None] * len(images)
     device, found = next(model.parameters()).device, []
-    for start in range(0, len(images), _BATCH):
-        batch = images[start : start + _BATCH]
+    at_once = _BATCH if len({image.shape for image in images}) == 1 else 1
+    for start in range(0, len(images), at_once):
+        batch = images[start : start + at_once]
         try:
             shares = rollout(model, torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).to(device)).cpu().numpy()
         except VitrailError:

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.costs.count import learned_values
-from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.ops import eval_transform, shown_transform
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
@@ -55,9 +55,11 @@ class PreparedImage:
     """An image as the network sees it, and its place in the original picture."""
 
     pixels: np.ndarray
-    """[height, width, channels]."""
+    """The network's input, [height, width, channels]."""
+    seen: np.ndarray
+    """The same as a picture, which differs if the input is a strip (`vitrail.strip`)."""
     shown: np.ndarray
-    """The same as a picture, uint8 [height, width, 3]."""
+    """What is shown of it, uint8 [height, width, 3]."""
     size: tuple[int, int]
     """Height and width of the upright picture."""
     box: Box
@@ -121,7 +123,7 @@ class ServedModel:
         self.file: Path | None = network.path if isinstance(network, Engine) else report.path if report else None
         self.device = device if isinstance(device, torch.device) else choose_device(device)
         self.precision, self.engine, self.reject = precision, engine, reject
-        self.transform = eval_transform(self.card.preprocess)
+        self.transform, self.shown = (make(self.card.preprocess) for make in (eval_transform, shown_transform))
         config = self.card.config
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
         outputs = engine_predictor(network, self.device, precision, engine=engine)
@@ -152,9 +154,12 @@ class ServedModel:
         except DecodeError as error:
             raise refuse_undecodable(error) from error
         height, width = image.shape[:2]
-        pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
-        shown = self.transform.pixels.shown(pixels)
-        return PreparedImage(pixels, shown, (height, width), visible_box(self.transform, height, width))
+        unused = np.random.default_rng(0)  # nothing is random in evaluation
+        pixels = seen = self.shown(image, unused)
+        if self.card.preprocess.resize == "native":
+            pixels = self.transform(image, unused)
+        shown = self.transform.pixels.shown(seen)
+        return PreparedImage(pixels, seen, shown, (height, width), visible_box(self.shown, height, width))
 
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
@@ -191,7 +196,7 @@ class ServedModel:
     def _look(self, image: PreparedImage, what: AttentionQuery) -> dict[str, Any] | Exception:
         if isinstance(self.network, Engine):
             return UsageError(f"{self.name} is an exported program, which shows no attention. Serve the model itself")
-        images = _stack([image]).to(next(self.network.parameters()).device)
+        images = torch.from_numpy(image.seen[None]).permute(0, 3, 1, 2).to(next(self.network.parameters()).device)
         try:
             joint = rollout(self.network, images)[0]
             if what.patch is None:
@@ -269,10 +274,10 @@ class ServedModel:
 
     def warm(self) -> None:
         """Process one image, so that the first client does not wait for the set-up."""
-        height, width = self.card.preprocess.image_size
+        height, width = self.card.preprocess.size
         pixels = self.transform.pixels
         grey = np.full((height, width, pixels.channels), 127, pixels.dtype)
-        image = PreparedImage(grey, pixels.shown(grey), (height, width), Box(0, 0, height, width))
+        image = PreparedImage(grey, grey, pixels.shown(grey), (height, width), Box(0, 0, height, width))
         answer = self.rank([image])[0]
         if isinstance(answer, Exception):
             raise answer

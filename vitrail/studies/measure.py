@@ -135,7 +135,7 @@ def _embedder(model: Path) -> Callable[[IndexedSource], Features]:
 
 def _loader(source: IndexedSource, transform: Op, preprocess: Preprocess) -> Loader:
     return Loader(
-        source, transform=transform, image_size=preprocess.image_size, batch_size=BATCH,
+        source, transform=transform, image_size=preprocess.size, batch_size=BATCH,
         workers=max(1, available_cores() // 2), shuffle=False, drop_last=False,
     )  # fmt: skip
 

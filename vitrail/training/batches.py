@@ -58,13 +58,13 @@ def training_loader(run: Run, source: IndexedSource) -> Loader:
         preprocess = replace(preprocess, image_size=(height, width), crop=1.0)
     transform, rest = train_transform(run.augment, preprocess), None
     if "device" in (run.augment_on, run.decode_on):
-        parts = divided(transform, preprocess.image_size, decodes=run.decode_on == "device")
+        parts = divided(transform, preprocess.size, decodes=run.decode_on == "device")
         transform, rest = (transform, None) if parts is None else parts
     return Loader(
         source,
         transform=transform,
         rest=rest,
-        image_size=preprocess.image_size,
+        image_size=preprocess.size,
         batch_size=run.batch_size // world.size(),
         repeats=run.augment.repeats,
         together=run.data.together,
@@ -87,7 +87,7 @@ def evaluation_loader(run: Run, source: IndexedSource) -> Loader:
     return Loader(
         source,
         transform=eval_transform(run.preprocess),
-        image_size=run.preprocess.image_size,
+        image_size=run.preprocess.size,
         batch_size=2 * micro_batch(run),  # fits in memory, because no activations are kept for a backward pass
         shuffle=False,
         drop_last=False,

@@ -146,8 +146,9 @@ def decide(run: Run, facts: Facts) -> Decision:
     if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
         why["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
-    preprocess = replace(noted(_preprocess(run.preprocess, config.image_size, sizes)), bands=bands)
+    preprocess = replace(noted(_preprocess(run.preprocess, config.image_size, sizes, native=_is_native(facts.card))), bands=bands)
     preprocess = whole.with_fill(preprocess, config.mean)
+    config, preprocess = _with_native(config, preprocess, run, facts)
     each_way, cut = whole.parts_shown(sizes, preprocess)
     if each_way and (run.preprocess is None or preprocess.resize == "small"):
         why["shown"] = each_way
@@ -253,6 +254,11 @@ def _whole_patches(run: Run, card: Card | None) -> Because[Run]:
     return replace(run, image_size=size, preprocess=preprocess), {"image_size": why}
 
 
+def _is_native(card: Card | None) -> bool:
+    """Return whether weights with this card are of a network that takes images of any shape."""
+    return card is not None and card.preprocess.resize == "native"
+
+
 def _bands(run: Run, facts: Facts) -> Because[Bands | None]:
     asked = None if run.preprocess is None else run.preprocess.bands
     weights = None if facts.card is None else facts.card.preprocess.bands
@@ -319,6 +325,36 @@ def _pretrained_config(run: Run, base: Config, classes: int, overrides: dict[str
     return replace(network.config, **overrides), why
 
 
+def _with_native(
+    config: NetworkConfig, preprocess: Preprocess, run: Run, facts: Facts
+) -> tuple[NetworkConfig, Preprocess]:
+    """Return the config and the preprocessing, which agree whether images are strips (`vitrail.strip`).
+
+    Raises UsageError for what needs images of one shape.
+    """
+    if preprocess.resize != "native":
+        return (replace(config, native=False) if isinstance(config, ViTConfig) else config), preprocess
+    if not isinstance(config, ViTConfig) or (facts.model is not None and not config.native):
+        raise UsageError(
+            "--preprocess.resize native needs a Vision Transformer of vitrail that takes strips of patches; in Python "
+            "vitrail.create(NAME, native=True) makes one"
+        )
+    one_shape = {
+        f"--objective.kind {run.objective.kind}": not run.supervised,
+        "--teacher": run.teacher is not None,
+        f"--augment.mixup {run.augment.mixup:g}": run.augment.mixup,
+        f"--augment.cutmix {run.augment.cutmix:g}": run.augment.cutmix,
+        f"--progressive.start {run.progressive.start:g}": run.progressive.start != 1,
+        f"--preprocess.patch {preprocess.patch}, not the network's {config.patch},": preprocess.patch
+        not in (None, config.patch),
+    }
+    if wrong := [setting for setting, asked in one_shape.items() if asked]:
+        raise UsageError(f"{wrong[0]} does not go with --preprocess.resize native, where each image has its own shape")
+    preprocess = replace(preprocess, patch=config.patch)
+    _ = preprocess.size  # raises UsageError for patches of which there is no strip
+    return replace(config, native=True), preprocess
+
+
 def _check_target(objective: object) -> None:
     """Raise UsageError for an objective that is not defined for other bands than RGB with 8 bits."""
     valid = "Valid for other bands are objective mae, dino, and masked-patch with objective.target pixels"
@@ -354,8 +390,17 @@ def _side(sizes: Sequence[Size], patch: int) -> Because[int]:
     return side, {"image_size": why}
 
 
-def _preprocess(given: Preparation | None, image_size: Size, sizes: Sequence[Size]) -> Because[Preprocess]:
-    """Return how images are prepared in evaluation: as given, and by default as `whole.choose_preprocess` says."""
+def _preprocess(
+    given: Preparation | None, image_size: Size, sizes: Sequence[Size], *, native: bool
+) -> Because[Preprocess]:
+    """Return how images are prepared in evaluation: as given, and by default as `whole.choose_preprocess` says.
+
+    native: The weights come from a network that takes images of any shape, so it does by default, too.
+    """
+    if native and (given is None or given.resize is None):
+        found = Preprocess(image_size, resize="native")
+        why = {"preprocess": "native: the weights are of a network that keeps the proportions of images"}
+        return (found if given is None else replace(given, resize="native").completed(found)), why
     if given is None:
         found, why = whole.choose_preprocess(image_size, sizes)
         return found, {"preprocess": why}
@@ -456,7 +501,7 @@ def _augment_on(run: Run, facts: Facts, preprocess: Preprocess) -> Because[Liter
         return _decoding_device(run, preprocess)
     if run.augment_on == "host" or (run.augment_on == "auto" and facts.device.type != "cuda"):
         return "host", {}
-    possible = divided(train_transform(run.augment, preprocess), preprocess.image_size) is not None
+    possible = divided(train_transform(run.augment, preprocess), preprocess.size) is not None
     if run.augment_on == "device":
         if not possible:
             raise UsageError(
@@ -474,7 +519,7 @@ def _decoding_device(run: Run, preprocess: Preprocess) -> Because[Literal["host"
     """Return "device": what decodes also crops and changes colours. Raises UsageError where it cannot."""
     if run.augment_on == "host":
         raise UsageError("--decode-on device leaves the colours to the device, too: remove --augment-on host")
-    if divided(train_transform(run.augment, preprocess), preprocess.image_size, decodes=True) is None:
+    if divided(train_transform(run.augment, preprocess), preprocess.size, decodes=True) is None:
         raise UsageError(
             "--decode-on device is for RGB images with --augment.crop inception, resized in another way than by "
             "'pad', and no operation of your own. Use --decode-on host"

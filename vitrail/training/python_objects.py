@@ -168,7 +168,7 @@ def trained_network(model: nn.Module, classes: int, preprocess: Preprocess) -> n
         raise UsageError(f"nothing to train: the model, a {type(model).__name__}, has no parameters")
     channels, dtype = (3, torch.uint8) if preprocess.bands is None else (preprocess.bands.channels, torch.float32)
     with torch.no_grad():
-        logits = network.eval()(torch.zeros(2, channels, *preprocess.image_size, dtype=dtype, device=first.device))
+        logits = network.eval()(torch.zeros(2, channels, *preprocess.size, dtype=dtype, device=first.device))
     network.train(training)
     if not isinstance(logits, Tensor) or logits.shape != (2, classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else shown(logits)

@@ -20,6 +20,7 @@ import torch
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.check import EVERY_CLASS, FAIR, IMBALANCED, fairness_flags, imbalance, imbalance_text, leaked
+from vitrail.data.images.native import pictures
 from vitrail.data.labels.sets import class_counts, label_names
 from vitrail.data.roles import Splits
 from vitrail.device import accelerators, available_cores, processor, total_memory
@@ -109,7 +110,11 @@ class RunRecorder:
         """Write batch.png."""
         names, labels = self.setup.splits.class_names, self.setup.splits.train.labels
         captions = [", ".join(label_names(labels, index, names)) for index in batch.index.tolist()]
-        self.folder.write_bytes("batch.png", batch_picture(batch.images, captions, self.setup.loader.pixels))
+        images, preprocess = batch.images, self.setup.decision.preprocess
+        if preprocess.resize == "native":
+            shown = pictures(images.cpu().numpy().transpose(0, 2, 3, 1))
+            images = torch.from_numpy(shown).permute(0, 3, 1, 2)
+        self.folder.write_bytes("batch.png", batch_picture(images, captions, self.setup.loader.pixels))
 
     def own_numbers(self) -> dict[str, float]:
         """Return what this process adds to the sums of a step: the main process's time, signals, unreadable images."""

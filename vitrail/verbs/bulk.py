@@ -213,7 +213,7 @@ def predicted_columns(
     from vitrail.evaluation.confidence import calibrated
     from vitrail.tasks.catalog import task_of
 
-    transform, size = eval_transform(card.preprocess), card.preprocess.image_size
+    transform, size = eval_transform(card.preprocess), card.preprocess.size
 
     def columns(logits: Tensor) -> dict[str, pa.Array]:
         return {name: _column(values) for name, values in task_of(card).columns(logits, card, top, reject).items()}

@@ -200,7 +200,7 @@ def _classify(
     predict: Predict = computed
     if task.outputs is not None:
         predict = choosing(predict, task.outputs)
-    transform, (height, width), temperature = task.transform, card.preprocess.image_size, card.temperature
+    transform, (height, width), temperature = task.transform, card.preprocess.size, card.temperature
     if tta is not None:
         predict = averaged(predict, VIEWS[tta], temperature, several=card.several)
         transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0

@@ -168,11 +168,11 @@ def _is_network(word: str | Path) -> bool:
 
 def inspected_network(source: str | Path, label: str, compute: Compute) -> InspectedNetwork:
     """Load a network, with or without a classifier. Assumptions about a foreign file are logged."""
-    from vitrail.data.images.ops import eval_transform
+    from vitrail.data.images.ops import shown_transform
     from vitrail.inspection.network_pages import InspectedNetwork
 
     model = load_network(source, compute.image_size)
-    transform = eval_transform(model.card.preprocess)
+    transform = shown_transform(model.card.preprocess)
     return InspectedNetwork(label, model.to(compute.place()), transform, list(model.card.class_names))
 
 
@@ -252,13 +252,15 @@ class InspectionInputs:
 
     def features(self, source: IndexedSource, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the first network's features of the images `rows` (default: all) of a source, and their numbers."""
+        from vitrail.data.images.ops import eval_transform
         from vitrail.data.item import Subset
         from vitrail.evaluation.features import extract
 
         network = self.networks[0]
         chosen = source if rows is None else Subset(source, rows)
-        size = network.model.card.preprocess.image_size
-        with closing(self.compute.loader(chosen, network.transform, size, ProgressLine("features"))) as loader:
+        preprocess = network.model.card.preprocess
+        transform, size = eval_transform(preprocess), preprocess.size
+        with closing(self.compute.loader(chosen, transform, size, ProgressLine("features"))) as loader:
             found = extract(network.model, loader, source.class_names, device=network.device, precision="float32")
         self.unreadable.update(found.bad)
         return found.features, found.index

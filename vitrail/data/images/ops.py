@@ -46,6 +46,7 @@ from vitrail.data.images.geometry import (
     Squash,
     ToSize,
 )
+from vitrail.data.images.native import NativeCrop, NativeResize, Patches, Strip
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.data.settings import GREY, Augment, Preprocess
 from vitrail.errors import UsageError
@@ -53,10 +54,10 @@ from vitrail.words import shown
 
 
 def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
-    """Return the transform of training images; its result has exactly the size `preprocess.image_size`."""
+    """Return the transform of training images; its result has exactly the size `preprocess.size`."""
     pixels = pixels_of(preprocess.bands)
     ops = [op if isinstance(op, Op) else OwnOp(op, pixels) for op in augment.operations(preprocess)]
-    return Compose(tuple(ops), pixels)
+    return Compose((*ops, *_cut(preprocess)), pixels)
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,19 @@ def colour_changes_left_out(augment: Augment, preprocess: Preprocess) -> str:
 
 
 def eval_transform(preprocess: Preprocess) -> Op:
-    """Return the transform of images in evaluation; its result has exactly the size `preprocess.image_size`.
+    """Return the transform of images in evaluation; its result has exactly the size `preprocess.size`.
 
-    "squash" resizes to this size, and "pad" to the largest picture of the same aspect ratio that fits into it, and
+    "squash" resizes to image_size, and "pad" to the largest picture of the same aspect ratio that fits into it, and
     fills the rest. "small" resizes to the smallest picture that covers image_size / crop, "squash-crop" to image_size /
-    crop itself, and both cut out the middle: 224 with crop 0.875 makes the short side 256.
+    crop itself, and both cut out the middle: 224 with crop 0.875 makes the short side 256. "native" makes a strip of
+    what `shown_transform` shows.
     """
+    shown = shown_transform(preprocess)
+    return Compose((shown, *cut), shown.pixels) if (cut := _cut(preprocess)) else shown
+
+
+def shown_transform(preprocess: Preprocess) -> Op:
+    """Return `eval_transform` without the last step of "native": what it returns is a picture, maybe of any shape."""
     size = preprocess.image_size
     pixels = pixels_of(preprocess.bands)
     if preprocess.resize in CROPPED:
@@ -142,24 +150,37 @@ def eval_transform(preprocess: Preprocess) -> Op:
 
 
 def tile_transform(preprocess: Preprocess) -> Op:
-    """Return the transform of tiles; its result has exactly the size `preprocess.image_size`."""
+    """Return the transform of tiles; its result has exactly the size `preprocess.size`."""
     squash = Squash(preprocess.image_size, preprocess.interpolation)
-    return Compose((squash,), pixels_of(preprocess.bands))
+    return Compose((squash, *_cut(preprocess)), pixels_of(preprocess.bands))
+
+
+def _patches(preprocess: Preprocess) -> Patches:
+    """Return the patches of a "native" image."""
+    height, patch = preprocess.size
+    return Patches(patch, height // patch - 1)
+
+
+def _cut(preprocess: Preprocess) -> tuple[Strip, ...]:
+    """Return the operation that makes strips of the images of "native"; no other way of resizing has one."""
+    return (Strip(_patches(preprocess)),) if preprocess.resize == "native" else ()
 
 
 CROPPED = ("small", "squash-crop")
 """The ways to resize of which evaluation shows the middle."""
 
 
-def larger(preprocess: Preprocess) -> ToSize:
+def larger(preprocess: Preprocess) -> Op:
     """Return the resize to image_size / crop, from which a crop of image_size is cut."""
     if preprocess.resize == "small":
         return ResizeSmall(covering(preprocess), preprocess.interpolation)
     return _whole(preprocess, covering(preprocess))
 
 
-def _whole(preprocess: Preprocess, size: Size) -> ToSize:
+def _whole(preprocess: Preprocess, size: Size) -> Op:
     """Return the resize to `size` that cuts nothing off."""
+    if preprocess.resize == "native":
+        return NativeResize(_patches(preprocess), preprocess.interpolation)
     if preprocess.resize == "pad":
         return Letterbox(size, preprocess.interpolation, preprocess.fill or GREY)
     return Squash(size, preprocess.interpolation)
@@ -168,13 +189,20 @@ def _whole(preprocess: Preprocess, size: Size) -> ToSize:
 def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
     """Return the operations that bring a training image to its size."""
     size, interpolation, resize = preprocess.image_size, preprocess.interpolation, preprocess.resize
-    as_evaluated = eval_transform(preprocess)
+    as_evaluated = shown_transform(preprocess)
     if augment.crop == "inception":
         part = (size, augment.scale, augment.ratio, interpolation)
+        if resize == "native":
+            return [NativeCrop(InceptionCrop(*part, whole=True), _patches(preprocess))]
         if resize == "pad":
             return [LetterboxedCrop(*part, fill=preprocess.fill or GREY)]
         return [InceptionCrop(*part, whole=resize != "small")]
     if augment.crop == "random":
+        if resize == "native":
+            raise UsageError(
+                "--augment.crop random cuts one size out of all images, and with --preprocess.resize native each has "
+                "its own: use --augment.crop inception, pad or center"
+            )
         return [larger(preprocess), RandomCrop(size)]
     if augment.crop == "pad":
         return [as_evaluated, PadShift(augment.pad)]
@@ -195,9 +223,11 @@ VIEWS: dict[ViewKind, int] = {"flip": 2, "crops": 10}
 
 @dataclass(frozen=True)
 class Mirrored(Op):
-    """The result of `shown`, and below it its mirror image: uint8 [2 * height, width, 3]."""
+    """The result of `shown`, and below it its mirror image: uint8 [2 * height, width, 3], or two strips."""
 
     shown: Op
+    cut: tuple[Strip, ...] = ()
+    """What makes a strip of each, with `preprocess.resize` native."""
 
     @property
     def pixels(self) -> Pixels:  # type: ignore[override]
@@ -207,7 +237,7 @@ class Mirrored(Op):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         seen = self.shown(image, rng)
-        return np.concatenate([seen, seen[:, ::-1]])
+        return np.concatenate([Compose(self.cut)(view, rng) for view in (seen, seen[:, ::-1])])
 
 
 @dataclass(frozen=True)
@@ -231,14 +261,15 @@ class TenCrops(Op):
 
 
 def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
-    """Return the transform that makes all views of an image. `shown` is that of one view.
+    """Return the transform that makes all views of an image. `shown` is that of one view (`eval_transform`).
 
     Raises UsageError for crops if one view shows the whole image.
     """
     if kind == "flip":
-        return Mirrored(shown)
+        return Mirrored(shown_transform(preprocess), cut) if (cut := _cut(preprocess)) else Mirrored(shown)
     if preprocess.resize not in CROPPED or preprocess.crop == 1:
         whole = {"squash": "images are resized to its size", "pad": "images are padded to its size"}
+        whole["native"] = "images keep their proportions"
         why = whole.get(preprocess.resize, "its crop is 1")
         raise UsageError(
             f"--tta crops cuts ten views out of the image, but this network sees the whole image ({why}). "

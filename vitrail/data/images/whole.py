@@ -84,16 +84,17 @@ def parts_shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str
     small = statistics.median(share_shown(size, replace(preprocess, resize="small")) for size in sizes)
     factor = statistics.median(stretched(size, preprocess) for size in sizes)
     empty = 1 - statistics.median(filled(size, preprocess) for size in sizes)
-    kept = {"small": small, "pad": 1 - empty}.get(preprocess.resize, share_shown(sizes[0], preprocess) / factor)
+    kept = {"small": small, "pad": 1 - empty, "native": 1.0}.get(preprocess.resize, share_shown(sizes[0], preprocess) / factor)
     if kept > 0.99:
         return "", ""
     told = (
-        f"small shows {small:.0%} of an image's pixels, squash and pad show all; squash changes the proportions by a "
-        f"factor of {factor:.2f}, pad leaves {empty:.0%} of the input empty (medians of {len(sizes)} images)"
+        f"small shows {small:.0%} of an image's pixels, squash, pad and native show all; squash changes the "
+        f"proportions by a factor of {factor:.2f}, pad leaves {empty:.0%} of the input empty, native neither (medians "
+        f"of {len(sizes)} images)"
     )
     if preprocess.resize != "small" or 1 - small < MUCH:
         return told, ""
     return told, (
         f"{1 - small:.0%} of an image's pixels are cut off (median of {len(sizes)} images). If what matters can be "
-        "near the border, add --preprocess.resize pad or squash, or a larger --preprocess.crop"
+        "near the border, add --preprocess.resize pad, squash or native, or a larger --preprocess.crop"
     )

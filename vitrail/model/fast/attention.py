@@ -185,7 +185,7 @@ def explicit(qkv: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _ExplicitAttention(torch.autograd.Function):
-    """`explicit` with a bias of one image. It saves the maps, and writes all gradients into one tensor."""
+    """`explicit` with a bias of one image, or without a gradient. It saves the maps, and writes all gradients into one tensor."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> Tensor:
@@ -227,7 +227,7 @@ def attend(qkv: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tenso
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
         return out.transpose(1, 2).flatten(2)
     qkv = qkv.permute(2, 0, 3, 1, 4)
-    if may_be_fast(qkv) and (mask is None or len(mask) == 1):
+    if may_be_fast(qkv) and (mask is None or len(mask) == 1 or not mask.requires_grad):
         out = _ExplicitAttention.apply(qkv.contiguous(), mask)
     else:
         out = explicit(qkv, mask)

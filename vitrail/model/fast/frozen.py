@@ -31,6 +31,7 @@ from vitrail.model.fast.attention import attend_all, attend_first
 from vitrail.model.fast.layers import on_onednn
 from vitrail.model.fast.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
 from vitrail.model.layers import LayerNorm
+from vitrail.model.native import Grids
 from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
 from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_linear_gelu, onednn_pack
 
@@ -153,7 +154,7 @@ class FrozenBlock(nn.Module):
             self.mlps.append(FrozenMLP(wide, mlps[at].mlp, layer))
 
     def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, num_queries: int | None = None
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | Grids | None = None, num_queries: int | None = None
     ) -> Tensor:
         """See `Block.forward`."""
         bias: Bias = AtLayer(self._positions[0], self.layer, places, grid)
