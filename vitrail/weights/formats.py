@@ -114,7 +114,6 @@ FAMILIES = (
     ("ConViT", r"^blocks\.0\.attn\.gating_param$", ""),
     ("MLP-Mixer", r"^blocks\.0\.mlp_tokens\.", ""),
     ("SAM", r"^blocks\.0\.attn\.rel_pos_h$", ""),
-    ("NaFlexViT", r"^embeds\.(proj|pos_embed)", ""),
 )
 """(family of networks, pattern of tensor names that it has, pattern of names that it has not), for families that look
 like a Vision Transformer to a format and that vitrail does not support."""

@@ -93,6 +93,11 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
             f"format {format!r} cannot hold the {' and the '.join(own)} of this model, which are code of your own. "
             f"Save it in format {OURS!r}"
         )
+    if card.preprocess.resize == "native" and format not in (OURS, "hf"):
+        raise WeightsError(
+            f"format {format!r} cannot say that images keep their shapes (preprocess.resize native). Save the model in "
+            f"format {OURS!r}, or in 'hf' if its positions are resampled as those of SigLIP 2 NaFlex"
+        )
     written = rebuilt(network, card)
     gone = removed_by_config(network.card, card)  # type: ignore[arg-type]
     for name, tensor in written.state_dict().items():

@@ -85,6 +85,7 @@ def test_what_the_tensors_do_not_tell_is_refused(name: str, message: str, tmp_pa
         ("convit_tiny", "ConViT"),
         ("mixer_s32_224", "MLP-Mixer"),
         ("naflexvit_base_patch16_gap", "NaFlexViT"),
+        ("naflexvit_base_patch16_parfac_gap", "NaFlexViT"),
         ("samvit_base_patch16_224", "SAM"),
         ("vit_intern300m_patch14_448", "InternViT"),
     ],

@@ -96,7 +96,8 @@ class HuggingFace:
                 "transformers' and may compute something else"
             )
         processing = _processing(archive, encoder, values)
-        config = ViTConfig.of(**values, mean=processing.mean, std=processing.std)
+        native = processing.preprocess.resize == "native"
+        config = ViTConfig.of(**values, mean=processing.mean, std=processing.std, native=native)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=encoder.architecture)
         origin["layout"] = {"model_type": encoder.model_type, **asdict(encoder)}
         origin["config"] = {name: v for name, v in archive.config.items() if name not in ("id2label", "label2id")}

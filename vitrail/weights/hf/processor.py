@@ -56,6 +56,12 @@ def _read(values: Mapping[str, Any], image_size: tuple[int, int], where: str) ->
             "difference does not matter"
         )
     mean, std = _statistics(values, where)
+    if "max_num_patches" in values:
+        patch = int(number_in({"patch_size": 16} | values, "patch_size", where))
+        tokens = (image_size[0] // patch) * (image_size[1] // patch)
+        if (theirs := int(number_in(values, "max_num_patches", where))) != tokens:
+            notes.append(f"at most {tokens} patches, one for each position; transformers would have {theirs}")
+        return Processing(Preprocess(image_size, "native", interpolation=interpolation, patch=patch), mean, std, notes)
     resized, edge = _resized(values, image_size, where, notes)
     cropped = _pair(values.get("crop_size", 224), where) if values.get("do_center_crop") else None
     if edge:
@@ -78,6 +84,11 @@ def _read(values: Mapping[str, Any], image_size: tuple[int, int], where: str) ->
 
 def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]:
     """Return the preprocessor_config.json of a preprocessing. Raises WeightsError if transformers has no such one."""
+    if preprocess.resize == "native" and config.origin.resize_mode != "naflex":
+        raise WeightsError(
+            "of transformers' networks only SigLIP 2 NaFlex keeps the shapes of images (preprocess.resize native), and "
+            f"this one resamples its positions by {config.origin.resize_mode!r}. Write the weights in format 'vitrail'"
+        )
     if preprocess.resize == "pad":
         raise WeightsError(
             "transformers cannot pad images to the network's input (preprocess.resize pad). Write the weights in the "
@@ -95,6 +106,10 @@ def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]
         image_mean=list(config.mean),
         image_std=list(config.std),
     )
+    if preprocess.resize == "native":
+        tokens = config.grid[0] * config.grid[1]
+        values |= dict(image_processor_type="Siglip2ImageProcessor", max_num_patches=tokens, patch_size=config.patch)
+        return {name: value for name, value in values.items() if name != "size"}
     larger = covering(preprocess)
     if preprocess.resize == "small":
         values |= dict(image_processor_type="BitImageProcessor", size=dict(shortest_edge=min(larger)))

@@ -2,7 +2,7 @@
 
 CLIP's names have the prefix `vision_model.`, unless version 5 saved a bare `CLIPVisionModel`. The tower for texts is
 not read. The released SigLIP 2 weights of one resolution are of SigLIP's class. NaFlex weights take images of any
-aspect ratio; here their images are resized to a square as large as the table of positions.
+shape (`vitrail.strip`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
@@ -227,14 +228,18 @@ class Siglip(Clip):
 
 
 class Siglip2(Siglip):
-    """SigLIP 2's image tower for any aspect ratio (NaFlex), whose patch embedding is a dense layer."""
+    """SigLIP 2's image tower for images of any shape (NaFlex), whose patch embedding is a dense layer."""
 
     model_type = "siglip2_vision_model"
     whole = "siglip2"
     title = "Siglip2Vision"
     resize_mode = "naflex"
-    remarks = ("square images; transformers keeps their aspect ratio, up to a number of patches",)
     defaults: ClassVar[Mapping[str, Any]] = {**Siglip.defaults, "num_channels": 3}
+
+    @classmethod
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> Preprocess:
+        """See `Encoder.preprocess`."""
+        return Preprocess(image_size, "native", patch=patch)
 
     def stem_sizes(self, archive: Archive, settings: Mapping[str, Any]) -> tuple[int, int, int]:
         """See `Encoder.stem_sizes`."""

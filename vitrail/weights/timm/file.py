@@ -226,7 +226,7 @@ AIMV2_PARTS = ("a norm on the patches", "an MLP whose gate is a layer of its own
 
 _ARCHITECTURES = (
     (r"lingbot|sapiens", "rotary positions of another kind"),
-    (r"naflex", "patches of any aspect ratio"),
+    (r"naflex\w*_radio_", "a patch embedding of another kind"),
     (r"^test_vit3$", "pooling over registers"),
 )
 """(pattern of architectures, a part that vitrail does not have), for parts that names and shapes do not show."""

@@ -54,6 +54,7 @@ from vitrail.weights.timm.file import (
     preprocessing,
     read_timm_file,
 )
+from vitrail.weights.timm.naflex import as_vit, is_naflex, naflex_entries, native
 from vitrail.weights.timm.names import Naming, absent, conversions, is_aimv2
 from vitrail.weights.timm.vit import infer, unused
 
@@ -72,7 +73,7 @@ class Timm:
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: a BiT ResNet, or a ViT under timm's names that is not the DeiT repository's own."""
-        if is_bit(archive):
+        if is_bit(archive) or is_naflex(archive):
             return True
         attention = ("blocks.0.attn.", "blocks.0.attns.0.", "blocks.0.in_proj.")
         vit = any(name.startswith("patch_embed.") for name in archive.names)
@@ -89,12 +90,17 @@ class Timm:
         if is_bit(archive):
             config = infer_bit(file)
         else:
+            file = as_vit(file) if is_naflex(archive) else file
             config, naming = infer(file)
             origin |= said_of_naming(naming, bool(config.origin.rotary))
+        preprocess = preprocessing(file, config.image_size)
+        if is_naflex(archive):
+            assert isinstance(config, ViTConfig)
+            config, preprocess = native(file, config, preprocess)
         card = Card(
             config,
             class_names=class_names(file, config.classes),
-            preprocess=preprocessing(file, config.image_size),
+            preprocess=preprocess,
             source=self.name,
             licence=licence if isinstance(licence := file.pretrained.get("license"), str) else "",
             provenance={"origin": origin},
@@ -105,6 +111,8 @@ class Timm:
             return ForeignModel(card, bit_conversions(config), unused(archive), {}, file.notes)
         for_config = partial(conversions, naming=naming) if naming.relpos in ("cr", "swin") else None
         entries, zeros = conversions(config, naming), absent(config, naming)
+        if is_naflex(archive):
+            entries = naflex_entries(entries, config.patch)
         return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config=for_config)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
