@@ -112,5 +112,3 @@ class Resampler(Constants):
 def _product(weights: Tensor, table: Tensor) -> Tensor:
     with torch.autocast(table.device.type, enabled=False):
         return (weights.float() @ table.float()).to(table.dtype)
-
-

@@ -260,7 +260,9 @@ class ViT(nn.Module):
         if not self.are_strips(images):
             return grid
         head = images[:, 0, :patch, :patch]
-        head = head.float() - 127 if head.dtype == torch.uint8 else self.normalise.undo(images[:, :, :patch])[:, 0] - 127
+        head = (
+            head.float() - 127 if head.dtype == torch.uint8 else self.normalise.undo(images[:, :, :patch])[:, 0] - 127
+        )
         return grids_of(head.flatten(1), grid[0] - 1)
 
     def are_strips(self, images: Tensor) -> bool:

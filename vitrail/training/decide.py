@@ -146,7 +146,9 @@ def decide(run: Run, facts: Facts) -> Decision:
     if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
         why["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
-    preprocess = replace(noted(_preprocess(run.preprocess, config.image_size, sizes, native=_is_native(facts.card))), bands=bands)
+    preprocess = replace(
+        noted(_preprocess(run.preprocess, config.image_size, sizes, native=_is_native(facts.card))), bands=bands
+    )
     preprocess = whole.with_fill(preprocess, config.mean)
     config, preprocess = _with_native(config, preprocess, run, facts)
     each_way, cut = whole.parts_shown(sizes, preprocess)

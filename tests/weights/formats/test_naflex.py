@@ -70,7 +70,11 @@ def naflexvit(architecture: str, folder: Path) -> nn.Module:
     save_file(peer.state_dict(), folder / "model.safetensors")
     known = {name: value for name, value in peer.pretrained_cfg.items() if isinstance(value, str | float | int | tuple)}
     about = dict(
-        architecture=architecture, model_args=arguments, num_classes=5, global_pool=peer.global_pool, pretrained_cfg=known
+        architecture=architecture,
+        model_args=arguments,
+        num_classes=5,
+        global_pool=peer.global_pool,
+        pretrained_cfg=known,
     )
     (folder / "config.json").write_text(json.dumps(about))
     return peer
@@ -100,10 +104,12 @@ def test_siglip_2_naflex_computes_what_transformers_computes(tmp_path: Path) -> 
     model = load(tmp_path)
     assert model.card.preprocess.resize == "native" and model.config.native
     values, _, filled = as_patches(model)
-    grids = torch.tensor([
-        [side // patch for side in shown_transform(model.card.preprocess)(image, RANDOM).shape[:2]]
-        for image in IMAGES
-    ])
+    grids = torch.tensor(
+        [
+            [side // patch for side in shown_transform(model.card.preprocess)(image, RANDOM).shape[:2]]
+            for image in IMAGES
+        ]
+    )
     with torch.no_grad():
         expected = peer(values, pixel_attention_mask=filled.long(), spatial_shapes=grids).pooler_output
     assert error(ours(model), expected) < 1e-5

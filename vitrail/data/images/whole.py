@@ -84,7 +84,9 @@ def parts_shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str
     small = statistics.median(share_shown(size, replace(preprocess, resize="small")) for size in sizes)
     factor = statistics.median(stretched(size, preprocess) for size in sizes)
     empty = 1 - statistics.median(filled(size, preprocess) for size in sizes)
-    kept = {"small": small, "pad": 1 - empty, "native": 1.0}.get(preprocess.resize, share_shown(sizes[0], preprocess) / factor)
+    kept = {"small": small, "pad": 1 - empty, "native": 1.0}.get(
+        preprocess.resize, share_shown(sizes[0], preprocess) / factor
+    )
     if kept > 0.99:
         return "", ""
     told = (

@@ -45,7 +45,9 @@ SO400M_HEADS = {1152: 72}
 _GAMMAS = ("blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma")
 """Names of the first LayerScale, of which a file with LayerScale has one."""
 
-_TANH = re.compile(r"naflexvit_\w+_siglip$|vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)")
+_TANH = re.compile(
+    r"naflexvit_\w+_siglip$|vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)"
+)
 """Pattern of the architectures that timm builds with the tanh GELU."""
 
 _SIGLIP_2 = (
