@@ -11,7 +11,6 @@ has when padded. A seed draws the images and is that of the run. Then the same s
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable

@@ -101,6 +101,13 @@ def test_heads_survive_bfloat16() -> None:
         assert error(model(strips).float(), torch.stack([alone(model, image) for image in images]).float()) < 0.05
 
 
+@torch.no_grad()
+def test_heads_of_noise_are_harmless() -> None:
+    model = network(pool="map")
+    noise = torch.from_numpy(RANDOM.integers(0, 256, (8, 3, *NATIVE.size), dtype=np.uint8))
+    assert model(noise).isfinite().all() and freeze(model)(noise).isfinite().all()
+
+
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 700), st.sampled_from([4, 14, 16]))
 def test_a_grid_is_the_largest_of_its_shape(height: int, width: int, tokens: int, patch: int) -> None:
     rows, columns = Patches(patch, tokens).grid(height, width)

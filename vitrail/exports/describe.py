@@ -113,12 +113,14 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
     Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio; of an image whose
     long side is more than "longest" times its short side, only this middle part. Resize "squash"
     scales to exactly `size`. Resize "pad" scales to the largest image that fits into `size`, preserves the aspect
-    ratio, and surrounds the image with "fill". Images of other bands than RGB have their statistics under "bands";
+    ratio, and surrounds the image with "fill". Resize "native" makes strips (`vitrail.strip`) of the size "crop" from
+    patches of "patch" pixels. Images of other bands than RGB have their statistics under "bands";
     for RGB images "picture" says how a file becomes one.
     """
     mode = {"small": "cover", "squash-crop": "squash"}.get(preprocess.resize, preprocess.resize)
     size = covering(preprocess) if preprocess.resize in CROPPED else preprocess.image_size
     fill = {"fill": list(preprocess.fill or GREY)} if mode == "pad" else {}
+    patch = {"patch": preprocess.patch} if mode == "native" else {}
     longest = {"longest": MAX_ASPECT} if mode == "cover" else {}
     read = {"picture": PICTURE} if preprocess.bands is None else {"bands": plain(preprocess.bands)}
     return {
@@ -129,7 +131,8 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
         "interpolation": preprocess.interpolation,
         "antialias": True,
         **fill,
-        "crop": list(preprocess.image_size),
+        **patch,
+        "crop": list(preprocess.size),
     }
 
 

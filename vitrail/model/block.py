@@ -187,8 +187,8 @@ class Block(nn.Module):
         """x [batch, prefix + tokens, width] -> the same shape.
 
         `places` are the raster indices of the grid's tokens. Only positions that change the attention logits need them
-        and the `grid`; strips need theirs. With `num_queries`, only the first `num_queries` tokens are returned; they still attend to all.
-        The last layer uses this.
+        and the `grid`; strips need theirs. With `num_queries`, only the first `num_queries` tokens are returned; they
+        still attend to all. The last layer uses this.
         """
         needed = self._positions[0].reaches_attention or isinstance(grid, Grids)
         bias = self.bias(places, grid) if needed else None

@@ -137,9 +137,9 @@ class ViT(nn.Module):
 
         tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width].
 
-        `grid` is (rows, columns), or that of each strip; by default the config's. `keep` [batch, kept] are the raster indices of the grid
-        tokens to process (masked pre-training); by default all. With `num_queries`, only the first `num_queries` tokens
-        are returned, and the last layer computes no others.
+        `grid` is (rows, columns), or those of each strip; by default the config's. `keep` [batch, kept] are the raster
+        indices of the grid tokens to process (masked pre-training); by default all. With `num_queries`, only the first
+        `num_queries` tokens are returned, and the last layer computes no others.
         """
         grid = grid or self.config.grid
         count = grid.tokens if isinstance(grid, Grids) else grid[0] * grid[1]
@@ -259,11 +259,9 @@ class ViT(nn.Module):
         grid, patch = self.grid(images), self.config.patch
         if not self.are_strips(images):
             return grid
-        head = images[:, 0, :patch, :patch]
-        head = (
-            head.float() - 127 if head.dtype == torch.uint8 else self.normalise.undo(images[:, :, :patch])[:, 0] - 127
-        )
-        return grids_of(head.flatten(1), grid[0] - 1)
+        head = images[:, :, :patch]
+        head = head.float() if head.dtype == torch.uint8 else self.normalise.undo(head)
+        return grids_of(head[:, 0].flatten(1) - 127, grid[0] - 1)
 
     def are_strips(self, images: Tensor) -> bool:
         """Return whether images are strips: one patch wide, and one longer than the most patches."""

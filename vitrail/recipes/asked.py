@@ -176,11 +176,11 @@ class Asked:
         """Return `run` without what a recipe sets for images of one shape, if they keep their own, and why."""
         if run.preprocess is None or run.preprocess.resize != "native":
             return run, {}
-        mixed, why = {"mixup": 0.0, "cutmix": 0.0}, "images keep their shapes, and it needs those of one"
-        changes = {name: none for name, none in mixed.items() if f"augment.{name}" not in self.places}
-        augment, grows, reasons = replace(run.augment, **changes), run.progressive, dict[str, str]()
-        if augment.crop == "random" and "augment.crop" not in self.places:
-            augment = replace(augment, crop="inception")
+        why, reasons = "images keep their shapes, and it needs those of one", dict[str, str]()
+        of_one: dict[str, Any] = {"mixup": 0.0, "cutmix": 0.0}
+        of_one |= {"crop": "inception"} if run.augment.crop == "random" else {}
+        changes = {name: value for name, value in of_one.items() if f"augment.{name}" not in self.places}
+        augment, grows = replace(run.augment, **changes), run.progressive
         if "progressive.start" not in self.places:
             grows = replace(grows, start=1.0)
         if augment != run.augment:

@@ -146,9 +146,9 @@ def decide(run: Run, facts: Facts) -> Decision:
     if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
         why["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
-    preprocess = replace(
-        noted(_preprocess(run.preprocess, config.image_size, sizes, native=_is_native(facts.card))), bands=bands
-    )
+    native = facts.card is not None and facts.card.preprocess.resize == "native"
+    preprocess = noted(_preprocess(run.preprocess, config.image_size, sizes, native=native))
+    preprocess = replace(preprocess, bands=bands)
     preprocess = whole.with_fill(preprocess, config.mean)
     config, preprocess = _with_native(config, preprocess, run, facts)
     each_way, cut = whole.parts_shown(sizes, preprocess)
@@ -254,11 +254,6 @@ def _whole_patches(run: Run, card: Card | None) -> Because[Run]:
     if preprocess is not None and preprocess.image_size == asked:
         preprocess = replace(preprocess, image_size=size)
     return replace(run, image_size=size, preprocess=preprocess), {"image_size": why}
-
-
-def _is_native(card: Card | None) -> bool:
-    """Return whether weights with this card are of a network that takes images of any shape."""
-    return card is not None and card.preprocess.resize == "native"
 
 
 def _bands(run: Run, facts: Facts) -> Because[Bands | None]:
@@ -400,9 +395,10 @@ def _preprocess(
     native: The weights come from a network that takes images of any shape, so it does by default, too.
     """
     if native and (given is None or given.resize is None):
-        found = Preprocess(image_size, resize="native")
-        why = {"preprocess": "native: the weights are of a network that keeps the proportions of images"}
-        return (found if given is None else replace(given, resize="native").completed(found)), why
+        usual = Preprocess(image_size, resize="native")
+        return (usual if given is None else given.completed(usual)), {
+            "preprocess": "native: the weights are of a network that keeps the shapes of images"
+        }
     if given is None:
         found, why = whole.choose_preprocess(image_size, sizes)
         return found, {"preprocess": why}

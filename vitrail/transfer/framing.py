@@ -82,9 +82,10 @@ def framing(run: Run, splits: Splits) -> tuple[Preparation, str] | None:
         return None
     assert run.weights is not None
     sizes = [(one.height, one.width) for one in layouts(train, run.data.channels)]
-    if hardly_stretched(
-        sizes, height_width(run.image_size) if run.image_size else read_card(run.weights).config.image_size
-    ):
+    card = read_card(run.weights)
+    if card.preprocess.resize == "native":  # the network is for whole images
+        return None
+    if hardly_stretched(sizes, height_width(run.image_size) if run.image_size else card.config.image_size):
         return None
     with set_up(replace(run, duration=Epochs(1)), splits) as setup:
         if setup.decision.preprocess.bands is not None:

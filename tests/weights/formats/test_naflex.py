@@ -123,10 +123,10 @@ def test_formats_that_cannot_say_it_are_refused(tmp_path: Path) -> None:
     model = vitrail.load(tmp_path)
     with pytest.raises(WeightsError, match="format 'timm' cannot say that images keep their shapes"):
         vitrail.save(model, tmp_path / "timm", "timm")
-    with pytest.raises(WeightsError, match="only SigLIP 2 NaFlex keeps the shapes|cannot express this model"):
+    with pytest.raises(WeightsError, match=r"only SigLIP 2 NaFlex keeps the shapes|cannot express this model"):
         vitrail.save(model, tmp_path / "hf", "hf")
     vitrail.save(model, tmp_path / "own")
     assert torch.equal(ours(load(tmp_path / "own")), ours(model))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(WeightsError, match="NaFlexViTs, which differ in GELU and positions. Add a config.json"):
+    with pytest.raises(WeightsError, match=r"NaFlexViTs, which differ in GELU and positions. Add a config.json"):
         vitrail.load(tmp_path / "model.safetensors")

@@ -44,7 +44,6 @@ from vitrail.data.images.geometry import (
     ResizeSmall,
     Size,
     Squash,
-    ToSize,
 )
 from vitrail.data.images.native import NativeCrop, NativeResize, Patches, Strip
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of

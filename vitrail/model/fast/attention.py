@@ -185,7 +185,10 @@ def explicit(qkv: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _ExplicitAttention(torch.autograd.Function):
-    """`explicit` with a bias of one image, or without a gradient. It saves the maps, and writes all gradients into one tensor."""
+    """`explicit` with a bias of one image, or without a gradient.
+
+    It saves the maps, and writes all gradients into one tensor.
+    """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> Tensor:

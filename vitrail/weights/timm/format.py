@@ -2,10 +2,10 @@
 
 It reads plain ViTs, DeiT (distilled) and DeiT-III, DINOv2, BEiT, registers, average and attention pooling, parallel
 blocks, hybrids with a ResNet in front, AIMv2, networks with relative positions (relpos) and with rotary ones (DINOv3,
-EVA-02, RoPE-ViT, PE), and BiT. It recognises them by the names and shapes of their tensors (`names.py`, `relpos.py`,
-`eva.py`, `bit.py`). Whatever these do not show is read from config.json (`file.py`), or assumed and reported. timm
-computes with the erf GELU, a LayerNorm epsilon of 1e-6 (DINOv3 and PE: 1e-5), and kernels standardised by sqrt(var +
-1e-8). It resamples positions with an antialiased bicubic kernel.
+EVA-02, RoPE-ViT, PE), NaFlexViT, and BiT. It recognises them by the names and shapes of their tensors (`names.py`,
+`relpos.py`, `eva.py`, `naflex.py`, `bit.py`). Whatever these do not show is read from config.json (`file.py`), or
+assumed and reported. timm computes with the erf GELU, a LayerNorm epsilon of 1e-6 (DINOv3 and PE: 1e-5), and kernels
+standardised by sqrt(var + 1e-8). It resamples positions with an antialiased bicubic kernel.
 
 It writes a folder, or a bare state dict for a path that ends in .safetensors, .pth, .pt or .bin. A bare file describes
 a model less completely than a folder. Before either is written, its names and shapes are read, and rejected if they
