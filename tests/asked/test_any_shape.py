@@ -86,9 +86,10 @@ def test_what_is_looked_into_is_the_picture(trained: Path, photos: Path) -> None
     served = ServedModel("shapes", network, "cpu", "float32", "torch")
     image = served.prepare(next(photos.glob("a/*.png")).read_bytes(), 10**6)
     assert image.shown.shape[:2] in shapes and image.pixels.shape == (17 * 16, 16, 3)
-    (looked,) = served.look([(image, AttentionQuery())])
-    assert not isinstance(looked, Exception)
-    assert looked["grid"] == [image.shown.shape[0] // 16, image.shown.shape[1] // 16]
+    grid = [image.shown.shape[0] // 16, image.shown.shape[1] // 16]
+    for patch in (None, (grid[0] - 1, grid[1] - 1)):
+        (looked,) = served.look([(image, AttentionQuery(patch=patch))])
+        assert not isinstance(looked, Exception) and looked["grid"] == grid
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_shares_by_hand() -> None:
 def test_all_ways_are_told_and_much_cut_off_is_warned_of() -> None:
     sizes = [(200, 100)] * 3 + [(100, 100)]
     told, warning = whole.parts_shown(sizes, Preprocess((56, 56)))  # 56 / 64 of the short side, 56 / 128 of the other
-    assert told.startswith("small shows 38% of an image's pixels, squash and pad show all")
-    assert "by a factor of 2.00, pad leaves 50% of the input empty (medians of 4 images)" in told
+    assert told.startswith("small shows 38% of an image's pixels, squash, pad and native show all")
+    assert "by a factor of 2.00, pad leaves 50% of the input empty, native neither (medians of 4 images)" in told
     assert warning.startswith("62% of an image's pixels are cut off (median of 4 images)")
     assert whole.parts_shown(sizes, Preprocess((56, 56), resize="pad")) == (told, "")
     assert whole.parts_shown([(100, 100)], Preprocess((56, 56)))[1] == ""  # a quarter is cut off

@@ -12,7 +12,8 @@ import pytest
 from documents import refused
 from run_folders import answers
 
-from vitrail.data.settings import Data
+from vitrail.data.images.whole import parts_shown
+from vitrail.data.settings import Data, Preprocess
 from vitrail.durations import Epochs
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
@@ -67,6 +68,16 @@ def test_pretrained_weights_for_few_photographs(images: int, side: int, weights:
     found = record(data={"images": {"train": images}}, run=Run(data=Data("photos"), weights=weights))
     assert ("on 500 images. Weights that" in said(found, side)) == expected
     assert ("vitrail finetune photos |" in said(found, side)) == expected
+
+
+def test_much_that_is_cut_off_is_shown() -> None:
+    way, warning = parts_shown([(100, 300)] * 3, Preprocess((224, 224)))
+    assert way and "cut off" in warning
+    found = record(data={"images": {"train": 50_000}, "notes": ["3 images", f"warning: {warning}"]})
+    assert "config.yaml --preprocess.resize pad" in said(found) and "of an image's pixels are cut off. Show" in said(
+        found
+    )
+    assert "resize pad" not in said(record(data={"images": {"train": 50_000}, "notes": ["3 images"]}))
 
 
 FLOORS = {"a linear classifier": {"top1": 0.73}}

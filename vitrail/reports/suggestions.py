@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
+from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
@@ -139,6 +140,18 @@ def _pretrained(seen: _Seen) -> Suggestion | None:
     )
 
 
+def _whole_images(seen: _Seen) -> Suggestion | None:
+    """Training has warned that much of the images is cut off."""
+    notes = seen.record.data_facts.get("notes") or []
+    if not (found := next((note for note in notes if CUT_OFF in str(note)), None)):
+        return None
+    return Suggestion(
+        f"{str(found).removeprefix('warning: ').split(' (')[0]}. Show the network all of them: with the proportions of "
+        "the images, and the rest filled, or with --preprocess.resize native if it has the linear stem.",
+        seen.again("--preprocess.resize pad"),
+    )
+
+
 def _not_enough(seen: _Seen) -> str:
     """Return a sentence about a floor that the network does not exceed; "" if it exceeds all."""
     return f"The network {seen.record.shortfall}. " if seen.record.shortfall else ""
@@ -242,7 +255,9 @@ def _look(seen: _Seen) -> Suggestion | None:
 
 
 Rule = Callable[[_Seen], Suggestion | None]
-IMPROVING: tuple[Rule, ...] = (_unfinished, _pretrained, _overfitting, _longer, _rare_classes, _labels, _one_pair)
+IMPROVING: tuple[Rule, ...] = (
+    *(_unfinished, _pretrained, _whole_images, _overfitting, _longer, _rare_classes, _labels, _one_pair),
+)
 RULES: tuple[Rule, ...] = (*IMPROVING, _use, _look)
 PERFECT: tuple[Rule, ...] = (_unfinished, _use, _look)
 """The rules for a network that makes no mistake: nothing can be improved."""

@@ -142,6 +142,8 @@ class ServedModel:
     @cached_property
     def positions(self) -> PositionTiles | str:
         """The similarity of positions, or why there is none."""
+        if self.card.preprocess.resize == "native":
+            return "Images of any shape have positions of their own, resampled for their rows and columns."
         try:
             return position_tiles(self.network)
         except UsageError as error:

@@ -13,6 +13,8 @@ from vitrail.data.settings import ImageResize, Preprocess
 
 MUCH = 1 / 3
 """Share of an image's pixels from which on a run warns that they are cut off."""
+CUT_OFF = "an image's pixels are cut off"
+"""A part of this warning."""
 
 
 def choose_resize(sizes: Sequence[Size]) -> tuple[ImageResize, str]:
@@ -97,6 +99,6 @@ def parts_shown(sizes: Sequence[Size], preprocess: Preprocess) -> tuple[str, str
     if preprocess.resize != "small" or 1 - small < MUCH:
         return told, ""
     return told, (
-        f"{1 - small:.0%} of an image's pixels are cut off (median of {len(sizes)} images). If what matters can be "
+        f"{1 - small:.0%} of {CUT_OFF} (median of {len(sizes)} images). If what matters can be "
         "near the border, add --preprocess.resize pad, squash or native, or a larger --preprocess.crop"
     )
