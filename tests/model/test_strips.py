@@ -156,6 +156,11 @@ def test_training_and_views_make_strips() -> None:
         train_transform(Augment(crop="random"), NATIVE)
 
 
+def test_tokens_of_strips_are_refused() -> None:
+    with pytest.raises(UsageError, match="grids of different shapes"):
+        network().intermediate(torch.zeros(1, 3, *NATIVE.size, dtype=torch.uint8))
+
+
 def test_pictures_of_strips_are_shown_side_by_side() -> None:
     strips = np.stack([eval_transform(NATIVE)(image, RANDOM) for image in photographs(3)])
     shown = pictures(strips)

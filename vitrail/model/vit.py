@@ -211,8 +211,13 @@ class ViT(nn.Module):
         pooled features only. Without `reshape` the tokens are [batch, rows * columns, width], in raster order. With
         `prefix` each item is a pair, of these and of the tokens in front [batch, prefix, width], which may be none.
 
-        Raises UsageError for a layer that does not exist, and for images that do not fit.
+        Raises UsageError for a layer that does not exist, for images that do not fit, and for strips.
         """
+        if self.are_strips(images):
+            raise UsageError(
+                "images of any shape have tokens on grids of different shapes, which fit into no common array: give "
+                "pictures, one or several of the same shape, in place of strips"
+            )
         grid, wanted = self.grid(images), selected(layers, self.layers, "layer")
         places = torch.arange(grid[0] * grid[1], device=images.device)
         tokens, outputs = self.embed(images), []

@@ -198,7 +198,7 @@ class Embedder:
         preprocess = self.network.card.preprocess
         if whole and preprocess.resize in CROPPED:
             preprocess = replace(preprocess, resize="squash")
-        self.size: tuple[int, int] = preprocess.size
+        self.size: tuple[int, int] = preprocess.image_size if prepare == "protocol" else preprocess.size
         self.transform = FewShotImages(self.size) if prepare == "protocol" else eval_transform(preprocess)
         self._compute = compute
         self._model = model
