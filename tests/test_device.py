@@ -90,7 +90,7 @@ def test_what_is_kept_can_be_given_back_to_be_counted() -> None:
 
 
 ASKING = {
-    *("os.cpu_count", "os.sched_getaffinity", "psutil.virtual_memory", "psutil.Process", "resource.getrlimit"),
+    *("os.cpu_count", "os.sched_getaffinity", "psutil.virtual_memory", "psutil.Process", "getrlimit"),
     *("torch.cuda.is_available", "torch.cuda.mem_get_info", "torch.cuda.get_device_capability"),
     *("torch.backends.mkldnn.is_available", "torch.backends.mps.is_available", "torch.backends.mkldnn.matmul"),
     *("has_amx_tiles", "has_avx512_bf16"),  # private names of torch: see torch_private.py

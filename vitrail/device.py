@@ -343,10 +343,9 @@ def _glibc(name: str) -> Callable[..., int] | None:
 def _addresses_are_limited() -> bool:
     if sys.platform == "win32":
         return False
-    import resource  # systems with glibc have this module
+    else:  # so that a type checker leaves the import out there
+        from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 
     overcommit = Path("/proc/sys/vm/overcommit_memory")
     strict = overcommit.exists() and overcommit.read_text("ascii").strip() == STRICT_OVERCOMMIT
-    return strict or any(
-        resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    )
+    return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))

@@ -280,7 +280,7 @@ def regular_descriptor(path: str | bytes | Path) -> int:
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
     """Return bytes at a position of a file. Windows has no `pread`: there the file's position moves under a lock."""
-    if sys.platform != "win32":
+    if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
     with _SEEKING:
         os.lseek(descriptor, offset, os.SEEK_SET)

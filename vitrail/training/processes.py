@@ -340,7 +340,9 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
     """Ask a process that `start` has started to save and end. To Windows a process can only send Ctrl-Break."""
-    process.send_signal(number if sys.platform != "win32" else signal.CTRL_BREAK_EVENT)
+    if sys.platform == "win32":
+        number = signal.CTRL_BREAK_EVENT
+    process.send_signal(number)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
