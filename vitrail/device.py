@@ -346,6 +346,6 @@ def _addresses_are_limited() -> bool:
     else:  # so that a type checker leaves the import out there
         from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 
-    overcommit = Path("/proc/sys/vm/overcommit_memory")
-    strict = overcommit.exists() and overcommit.read_text("ascii").strip() == STRICT_OVERCOMMIT
-    return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))
+        overcommit = Path("/proc/sys/vm/overcommit_memory")
+        strict = overcommit.exists() and overcommit.read_text("ascii").strip() == STRICT_OVERCOMMIT
+        return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))
