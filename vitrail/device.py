@@ -36,6 +36,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt, from malloc.h."""
 MMAP_MAX = 65536
 """glibc's default: maximum number of buffers that are separate mappings of the system, which are freed at once."""
+SIGKILL = 9
+"""Number of the signal with which a system ends a process. Windows has no signal of this name."""
 STRICT_OVERCOMMIT = "2"
 """Value of vm.overcommit_memory with which the system limits allocated memory instead of used memory."""
 
@@ -154,9 +156,9 @@ def free_memory(device: torch.device) -> int:
     available = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = int((group / "memory.max").read_text("ascii"))
+        used = int((group / "memory.current").read_text("ascii"))
+        facts = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
     except (OSError, ValueError):  # there is no limit ("max"), or the system has no control groups
         return available
     used -= int(facts.get("inactive_file", 0))  # the system drops cached files when it needs memory
@@ -339,8 +341,11 @@ def _glibc(name: str) -> Callable[..., int] | None:
 
 
 def _addresses_are_limited() -> bool:
-    from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit  # systems with glibc have this module
+    if sys.platform == "win32":
+        return False
+    else:  # so that a type checker leaves the import out there
+        from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 
-    overcommit = Path("/proc/sys/vm/overcommit_memory")
-    strict = overcommit.exists() and overcommit.read_text().strip() == STRICT_OVERCOMMIT
-    return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))
+        overcommit = Path("/proc/sys/vm/overcommit_memory")
+        strict = overcommit.exists() and overcommit.read_text("ascii").strip() == STRICT_OVERCOMMIT
+        return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))

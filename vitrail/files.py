@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import difflib
 import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import stat
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, TextIO, TypedDict
+from typing import Any, TextIO, TypedDict
 from uuid import uuid4
 
 from vitrail.disk import writing
 from vitrail.errors import LONGEST_NAME, VitrailError, WriteError
 from vitrail.words import as_text, listing
 
+LOCK = ".lock"
+"""File in a folder that is locked while a process writes there."""
+_NONBLOCKING: int = getattr(os, "O_NONBLOCK", 0)
+"""Flag of `os.open`: a pipe does not wait for its writer. Windows has no such pipes."""
+_BINARY: int = getattr(os, "O_BINARY", 0)
+"""Flag of `os.open`: Windows changes no ends of lines."""
+_SEEKING = threading.Lock()
 RUNS = "runs"
 """Folder in which training makes the folders of runs, if no other one is named."""
 
@@ -53,8 +61,13 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Windows flushes only what is open for writing, and opens no folders.
+    """
+    if sys.platform == "win32" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -217,25 +230,38 @@ def locked_folder(folder: Path, error: type[VitrailError]) -> Iterator[None]:
     """
     with writing(folder, error):
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
+    with locked(folder / LOCK, error, f"another process is writing {folder}: wait for it, or choose another folder"):
+        yield
+
+
+@contextmanager
+def locked(path: Path, error: type[VitrailError], busy: str | None, *, keep: bool = False) -> Iterator[None]:
+    """Lock the file `path`, which is made if it is missing, as long as the context lasts, however the process ends.
+
+    busy: Message of the `error` that is raised if another process has locked it; None: wait for it. keep: Whether the
+    file stays. Raises `error` also if the file cannot be made. On a network share without locks nothing is locked.
+    """
+    from filelock import FileLock, Timeout  # slow: --help does without
+
+    # another thread may free it
+    lock = FileLock(path, timeout=-1 if busy is None else 0, thread_local=False)
     try:
-        try:
-            lock(descriptor, wait=False)
-        except BlockingIOError:
-            raise error(f"another process is writing {folder}: wait for it, or choose another folder") from None
-        except OSError:
-            pass  # a network share without locks
+        with writing(path, error):
+            try:
+                lock.acquire()
+            except Timeout:
+                raise error(busy or "") from None
+            except NotImplementedError:
+                pass
+            except OSError as problem:
+                if problem.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
         yield
     finally:
-        os.close(descriptor)
-
-
-def lock(file: IO[str] | IO[bytes] | int, *, wait: bool) -> None:
-    """Lock an open file or descriptor until it is closed, however the process ends.
-
-    Raises BlockingIOError if another process has locked it, unless `wait`.
-    """
-    fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not keep and lock.is_locked:
+            with suppress(OSError):  # Windows removes no open file
+                path.unlink()
+        lock.release()
 
 
 def open_regular(path: str | bytes | Path) -> BufferedReader:
@@ -245,11 +271,20 @@ def open_regular(path: str | bytes | Path) -> BufferedReader:
 
 def regular_descriptor(path: str | bytes | Path) -> int:
     """Return the descriptor of a file opened for reading. Raises OSError as `open_regular` does."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe does not wait for its writer
+    descriptor = os.open(path, os.O_RDONLY | _NONBLOCKING | _BINARY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", os.fsdecode(path))
     return descriptor
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Return bytes at a position of a file. Windows has no `pread`: there the file's position moves under a lock."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    with _SEEKING:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
 
 
 LARGEST_JSON = 64 << 20

@@ -18,6 +18,11 @@ def listing(names: Sequence[str], most: int = 12, *, quoted: bool = True) -> str
     return ", ".join(repr(name) if quoted else name for name in names[:most]) + more
 
 
+def with_slashes(path: str) -> str:
+    """Return a path of this system with "/": the names of images are the same on Windows."""
+    return path.replace(os.sep, "/")
+
+
 def counted(count: int, what: str) -> str:
     """Return a number of things: "1 part", "2,000 parts"."""
     return f"{count:,} {what}{'s' * (count != 1)}"

@@ -224,7 +224,8 @@ class Pulse:
             torch_private.set_timeout(timedelta(seconds=self._later))
         if self._steps is not None:
             with open(self._steps, "r+b", buffering=0) as file:
-                os.pwrite(file.fileno(), step.to_bytes(STEP_BYTES, "little"), STEP_BYTES * rank())
+                file.seek(STEP_BYTES * rank())
+                file.write(step.to_bytes(STEP_BYTES, "little"))
 
     def _beat(self) -> None:
         with suppress(RuntimeError):  # the store closes at the end of the run

@@ -9,8 +9,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 import pytest
 from forked import Forked
+from imagecodecs import jpegxl_encode
 from peak_memory import peak_growth
 from PIL import Image
 
@@ -58,6 +60,12 @@ def encoded(mode: str, format: str, **options: object) -> bytes:
     return stream.getvalue()
 
 
+def heic() -> bytes:
+    stream = io.BytesIO()
+    pillow_heif.from_pillow(Image.new("RGBA", (SIDE, SIDE))).save(stream, enc_params={"preset": "ultrafast"})
+    return stream.getvalue()
+
+
 LARGE = {
     "1 bit": lambda: png(SIDE, SIDE, bits=1, colour=0),
     "palette": lambda: png(SIDE, SIDE, colour=3),
@@ -72,6 +80,9 @@ LARGE = {
     "BMP": lambda: encoded("RGB", "BMP"),
     "WebP": lambda: encoded("RGBA", "WEBP", lossless=True),
     "JPEG 2000": lambda: encoded("RGBA", "JPEG2000"),
+    "HEIC": heic,
+    "JPEG XL": lambda: jpegxl_encode(np.zeros((SIDE, SIDE, 4), np.uint8), distance=1.0, effort=1),
+    "JPEG XL, lossless": lambda: jpegxl_encode(np.zeros((SIDE, SIDE, 4), np.uint16), lossless=True, effort=1),
     "tall strip": lambda: png(1, MAX_SIDE),
     "wide strip": lambda: png(MAX_SIDE, 1),
     "strip": lambda: png(SIDE**2 // MAX_SIDE, MAX_SIDE),
@@ -86,7 +97,7 @@ def test_memory_per_pixel(tmp_path: Path, name: str) -> None:
     reader = Forked(measure, tmp_path / "large", tmp_path / "small", tmp_path / "grown", env=os.environ)
     assert reader.wait(300) == 0
     used = int((tmp_path / "grown").read_text()) * 1024
-    weight = 2 if name in ("WebP", "JPEG 2000") else 1
+    weight = 2 if name.startswith(("WebP", "JPEG 2000", "HEIC", "JPEG XL")) else 1
     assert used <= BYTES_PER_PIXEL * weight * SIDE**2
 
 

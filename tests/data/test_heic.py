@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from vitrail.data import image_names
 from vitrail.data.check import check, header_facts
-from vitrail.data.images.decode import FORMATS, decode
+from vitrail.data.images.decode import FORMATS, decode, upright_size
 from vitrail.data.settings import Data
 from vitrail.data.sources.files import find_images
 from vitrail.data.sources.open import open_data_set
@@ -50,6 +51,66 @@ def test_pictures_are_upright(orientation: int, stored: object) -> None:
     assert np.abs(decode(data).astype(int) - picture()).max() <= 4
 
 
+def phone_photograph(orientation: int) -> bytes:
+    """A picture that is stored lying, with a box `irot` that turns it, and this orientation in EXIF beside it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = bytearray(encoded(np.ascontiguousarray(np.rot90(picture())), exif=exif.tobytes()))
+    tag = bytes.fromhex("0112 0003 00000001")
+    assert data.count(b"irot") == data.count(tag) == 1
+    place = data.index(tag) + len(tag)
+    data[place : place + 2] = orientation.to_bytes(2, "big")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_box_turns_the_picture_and_exif_does_not_turn_it_again(orientation: int) -> None:
+    data = phone_photograph(orientation)
+    assert np.abs(decode(data).astype(int) - picture()).max() <= 4
+    assert upright_size(data) == (48, 64)
+
+
+def test_more_bits_are_scaled() -> None:
+    file = io.BytesIO()
+    deep = picture().astype(np.uint16) * 257
+    pillow_heif.from_bytes("RGB;16", (64, 48), deep.tobytes()).save(file, quality=-1, chroma=444)
+    assert pillow_heif.open_heif(file, convert_hdr_to_8bit=False).info["bit_depth"] == 10
+    assert np.abs(decode(file.getvalue()).astype(int) - picture()).max() <= 4
+
+
+def test_alpha_is_drawn_on_white() -> None:
+    alpha = np.where(np.arange(64) < 32, 0, 255).astype(np.uint8)[None, :].repeat(48, 0)
+    found = decode(encoded(np.dstack([picture(), alpha]))).astype(int)
+    assert (found[:, :32] == 255).all() and np.abs(found[:, 32:] - picture()[:, 32:]).max() <= 4
+
+
+def test_of_several_images_the_primary_one_is_read() -> None:
+    for primary in (0, 1):
+        images = pillow_heif.from_pillow(Image.fromarray(255 - picture()))
+        images.add_from_pillow(Image.fromarray(picture()))
+        file = io.BytesIO()
+        images.save(file, quality=-1, chroma=444, primary_index=primary)
+        wanted = (255 - picture(), picture())[primary]
+        assert np.abs(decode(file.getvalue()).astype(int) - wanted).max() <= 4
+
+
+def test_a_lossy_picture_is_that_of_libheif() -> None:
+    file = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(picture())).save(file, quality=50)
+    assert (decode(file.getvalue()) == np.asarray(pillow_heif.open_heif(file))).all()
+
+
+def test_a_size_that_the_header_hides_is_refused() -> None:
+    file = io.BytesIO()
+    pillow_heif.from_pillow(Image.new("L", (1000, 1000))).save(file)
+    data = bytearray(file.getvalue())
+    place = data.index(b"ispe") + 8
+    data[place : place + 8] = struct.pack(">II", 64, 64)
+    with pytest.raises(DecodeError, match="Security limit") as error:
+        decode(bytes(data))
+    assert error.value.reason == "too-many-pixels"
+
+
 def test_the_list_of_pillow_is_not_changed() -> None:
     decode(encoded(picture()))
     assert ".heic" not in Image.registered_extensions() and "HEIF" not in Image.OPEN
@@ -58,8 +119,9 @@ def test_the_list_of_pillow_is_not_changed() -> None:
 def test_damaged_and_large_files() -> None:
     data = encoded(picture())
     for broken in (data[: len(data) // 2], data[:40]):
-        with pytest.raises(DecodeError):
+        with pytest.raises(DecodeError) as error:
             decode(broken)
+        assert error.value.reason == "truncated"
     with pytest.raises(DecodeError, match="more than the 1,000 allowed"):
         decode(data, max_pixels=2000)
     assert header_facts(data) == ((48, 64), "HEIC", "RGB")

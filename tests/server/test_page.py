@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
+import numpy as np
 import pytest
 from asgi_client import png
 from PIL import Image
@@ -209,14 +211,18 @@ def without_a_tint_the_map_is_the_picture(page: Any) -> None:
 
 
 def a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(page: Any) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 20), (10, 140, 60)).save(file, "TIFF")
-    choose(page, "scan.tiff", file.getvalue(), "image/tiff")
-    expect(page.locator("canvas.map").first).to_be_visible()
-    expect(page.locator("#picture")).to_be_hidden()
-    page.locator(".opacity").first.fill("0")
-    shown = Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB")
-    assert shown.size == (1000, 1000) and shown.getpixel((500, 500)) == (10, 140, 60)
+    picture, file = Image.new("RGB", (40, 20), (10, 140, 60)), io.BytesIO()
+    picture.save(file, "TIFF")
+    jxl = imagecodecs.jpegxl_encode(np.asarray(picture), lossless=True)
+    for name, data, kind in (("scan.tiff", file.getvalue(), "image/tiff"), ("photo.jxl", jxl, "image/jxl")):
+        choose(page, name, data, kind)
+        expect(page.locator("#status")).to_contain_text(f"{name}: ")
+        expect(page.locator("canvas.map").first).to_be_visible()
+        expect(page.locator("#picture")).to_be_hidden()
+        page.locator(".opacity").first.fill("0")
+        shown = Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB")
+        assert shown.size == (1000, 1000) and shown.getpixel((500, 500)) == (10, 140, 60)
+    assert {".heic", ".jxl"} <= {*page.locator("#file").get_attribute("accept").split(",")}
 
 
 def everything_is_reached_by_tab(page: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import re
@@ -10,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from asgi_client import call, form, png
+from PIL import Image
 from served_models import NAMES, saved
 from test_app import PNG, Service, create_app, one
 
@@ -248,6 +251,22 @@ def test_predicted_classes_and_their_confidence_are_counted(models: list[ServedM
     assert len(lines) == 1 and lines[0].endswith(" 1.0") and NAMES.index(best["class"]) >= 0
     (total,) = [line for line in metrics.body.decode().splitlines() if line.startswith("vitrail_confidence_sum")]
     assert float(total.rsplit(" ", 1)[1]) == pytest.approx(best["probability"])
+
+
+def test_photographs_of_phones_and_jpeg_xl_are_read_as_their_pixels_are(models: list[ServedModel]) -> None:
+    heif, codecs = pytest.importorskip("pillow_heif"), pytest.importorskip("imagecodecs")
+    pixels = np.asarray(Image.open(io.BytesIO(png())).convert("RGB"))
+    file = io.BytesIO()
+    heif.from_pillow(Image.fromarray(pixels)).save(file, quality=-1, chroma=444)
+    jxl = codecs.jpegxl_encode(pixels, lossless=True)
+    body, headers = form(
+        [("a.png", png(), "image/png"), ("b.jxl", jxl, "image/jxl"), ("c.HEIC", file.getvalue(), "image/heic")]
+    )
+    (answer,) = ask(models, Clients(), ("POST", "/v1/predict", body, headers))
+    stored, exact, near = (
+        {one["class"]: one["probability"] for one in found["top"]} for found in answer.json["images"]
+    )
+    assert exact == pytest.approx(stored) and near == pytest.approx(stored, abs=0.02)
 
 
 def test_a_network_of_many_classes_has_a_bounded_number_of_time_series() -> None:

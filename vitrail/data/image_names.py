@@ -13,10 +13,10 @@ from vitrail.files import open_regular
 from vitrail.version import install_extra
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
-                      ".avif", ".heic", ".heif", ".hif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm",
+                      ".avif", ".heic", ".heif", ".hif", ".jxl", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm",
                       ".dcm", ".dicom", ".ima"))  # fmt: skip
-HEIC = (".heic", ".heif", ".hif")
-"""Suffixes of images that need the package pillow-heif."""
+FORMATS = {".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC", ".jxl": "JPEG XL"}
+"""Suffix -> format of images that need a package of the extra heic."""
 ARRAYS = (".npy", ".npz")
 """Suffixes of arrays. They are images only where there are no pictures: else they may be features or masks."""
 _JUNK = frozenset((
@@ -88,7 +88,7 @@ _ADVICE = {
     (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"): "Unpack the archives.",
     (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"): "Save pictures of the videos: `ffmpeg -i FILE -r 1 %05d.jpg`.",
     (".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"): "Develop the raw photographs to JPEG or TIFF.",
-    (".pdf", ".svg", ".psd", ".jxl", ".eps", ".ai"): "Export the documents as JPEG or PNG.",
+    (".pdf", ".svg", ".psd", ".eps", ".ai"): "Export the documents as JPEG or PNG.",
 }
 """Endings of files that cannot be read as images -> what to do with them."""
 _MOST = 100_000
@@ -118,20 +118,35 @@ def other_files(folder: Path) -> str:
 
 
 def bad_kinds(bad: Iterable[tuple[str, str]]) -> str:
-    """Return the number of unreadable images, (name, reason), of each kind, and what HEIC files need."""
+    """Return the number of unreadable images, (name, reason), of each kind, and which packages they need."""
     counts = Counter((ending_of(name), reason) for name, reason in bad)
     found = ", ".join(f"{count:,} {ending} ({why})" for (ending, why), count in counts.most_common(_KINDS))
-    return found + f". {heic_advice()}" * any(ending in HEIC and why == "unsupported" for ending, why in counts)
+    needed = missing_packages(ending for ending, why in counts if why == "unsupported")
+    return ". ".join([found, *needed])
 
 
-_CONVERT = "convert them to JPEG (`sips -s format jpeg *.heic --out jpeg` on a Mac, `heif-convert` on Linux)"
+_PACKAGES = {
+    "HEIC": (
+        "pillow-heif",
+        "convert them to JPEG (`sips -s format jpeg *.heic --out jpeg` on a Mac, `heif-convert` on Linux)",
+    ),
+    "JPEG XL": ("imagecodecs", "convert them to PNG (`djxl FILE.jxl FILE.png`, of libjxl)"),
+}
+"""Format -> package that reads it, and what can be done without it."""
 
 
-def heic_installed() -> bool:
-    """Return whether HEIC files can be read."""
-    return find_spec("pillow_heif") is not None
+def is_readable(format: str) -> bool:
+    """Return whether the package that reads a format is installed."""
+    return find_spec(_PACKAGES[format][0].replace("-", "_")) is not None
 
 
-def heic_advice() -> str:
-    """Return what HEIC files need, and what else can be done with them."""
-    return f"HEIC files need the package pillow-heif: {install_extra('heic')}, or {_CONVERT}"
+def package_advice(format: str) -> str:
+    """Return what files of a format need, and what else can be done with them."""
+    package, convert = _PACKAGES[format]
+    return f"{format} files need the package {package}: {install_extra('heic')}, or {convert}"
+
+
+def missing_packages(endings: Iterable[str]) -> list[str]:
+    """Return what files with these endings need that cannot be read here, a sentence for each format."""
+    formats = dict.fromkeys(FORMATS[ending] for ending in endings if ending in FORMATS)
+    return [package_advice(format) for format in formats if not is_readable(format)]

@@ -28,6 +28,7 @@ from vitrail.ranges import (
     Side,
 )
 from vitrail.strip import strip_size
+from vitrail.words import with_slashes
 
 LIST = ".csv"
 """Ending of a value of `Data.exclude` that is a list of images, not a pattern."""
@@ -58,7 +59,8 @@ class Selection(NamedTuple):
 
     def reason(self, path: str) -> str:
         """Return why an image is left out, with the setting; "" if it is used."""
-        path = path.removeprefix(f"{self.root}/") if self.root else path
+        path = with_slashes(path)
+        path = path.removeprefix(f"{with_slashes(self.root)}/") if self.root else path
         if fitting := [pattern for pattern in self.exclude if _compiled(pattern).fullmatch(path)]:
             return f"left out by data.exclude {', '.join(map(repr, fitting))}"
         if self.include and not any(_compiled(pattern).fullmatch(path) for pattern in self.include):

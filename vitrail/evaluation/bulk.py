@@ -179,7 +179,9 @@ class Job:
             self._check_part(part)
         state = self.state()
         with replacing(self.folder / COMPLETE) as partial:
-            partial.write_text(json.dumps({"images": state.images, "unreadable": len(state.bad), "parts": state.parts}))
+            partial.write_text(
+                json.dumps({"images": state.images, "unreadable": len(state.bad), "parts": state.parts}), "utf-8"
+            )
 
     def merge(self, target: Path) -> None:
         """Write the results of all parts to one .parquet, in the order of the data. One row group is in memory.
@@ -218,7 +220,7 @@ class Job:
                 written = {"bytes": partial.stat().st_size, "sha256": sha256(partial)}
             facts = {"images": len(part.indices), "rows": rows.count, "bad": bad, **written}
             with replacing(self._path(part, "done.json")) as partial:
-                partial.write_text(json.dumps(facts))
+                partial.write_text(json.dumps(facts), "utf-8")
 
     def _path(self, part: ResultPart, suffix: str) -> Path:
         return self.folder / f"{part.name}.{suffix}"

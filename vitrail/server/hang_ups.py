@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -20,7 +21,7 @@ class HangUps:
         self._before: Any = None
 
     def __enter__(self) -> HangUps:
-        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
             self._before = signal.getsignal(signal.SIGHUP) or signal.SIG_DFL
             # nohup ignores the signal: the server survives its terminal
             self.in_terminal = self._before != signal.SIG_IGN and _has_terminal()
@@ -28,7 +29,7 @@ class HangUps:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._before is not None:
+        if sys.platform != "win32" and self._before is not None:
             signal.signal(signal.SIGHUP, self._before)
 
     @property

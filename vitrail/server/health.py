@@ -24,7 +24,7 @@ def port_of(words: list[str]) -> int | None:
 
 def main(process: str = "1") -> int:
     """Return 0 if the server that is process `process` is ready, or if the process does not serve; else 1."""
-    port = port_of((Path("/proc") / process / "cmdline").read_text().split("\0"))
+    port = port_of((Path("/proc") / process / "cmdline").read_text("utf-8").split("\0"))
     try:
         return 0 if port is None or urlopen(f"http://127.0.0.1:{port}/readyz", timeout=4).status == 200 else 1
     except OSError:  # nothing listens yet, or the answer is an error

@@ -65,13 +65,13 @@ def end_after(seconds: int, number: int) -> Callable[[], None]:
     timer = threading.Timer(seconds, os._exit, (128 + number,))
     timer.daemon = True
     timer.start()
-    if hasattr(signal, "alarm"):  # Windows has none
+    if sys.platform != "win32":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds + 1)
 
     def cancel() -> None:
         timer.cancel()
-        if hasattr(signal, "alarm"):
+        if sys.platform != "win32":
             signal.alarm(0)
 
     return cancel
@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle SIGHUP, too."""
         with super().capture_signals():
-            if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+            if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
                 yield
                 return
             before = signal.getsignal(signal.SIGHUP)
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
             self._hung_up()
 
     def _hung_up(self) -> None:
-        if self.hang_ups.of_terminal:
+        if sys.platform != "win32" and self.hang_ups.of_terminal:
             self.handle_exit(signal.SIGHUP, None)
         else:
             self.service.reload()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.evaluation.confidence import NONE
-from vitrail.files import lock, replacing_text, result_json
+from vitrail.files import locked, replacing_text, result_json
 
 FileKind = Literal["csv", "jsonl"]
 
@@ -184,11 +185,10 @@ class PartialPredictions:
         head = (json.dumps(key, sort_keys=True) + "\n").encode()
         with writing(self.path, UsageError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = file = open(self.path, "a+b")  # noqa: SIM115 - open, and so locked, until `close`
-            try:
-                lock(file, wait=False)
-            except BlockingIOError as error:
-                raise UsageError(f"another process is writing {out}: wait for it, or choose another file") from error
+        self._lock = ExitStack()
+        busy = f"another process is writing {out}: wait for it, or choose another file"
+        self._lock.enter_context(locked(out.with_name(f".{out.name}.lock"), UsageError, busy))
+        with writing(self.path, UsageError), open(self.path, "a+b") as file:
             file.seek(0)
             whole = len(head) if file.readline(len(head)) == head else 0
             for line, path in zip(file if whole else (), files, strict=False):
@@ -200,7 +200,6 @@ class PartialPredictions:
             file.truncate(whole)  # removes an incomplete last row, or the rows of another call
             if not whole:
                 file.write(head)
-            file.flush()
 
     def rows(self, predict: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
         """Yield the finished rows, then those of `predict(finished)`, each after it is written to the partial file."""
@@ -217,7 +216,7 @@ class PartialPredictions:
     def close(self) -> None:
         """Delete the partial file, because all rows are in their final file."""
         self.path.unlink(missing_ok=True)
-        self._file.close()
+        self._lock.close()
 
 
 def _read(line: bytes) -> Row | None:

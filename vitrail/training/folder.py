@@ -189,7 +189,7 @@ class RunFolder:
                 return ""
             aside = self.metrics.with_name(f"metrics.jsonl.unreadable-{time.time_ns()}")
             with self.tolerating("metrics.jsonl"):
-                os.rename(self.metrics, aside)
+                os.replace(self.metrics, aside)
             return f"metrics.jsonl cannot be read ({error.strerror}). It is called {aside.name} now; a new file begins"
         return f"metrics.jsonl: {dropped}" if dropped.count else ""
 
@@ -222,4 +222,4 @@ class RunFolder:
 
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file; a pipe that nobody reads is an OSError."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)

@@ -11,21 +11,25 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
-from vitrail.disk import writing
 from vitrail.errors import TrainingError, UsageError, VitrailError
-from vitrail.files import lock
+from vitrail.files import LOCK, locked
 from vitrail.words import listing
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = tuple(
+    signal.Signals(getattr(signal, name))
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
+    if hasattr(signal, name)
+)
+"""Signals that end a run, as far as this system has them. Windows has no SIGHUP, and SIGBREAK for Ctrl-Break."""
 NAMED = 8
 """Number of images that a message names at most."""
 REMEDIES = "with a lower optim.lr, optim.clip set, or precision: float32"
@@ -149,24 +153,14 @@ def run_lock(folder: Path) -> Iterator[None]:
     if not world.is_main():  # the other processes of a run write nothing
         yield
         return
-    with ExitStack() as opened:
-        with writing(folder / ".lock", UsageError):
-            file = opened.enter_context(open(folder / ".lock", "a+b", buffering=0))
-            _lock(file, folder)
-            file.truncate(0)
-            file.write(str(os.getpid()).encode())
+    owner, place = "", folder / LOCK
+    with suppress(OSError):  # Windows lets no other process read a locked file
+        owner = place.read_text("utf-8", "replace").strip()
+    busy = f"another process (pid {owner or 'unknown'}) is writing {folder}. Wait for it, stop it, or start a new run."
+    with locked(place, UsageError, busy, keep=True):
+        with suppress(OSError):
+            place.write_text(str(os.getpid()), "utf-8")
         yield
-
-
-def _lock(file: IO[bytes], folder: Path) -> None:
-    try:
-        lock(file, wait=False)
-    except BlockingIOError as error:
-        file.seek(0)
-        owner = file.read().decode("utf-8", "replace").strip() or "unknown"
-        raise UsageError(
-            f"another process (pid {owner}) is writing {folder}. Wait for it, stop it, or start a new run."
-        ) from error
 
 
 @contextmanager

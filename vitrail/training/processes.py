@@ -40,6 +40,7 @@ from vitrail.costs.count import activation_bytes, learned_values
 from vitrail.costs.memory import state_bytes
 from vitrail.device import (
     BEGAN,
+    SIGKILL,
     available_cores,
     choose_device,
     command_seconds,
@@ -111,10 +112,10 @@ def launch(
             note = Path(scratch) / "note.json"
             try:
                 _train(run, resume, processes, module, asked or {}, note)
-                result = json.loads(note.read_text())
+                result = json.loads(note.read_text("utf-8"))
                 return Result(**{**result, "folder": Path(result["folder"])})
             except Failed as failed:
-                again = json.loads(note.read_text()).get("again") if note.exists() else None
+                again = json.loads(note.read_text("utf-8")).get("again") if note.exists() else None
                 if again is None:
                     raise
                 log.warning("%s", failed)
@@ -138,7 +139,7 @@ def _train(run: Run, resume: Path | None, processes: int, module: str, asked: Ma
     Raises Failed.
     """
     config, steps = note.with_name("run.yaml"), note.with_name("steps")
-    config.write_text(to_yaml(run))
+    config.write_text(to_yaml(run), "utf-8")
     steps.write_bytes(NO_STEP * processes)
     command = [*python(module), str(config), str(note), str(resume or ""), json.dumps(asked)]
     with socket.socket() as probe:
@@ -166,11 +167,11 @@ def _failure(note: Path, code: int, codes: list[int | None]) -> Failed:
     for rank, status in enumerate(codes):
         if status and not own_note(note, rank).exists():
             how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            more = ". The machine may have run out of memory" if status == -signal.SIGKILL else ""
+            more = ". The machine may have run out of memory" if status == -SIGKILL else ""
             more = _waited(note, codes) if status == -signal.SIGABRT else more
             exit_code = status if status > 0 else 128 - status
             return Failed(f"Process {rank} ended without a message, {how}{more}.", exit_code)
-    return Failed(json.loads(note.read_text())["error"], code)
+    return Failed(json.loads(note.read_text("utf-8"))["error"], code)
 
 
 def _waited(note: Path, codes: list[int | None]) -> str:
@@ -228,7 +229,7 @@ def _forwarding_signals(children: list[subprocess.Popen[bytes]]) -> Iterator[Non
     def forward(number: int, _: FrameType | None) -> None:
         for child in children:
             if child.poll() is None:
-                child.send_signal(number)
+                stop(child, number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -310,7 +311,7 @@ def own_note(note: Path, rank: int) -> Path:
 
 def _write_note(path: Path, value: dict[str, Any]) -> bool:
     """Write the note unless another process has written it; return whether this process wrote it."""
-    own_note(path, int(os.environ["RANK"])).write_text(json.dumps(value))
+    own_note(path, int(os.environ["RANK"])).write_text(json.dumps(value), "utf-8")
     return write_once(path, json.dumps(value))
 
 
@@ -331,14 +332,25 @@ def python_path() -> str:
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that calls `end_with_parent`; `options` are those of `subprocess.Popen`."""
     # in a process group of its own: Ctrl-C in a terminal is forwarded and must not arrive twice
-    return subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, **options)
+    group: dict[str, Any] = {"process_group": 0}
+    if sys.platform == "win32":
+        group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, **group, **options)
+
+
+def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
+    """Ask a process that `start` has started to save and end. To Windows a process can only send Ctrl-Break."""
+    if sys.platform == "win32":
+        number = signal.CTRL_BREAK_EVENT
+    process.send_signal(number)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that `start` has started, and what is left of the processes that it has started itself."""
     process.kill()
-    with suppress(ProcessLookupError, PermissionError):  # the group is empty, or nothing but an ended process
-        os.killpg(process.pid, signal.SIGKILL)
+    if sys.platform != "win32":
+        with suppress(ProcessLookupError, PermissionError):  # the group is empty, or nothing but an ended process
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def end_with_parent() -> None:
@@ -350,6 +362,10 @@ def _follow() -> None:
     """Read stdin until it closes. A thread that reads sys.stdin would hold its lock when the interpreter ends."""
     while os.read(0, 1):
         pass
+    if sys.platform == "win32":  # os.kill would end it without a save
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(PATIENCE)
+        os._exit(128 + signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os.killpg(0, signal.SIGKILL)  # it hangs; its compilers and the like belong to its group

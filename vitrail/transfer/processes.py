@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from vitrail.device import available_cores
+from vitrail.device import SIGKILL, available_cores
 from vitrail.training.guard import Interrupted, Signals, signal_name
-from vitrail.training.processes import check_room, kill, python, python_path, start, trials_at_once
+from vitrail.training.processes import check_room, kill, python, python_path, start, stop, trials_at_once
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")
@@ -87,7 +87,7 @@ def automatic(trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None,
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
     """Terminate all processes and wait until they have saved and ended; a second Ctrl-C kills them."""
     for process in running:
-        process.terminate()
+        stop(process)
     try:
         for process in running:
             process.wait()
@@ -114,7 +114,7 @@ def _outcome(trial: Trial, code: int) -> Outcome:
     log_file = trial.folder / LOG
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     if code < 0:
-        memory = " (the system does this when memory runs out)" if code == -signal.SIGKILL else ""
+        memory = " (the system does this when memory runs out)" if code == -SIGKILL else ""
         how = f"killed by {signal.Signals(-code).name}{memory}"
     else:
         how = f"its process ended with exit code {code}"

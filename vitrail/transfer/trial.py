@@ -20,7 +20,6 @@ import json
 import shutil
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,7 +29,7 @@ from vitrail.data.roles import Splits
 from vitrail.device import available_cores, choose_device, keep_freed_memory
 from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError, VitrailError
-from vitrail.files import json_text, lock, replacing_text
+from vitrail.files import LOCK, json_text, locked, replacing_text
 from vitrail.run_log import NUMBERS, fitting
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
@@ -175,10 +174,8 @@ def run_trial(folder: Path, *, device: str | None = None, cores: int | None = No
     run = run if device is None else replace(run, device=device)
     if run.workers is None and cores is not None and cores < available_cores():
         run = replace(run, workers=worker_count(run, choose_device(run.device), cores))
-    with ExitStack() as opened:
-        with writing(folder / ".lock", UsageError):
-            file = opened.enter_context(open(folder / ".lock", "a", encoding="utf-8"))
-        lock(file, wait=True)  # for a process of another sweep that trains it, or of a killed sweep that still saves
+    # waits for a process of another sweep that trains it, or of a killed sweep that still saves
+    with locked(folder / LOCK, UsageError, None, keep=True):
         if (outcome := finished(folder)) is not None:
             return outcome
         outcome = _attempt(run, folder)

@@ -40,7 +40,7 @@ def doctor() -> dict[str, Any]:
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "system": {
             "platform": platform.platform(),
-            "supported": os.name == "posix",  # Windows has neither fcntl nor SIGHUP: use WSL there
+            "tested": sys.platform == "linux",  # see docs/start/install.md
             "terminal": sys.stderr.isatty(),
         },
         "cpu": {

@@ -38,7 +38,8 @@ def terminating() -> Iterator[None]:
         raise Terminated(number)
 
     ours = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    named = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+    numbers = [number for number in named if signal.getsignal(number) == signal.SIG_DFL]
     try:
         for number in numbers if ours else ():
             signal.signal(number, end)
@@ -80,7 +81,8 @@ def prepare_streams() -> None:
 
 def _prepared(stream: Any, kind: type[io.FileIO], closed: int) -> Any:
     """Return a stream that writes with `kind`; a stream that is None writes to the null device opened as `closed`."""
-    if stream is None or type(stream) is io.TextIOWrapper:  # not the stream of a test or a notebook
+    console = sys.platform == "win32" and stream is not None and stream.isatty()  # takes text of its own, not bytes
+    if not console and (stream is None or type(stream) is io.TextIOWrapper):  # not the stream of a test or a notebook
         descriptor = os.open(os.devnull, closed) if stream is None else stream.fileno()
         encoding, lines = ("utf-8", False) if stream is None else (stream.encoding, stream.line_buffering)
         raw = io.BufferedWriter(kind(descriptor, "w", closefd=False))

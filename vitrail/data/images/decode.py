@@ -19,19 +19,19 @@ results below by itself, has a process-wide limit of pixels, and may raise any e
 | orientation in EXIF, else in XMP, also as ImageMagick writes them into PNGs | applied, once |
 | no bytes | DecodeError "empty" |
 | HTML, text, anything else | DecodeError "not-an-image" |
-| PDF, SVG, ..., HEIC without the package pillow-heif, a rare variant of a format below | DecodeError "unsupported" |
+| PDF, SVG, ..., a format without its package, a rare variant of a format below | DecodeError "unsupported" |
 | DICOM in colour with 8 bits | its values as RGB (`vitrail.data.images.dicom`) |
 | arrays of NumPy, any other DICOM | DecodeError "unsupported": `vitrail.data.images.stored` reads them |
 | cut off, even if an end marker was added (JPEG) or the data end cleanly (PNG) | DecodeError "truncated" |
 | contradictory or damaged | DecodeError "corrupt" |
-| more pixels than the limit by the header (WebP, JPEG 2000, AVIF, HEIC: half of it) | DecodeError "too-many-pixels" |
+| more pixels than the limit by the header (half of it for WebP and the newer formats) | DecodeError "too-many-pixels" |
 | a side of more than 65,536 pixels by the header | DecodeError "too-many-pixels" |
 | more pixels than a file of its size holds, a header of very many parts | see `vitrail.data.images.work` |
 | more memory than there is | DecodeError "out-of-memory" |
 
-Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the package pydicom, and HEIC with the
-package pillow-heif (extra heic). Pillow reads more
-formats, but they are not used for photographs, and one of them (EPS) runs a program.
+Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the package pydicom; HEIC with
+pillow-heif and JPEG XL with imagecodecs (extra heic; see `vitrail.data.images.jpeg_xl`). Pillow reads more formats, but
+they are not used for photographs, and one of them (EPS) runs a program.
 No process-wide setting of Pillow is changed or needed.
 
 No library reads the orientation, in EXIF or XMP, because this runs for every image and must never warn or raise. A
@@ -62,9 +62,10 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from vitrail.data.image_names import heic_advice, heic_installed
+from vitrail.data.image_names import is_readable, package_advice
 from vitrail.data.images import dicom, png
 from vitrail.data.images.jpeg import JpegHeader, decode_ordinary, read_header
+from vitrail.data.images.jpeg_xl import JpegXLFile
 from vitrail.data.images.pillow import rows_of, stored_bits, tiff_tags, to_rgb
 from vitrail.data.images.work import TILE_LENGTH, TILE_WIDTH, check_claim, check_parts, no_memory, within_memory
 from vitrail.errors import DecodeError
@@ -104,13 +105,32 @@ IN_PYTHON, PYTHON_WEIGHT = ("bmp_rle", "ppm", "ppm_plain"), 8
 as 8, because it takes as long."""
 
 
+def open_avif(file: IO[bytes]) -> ImageFile:
+    """Open an AVIF file. Raises DecodeError "unsupported" if Pillow was built without libavif."""
+    if not AvifImagePlugin.SUPPORTED:
+        message = "this Pillow has no AVIF. Install a build that has it, such as that of `pip install -U pillow`"
+        raise DecodeError(message, reason="unsupported")
+    return AvifImagePlugin.AvifImageFile(file)
+
+
 def open_heic(file: IO[bytes]) -> ImageFile:
     """Open a HEIC file. Its pixels come upright. Raises DecodeError "unsupported" without the package."""
-    if not heic_installed():
-        raise DecodeError(heic_advice(), reason="unsupported")
+    check_package("HEIC")
     from pillow_heif import HeifImageFile
 
     return HeifImageFile(file)
+
+
+def open_jpeg_xl(file: IO[bytes]) -> ImageFile:
+    """Open a JPEG XL file. Its pixels come upright. Raises DecodeError "unsupported" without the package."""
+    check_package("JPEG XL")
+    return JpegXLFile(file)
+
+
+def check_package(format: str) -> None:
+    """Raise DecodeError "unsupported" if the package that reads a format is not installed."""
+    if not is_readable(format):
+        raise DecodeError(package_advice(format), reason="unsupported")
 
 
 class ImageFormat(NamedTuple):
@@ -140,14 +160,14 @@ FORMATS = (
     _format("BMP", rb"BM", BmpImagePlugin.BmpImageFile),
     _format("PNM", rb"P[1-6]\s", PpmImagePlugin.PpmImageFile),
     _format("JPEG 2000", rb"\xff\x4f\xff\x51|\x00\x00\x00\x0cjP  ", Jpeg2KImagePlugin.Jpeg2KImageFile, 2),
-    _format("AVIF", rb"....ftyp(avi[fs]|mif1.{4}(....)*avif)", AvifImagePlugin.AvifImageFile, 2),
+    _format("AVIF", rb"....ftyp(avi[fs]|mif1.{4}(....)*avif)", open_avif, 2),
     _format("HEIC", rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)", open_heic, 2),
+    _format("JPEG XL", rb"\xff\x0a|\x00\x00\x00\x0cJXL ", open_jpeg_xl, 2),
     # recognised only to name the format in the error
     _format("PDF", rb"%PDF"),
     _format("PostScript", rb"%!PS|\xc5\xd0\xd3\xc6"),
     _format("Photoshop", rb"8BPS"),
     _format("SVG", rb"\s*(<\?xml[^>]*>\s*)?(<!--.{0,400}?-->\s*)?(<!DOCTYPE svg[^>]*>\s*)?<svg"),
-    _format("JPEG XL", rb"\xff\x0a|\x00\x00\x00\x0cJXL "),
     _format("NumPy array", rb"\x93NUMPY"),
     _format("NumPy archive", rb"PK\x03\x04.{26}[^\x00]{0,200}\.npy"),
     _format("icon", rb"\x00\x00\x01\x00.\x00"),
@@ -343,6 +363,13 @@ def _may_lack_rows(image: Image.Image, data: bytes) -> bool:
     return png.is_interlaced(data) or not any(rows_of(image, image.height - 1, image.height).tobytes())
 
 
+_TRUNCATED = (
+    "truncated|end of|not enough|incomplete|too small|not large enough"
+    "|insufficient input|cannot read full|need_more_input"  # libheif, libjxl
+)
+"""What libraries say of a file that is cut off."""
+
+
 @contextmanager
 def _explained(format: str) -> Iterator[None]:
     """Context that turns an exception of Pillow into a DecodeError. Only its text distinguishes the causes."""
@@ -352,11 +379,12 @@ def _explained(format: str) -> Iterator[None]:
         raise
     except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
         text = str(error)
-        if re.search("out of memory|insufficient memory|allocat", text, re.I):
+        bomb = isinstance(error, Image.DecompressionBombError) or "security limit" in text.lower()  # libheif's
+        if not bomb and re.search("out of memory|insufficient memory|allocat", text, re.I):
             raise no_memory() from error
-        if isinstance(error, Image.DecompressionBombError):
+        if bomb:
             reason = "too-many-pixels"
-        elif re.search("truncated|end of|not enough|incomplete|too small|not large enough", text, re.I):
+        elif re.search(_TRUNCATED, text, re.I):
             reason = "truncated"
         elif re.search("unsupported|not supported|unknown", text, re.I):
             reason = "unsupported"

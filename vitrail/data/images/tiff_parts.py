@@ -26,7 +26,7 @@ from vitrail.data.images.decode import MAX_PIXELS, MAX_SIDE
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.sources.folder import MAX_BYTES
 from vitrail.errors import DecodeError
-from vitrail.files import open_regular, regular_descriptor
+from vitrail.files import open_regular, read_at, regular_descriptor
 
 if TYPE_CHECKING:
     from tifffile import TiffPage
@@ -239,7 +239,7 @@ def _read(descriptor: int, places: Sequence[tuple[int, int]]) -> list[bytes]:
         raise DecodeError(f"{size:,} bytes in one part of the image, more than {MAX_BYTES:,}", reason="too-large")
     if max(offset + count for offset, count in places) > os.fstat(descriptor).st_size:
         raise DecodeError("the TIFF is cut off: it ends before this part of the image", reason="truncated")
-    return [os.pread(descriptor, count, offset) for offset, count in places]
+    return [read_at(descriptor, count, offset) for offset, count in places]
 
 
 def _stored(file: BufferedReader, picture: bool) -> tuple[str, list[StoredPage], int]:
@@ -296,7 +296,7 @@ def _entry(file: BufferedReader, tag: Any, order: str) -> Entry:
     """Return a tag as classic TIFF stores it."""
     if tag.valuebytecount > LONGEST_TAG:
         raise DecodeError(f"corrupt TIFF file: tag {tag.code} has {tag.valuebytecount:,} bytes", reason="corrupt")
-    value = os.pread(file.fileno(), tag.valuebytecount, tag.valueoffset)
+    value = read_at(file.fileno(), tag.valuebytecount, tag.valueoffset)
     if tag.dtype == LONG8:
         numbers = struct.unpack(f"{order}{tag.count}Q", value)
         return Entry(tag.code, LONG, tag.count, struct.pack(f"{order}{tag.count}I", *numbers))

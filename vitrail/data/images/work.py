@@ -34,6 +34,8 @@ UNPACKED = 64
 TILE_WIDTH, TILE_LENGTH = 322, 323  # TIFF tags
 SMALLEST_TILE, MAX_TILES = 256, 2**16
 """Pillow takes 800 bytes for each tile. So tiles of fewer pixels are allowed only up to a number of them."""
+NAKED = (b"\xff\x4f", b"\xff\x0a")
+"""The first bytes of a JPEG 2000 and of a JPEG XL without boxes."""
 FREE_TILES, J2K_TILE = 1024, 64 * 64
 """OpenJPEG takes 12 kB for each tile of a JPEG 2000. Beyond a number of them a tile needs this number of pixels."""
 FREE_BLOCKS, J2K_BLOCK = 2**16, 8
@@ -138,7 +140,7 @@ def _codestream(data: bytes) -> int:
     """Return where the codestream of a JPEG 2000 begins; -2 if there is none."""
     if data[:2] == b"\xff\x4f":
         return 0
-    return next((at for kind, at in _boxes(data) if kind == b"jp2c"), -2)
+    return next((at for kind, at in boxes(data) if kind == b"jp2c"), -2)
 
 
 def _chunks(data: bytes) -> Iterator[int]:
@@ -165,10 +167,10 @@ def _blocks(data: bytes) -> Iterator[int]:
         at += 1
 
 
-def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield kind and begin of the content of each box of a JPEG 2000, also of those in its header."""
+def boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield kind and begin of the content of each box of a JPEG 2000, also of those in its header; of a JPEG XL."""
     at = 0
-    while at + 8 <= len(data) and data[:2] != b"\xff\x4f":
+    while at + 8 <= len(data) and data[:2] not in NAKED:
         length, kind, head = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], 8
         if length == 1:
             length, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
@@ -181,7 +183,8 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
 WALKS: dict[str, Callable[[bytes], Iterator[int]]] = {
     "PNG": _chunks,
     "GIF": _blocks,
-    "JPEG 2000": lambda data: (1 for _ in _boxes(data)),
+    "JPEG 2000": lambda data: (1 for _ in boxes(data)),
+    "JPEG XL": lambda data: (1 for _ in boxes(data)),
 }
 """Format -> function that yields the weights of the parts of a file. Those of a JPEG are counted where it is read."""
 

@@ -38,7 +38,7 @@ from vitrail.data.sources.open import open_and_warn
 from vitrail.data.sources.shards import INDEX, index_schema, index_table, packed_manifest, understood
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
-from vitrail.files import check_writable, locked_folder, refuse_other_files, replacing
+from vitrail.files import LOCK, check_writable, locked_folder, refuse_other_files, replacing
 from vitrail.words import as_text, one_line
 
 EncodedImage = tuple[int, tuple[str, bytes] | DecodeError]
@@ -270,7 +270,7 @@ def _check_place(folder: Path) -> None:
     if finished.is_file():
         with understood(str(finished)):
             parts |= {Path(shard["name"]).stem for shard in packed_manifest(read_arrow(finished))["shards"]}
-    names = {INDEX, *(f"{stem}{suffix}" for stem in parts for suffix in (".part", ".tar"))}
+    names = {INDEX, LOCK, *(f"{stem}{suffix}" for stem in parts for suffix in (".part", ".tar"))}
     refuse_other_files(folder, lambda name: name in names or _UNFINISHED.match(name) is not None, DataError)
 
 

@@ -23,6 +23,7 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -43,7 +44,7 @@ import torch
 
 from vitrail.data.item import IndexedSource
 from vitrail.data.loading.reading import BatchPart, Fetched, FetchedImages, ImageReader, Read, Wanted
-from vitrail.device import first_line
+from vitrail.device import SIGKILL, first_line
 from vitrail.errors import DataError, DecodeError, UsageError, VitrailError
 
 NAME = "vitrail-loading"
@@ -60,7 +61,8 @@ class Shared:
     """Memory that several processes use; it can be sent to a process that starts."""
 
     def __init__(self, size: int) -> None:
-        if hasattr(os, "memfd_create"):  # of the system's main memory; the usual way is limited to the size of /dev/shm
+        # of the system's main memory; the usual way is limited to the size of /dev/shm
+        if sys.platform != "win32" and hasattr(os, "memfd_create"):
             handle = os.memfd_create(NAME)
             os.ftruncate(handle, size)
             self._arena = heap.Arena(size, handle)
@@ -218,7 +220,7 @@ class ReaderProcesses:
         worker.process.join(5)
         code, index = worker.process.exitcode or 0, int(self._progress[worker.number, 0])
         where = "before it read an image" if index < 0 else f"while it read image {self._source.id(index)}"
-        if code == -signal.SIGKILL:
+        if code == -SIGKILL:
             return DataError(
                 f"a loading process was killed (SIGKILL) {where}. The system kills processes when the memory runs "
                 "out; its log (dmesg) or that of the job says so. Use fewer processes (--workers N), or threads "

@@ -25,7 +25,7 @@ from vitrail.data.labels.sets import Labels, LabelSets, named, order_classes
 from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
-from vitrail.words import listing
+from vitrail.words import listing, with_slashes
 
 FEWEST = 0.01
 """Share of the images that must lie in several class folders, so that images are taken to have several labels. A few
@@ -457,7 +457,7 @@ class Located(Subset):
         """See `IndexedSource.id`."""
         source, place = self.within(index)
         file = file_of(source, place)
-        return f"{self._prefix}{source.id(place)}" if file is None else os.path.relpath(file, self._base)
+        return f"{self._prefix}{source.id(place)}" if file is None else with_slashes(os.path.relpath(file, self._base))
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """Return the ids of several images."""

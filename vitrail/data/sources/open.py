@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
-from vitrail.data.image_names import HEIC, heic_advice, heic_installed
+from vitrail.data.image_names import FORMATS, is_readable, missing_packages
 from vitrail.data.item import DataSet, IndexedSource, Subset, split_title
 from vitrail.data.labels.kind import alike_classes, of_one_kind
 from vitrail.data.labels.label_from import ENDINGS, is_list_file
@@ -184,17 +184,17 @@ def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> Dat
 
 
 def _refuse_unreadable(path: str, splits: Mapping[str, IndexedSource]) -> None:
-    """Raise DataError for HEIC files if they cannot be read, before any work."""
-    if heic_installed():
+    """Raise DataError, before any work, for files whose format needs a package that is not installed."""
+    if all(map(is_readable, FORMATS.values())):
         return
     files = [source for source in splits.values() if isinstance(source, FileSource)]
     endings = Counter(os.path.splitext(name)[1].lower() for source in files for name in source.names())
-    wrong = {name: count for name, count in endings.items() if name in HEIC}
+    wrong = {name: count for name, count in endings.items() if name in FORMATS and not is_readable(FORMATS[name])}
     if wrong:
         counts = " and ".join(f"{count:,} {ending}" for ending, count in wrong.items())
         patterns = " ".join(f"--data.exclude '*{ending}'" for ending in wrong)
         without = f", or leave them out: {patterns}" if sum(wrong.values()) < endings.total() else ""
-        raise DataError(f"{counts} images of {path} cannot be read. {heic_advice()}{without}")
+        raise DataError(f"{counts} images of {path} cannot be read. {'. '.join(missing_packages(wrong))}{without}")
 
 
 def _read(path: str, columns: Columns, labels: bool) -> DataSet:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import DataError, DecodeError
-from vitrail.files import regular_descriptor
+from vitrail.files import read_at, regular_descriptor
 from vitrail.version import install_extra
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
@@ -106,18 +106,6 @@ _ATTEMPTS = 4
 _PAUSE = 0.25  # seconds before the second attempt; doubled before each further one
 
 
-_SEEKING = threading.Lock()
-
-
-def _read_at(handle: int, size: int, offset: int) -> bytes:
-    """Return bytes at a position. Windows has no `pread`: there the file's position is moved under a lock."""
-    if hasattr(os, "pread"):
-        return os.pread(handle, size, offset)
-    with _SEEKING:
-        os.lseek(handle, offset, os.SEEK_SET)
-        return os.read(handle, size)
-
-
 class LocalFiles:
     """Numbered local files, from which several threads read ranges at once; some stay open."""
 
@@ -132,9 +120,9 @@ class LocalFiles:
         handle = self._handles.get(shard)
         try:
             if handle is not None:
-                return _read_at(handle, size, offset)
+                return read_at(handle, size, offset)
             handle = regular_descriptor(self._files[shard])
-            data = _read_at(handle, size, offset)
+            data = read_at(handle, size, offset)
         except OSError as error:
             raise DecodeError(f"{self._files[shard]}: {error.strerror}", reason="unreadable") from error
         with self._lock:

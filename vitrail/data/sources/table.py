@@ -20,7 +20,7 @@ from vitrail.data.sources.folder import FileSource, file_source
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, unescape_formula
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.files import regular_descriptor
-from vitrail.words import from_text, listing
+from vitrail.words import from_text, listing, with_slashes
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
@@ -268,7 +268,7 @@ def _located(root: Path, name: str) -> tuple[str, int | None]:
     for candidate in (name, from_text(name), name.replace("\\", "/")):
         path = root / candidate
         if candidate and path.is_file():
-            return os.path.normpath(candidate), path.stat().st_size
+            return with_slashes(os.path.normpath(candidate)), path.stat().st_size
     return name, None
 
 
