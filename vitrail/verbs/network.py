@@ -12,6 +12,7 @@ from vitrail.exports.kinds import find_program
 from vitrail.ranges import InputSize
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import NetworksLike
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
@@ -20,10 +21,25 @@ if TYPE_CHECKING:
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
+    from vitrail.tasks.ensemble import Ensemble
     from vitrail.weights.card import Card
     from vitrail.weights.confidence import Rejection
 
 log = logging.getLogger("vitrail")
+IN_FOLDERS = ("run.json", "model.safetensors", "pytorch_model.bin")
+"""Files that only the folder of a run or of a network has."""
+WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of weight files; an .npz may hold images, too."""
+
+
+def is_network(word: str) -> bool:
+    """Return whether a word of a command line names a network on this machine, and no images."""
+    path = Path(word).expanduser()
+    if path.is_dir():
+        return find_program(path) is not None or any((path / name).is_file() for name in IN_FOLDERS)
+    if path.exists():
+        return find_program(path) is not None or path.suffix in WEIGHT_FILES
+    return word.startswith("vitrail/")
 
 
 def load_network(source: str | Path, image_size: InputSize | None = None) -> ViT | ResNet:
@@ -67,6 +83,54 @@ def warn_of_untrained(network: ViT | ResNet, source: str | Path) -> None:
                 name,
                 source,
             )
+
+
+def load_together(
+    sources: NetworksLike, compute: Compute, *, calibrate: bool = True
+) -> ViT | ResNet | Engine | Ensemble:
+    """Return what `load_runnable` returns, or for several networks their mean. Raises UsageError if they have none."""
+    if isinstance(sources, str | Path):
+        return load_runnable(sources, compute, calibrate=calibrate)
+    from vitrail.tasks.ensemble import Ensemble
+
+    names = network_labels(sources)
+    return Ensemble([load_runnable(source, compute, calibrate=calibrate) for source in sources], names)
+
+
+def one_or_several(sources: NetworksLike) -> str | Path | tuple[str | Path, ...]:
+    """Return a network as it is, or several. Raises UsageError if there is none."""
+    if isinstance(sources, str | Path):
+        return sources
+    if not sources:
+        raise UsageError("there is no network: the list is empty. Give at least one run, model folder or weight file")
+    return sources[0] if len(sources) == 1 else tuple(sources)
+
+
+def each_network(sources: NetworksLike) -> list[str | Path]:
+    """Return the networks one by one."""
+    return [sources] if isinstance(sources, str | Path) else list(sources)
+
+
+def fingerprint_of(sources: NetworksLike) -> str | list[str]:
+    """Return a hash of the weights of a network, or of each of several. Raises WeightsError."""
+    from vitrail.weights.load import weights_fingerprint
+
+    found = [weights_fingerprint(source) for source in each_network(sources)]
+    return found[0] if isinstance(sources, str | Path) else found
+
+
+def temperature_of(network: ViT | ResNet | Engine | Ensemble) -> float | list[float]:
+    """Return the temperature of the probabilities of a network, or of each of several."""
+    of_each = getattr(network, "temperatures", None)
+    return network.card.temperature if of_each is None else of_each
+
+
+def said_of_networks(sources: NetworksLike) -> str:
+    """Return the networks as the subject of a sentence: "runs/a", "the mean of a, b and c"."""
+    if isinstance(sources, str | Path):
+        return str(sources)
+    *names, last = network_labels(sources)
+    return f"the mean of {', '.join(names)} and {last}"
 
 
 def load_runnable(

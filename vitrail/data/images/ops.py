@@ -4,13 +4,14 @@ Both consist of the operations in `geometry.py` and `augment.py`, which take and
 normalised here, because the model does that.
 
 `views` makes several views of one image: as it is and mirrored, or ten crops, one above the other in one array.
+`SeveralInputs` is the preprocessing of several networks that see one image, each in its own way (`Stacked`).
 `ModelInput` is the preprocessing of a network as a callable for images of Pillow, as torchvision's transforms are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -133,6 +134,8 @@ def eval_transform(preprocess: Preprocess) -> Op:
     fills the rest. "small" resizes to the smallest picture that covers image_size / crop, "squash-crop" to image_size /
     crop itself, and both cut out the middle: 224 with crop 0.875 makes the short side 256.
     """
+    if isinstance(preprocess, SeveralInputs):
+        return Stacked(tuple(map(eval_transform, preprocess.each)))
     size = preprocess.image_size
     pixels = pixels_of(preprocess.bands)
     if preprocess.resize in CROPPED:
@@ -143,6 +146,8 @@ def eval_transform(preprocess: Preprocess) -> Op:
 
 def tile_transform(preprocess: Preprocess) -> Op:
     """Return the transform of tiles; its result has exactly the size `preprocess.image_size`."""
+    if isinstance(preprocess, SeveralInputs):
+        return Stacked(tuple(map(tile_transform, preprocess.each)))
     squash = Squash(preprocess.image_size, preprocess.interpolation)
     return Compose((squash,), pixels_of(preprocess.bands))
 
@@ -235,6 +240,10 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
 
     Raises UsageError for crops if one view shows the whole image.
     """
+    if isinstance(preprocess, SeveralInputs):
+        assert isinstance(shown, Stacked)
+        parts = zip(preprocess.each, shown.each, strict=True)
+        return Stacked(tuple(views(kind, own, part) for own, part in parts), VIEWS[kind])
     if kind == "flip":
         return Mirrored(shown)
     if preprocess.resize not in CROPPED or preprocess.crop == 1:
@@ -245,6 +254,48 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
             "Use --tta flip"
         )
     return TenCrops(larger(preprocess), preprocess.image_size, shown.pixels)
+
+
+@dataclass(frozen=True)
+class SeveralInputs(Preprocess):
+    """The preprocessing of several networks that see one image. The other fields are those of the first."""
+
+    each: tuple[Preprocess, ...] = ()
+
+    @classmethod
+    def of(cls, each: Sequence[Preprocess]) -> Preprocess:
+        """Return the preprocessing of networks with these; a plain one if all are equal."""
+        different = tuple(dict.fromkeys(each))
+        return each[0] if len(different) == 1 else cls(**vars(each[0]), each=different)
+
+
+def loaded_size(preprocess: Preprocess) -> Size:
+    """Return height and width of the result of `eval_transform`."""
+    if isinstance(preprocess, SeveralInputs):
+        return sum(math.prod(one.image_size) for one in preprocess.each), 1
+    return preprocess.image_size
+
+
+@dataclass(frozen=True)
+class Stacked(Op):
+    """The results of several transforms of one image, as one column of pixels: uint8 [all pixels, 1, 3].
+
+    Each result consists of `views`, one above the other. In the column all first views come first.
+    """
+
+    each: tuple[Op, ...]
+    views: int = 1
+
+    @property
+    def pixels(self) -> Pixels:  # type: ignore[override]
+        """See Op."""
+        return self.each[0].pixels
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        seen = [op(image, rng) for op in self.each]
+        columns = [part.reshape(self.views, -1, 1, part.shape[-1]) for part in seen]
+        return np.concatenate(columns, axis=1).reshape(-1, 1, seen[0].shape[-1])
 
 
 @dataclass(frozen=True)
