@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.disk import writing
-from vitrail.errors import DataError, UsageError, VitrailError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
-from vitrail.files import check_writable, read_json_object, replacing_text, result_json
+from vitrail.files import check_writable, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import ProgressLine, table
 from vitrail.training.recorded import recorded_run
@@ -24,6 +24,7 @@ from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike, N
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import (
     each_network,
+    held_out,
     load_together,
     network_labels,
     one_or_several,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from vitrail.training.run import Run
     from vitrail.weights.card import Card
 
+HELD_OUT = "the validation images of "
+"""What begins the name of the images that a run has held out."""
 ViewKind = Literal["flip", "crops"]
 
 
@@ -178,7 +181,7 @@ def evaluate(
         task = _task(network, said, given, "the given images")
     elif protocol is None:
         source, name = _source(networks[0], folder, split, reading, network.card)
-        known = _of_other_runs(networks) if folder is None else []
+        known = _of_other_runs(networks) if name.startswith(HELD_OUT) else []
         for each in networks if folder is not None and split is None else []:
             known += _trained_on(Path(each), Path(folder))
         task = _task(network, said, source, name, known)
@@ -291,8 +294,8 @@ def _task(
 
 def _trained_on(run: Path, data: Path) -> list[str]:
     """Return a warning if `data` is what the run trained on, without splits: a part of it was held out."""
-    recorded, held_out = _run_of(run), _held_out(run)
-    if recorded is None or held_out.get("from") != "" or data.resolve() != Path(recorded.data.path).resolve():
+    recorded, held = _run_of(run), held_out(run)
+    if recorded is None or held.get("from") != "" or data.resolve() != Path(recorded.data.path).resolve():
         return []
     return [
         f"warning: the network was trained on most of these images, so its accuracy on new images is lower. `vitrail "
@@ -300,17 +303,9 @@ def _trained_on(run: Path, data: Path) -> list[str]:
     ]
 
 
-def _held_out(run: Path) -> dict[str, Any]:
-    """Return which images a run held out (`vitrail.data.roles.Splits.held_out`); empty if it is no run of vitrail."""
-    try:
-        return read_json_object(run / "split.json", DataError)
-    except VitrailError:
-        return {}
-
-
 def _of_other_runs(networks: Sequence[str | Path]) -> list[str]:
     """Return a warning if the first of several runs held out other images than another one, which may know them."""
-    held = [_held_out(Path(run)) for run in networks]
+    held = [held_out(run) for run in networks]
     other = next((str(run) for run, ids in zip(networks, held, strict=True) if ids != held[0]), None)
     if other is None:
         return []
@@ -366,10 +361,11 @@ def _source(
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
         return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}"
-    if (held_out := run_images(run, settings, ("test", "validation"))) is None:
+    if (images := run_images(run, settings, ("test", "validation"))) is None:
         raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
-    role, source = held_out
-    return Located(source, "", settings.path), f"the {role} images of {settings.path}"
+    role, source = images
+    name = f"{HELD_OUT if role == 'validation' else 'the test images of '}{settings.path}"
+    return Located(source, "", settings.path), name
 
 
 def _check_writable(out: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
+from vitrail.files import read_json_object
 from vitrail.ranges import InputSize
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
@@ -209,6 +210,14 @@ def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: 
         names[-1],
     )
     return names
+
+
+def held_out(source: str | Path) -> dict[str, Any]:
+    """Return which images a run held out (`vitrail.data.roles.Splits.held_out`); empty if it is no run."""
+    try:
+        return read_json_object(Path(source) / "split.json", DataError)
+    except DataError:
+        return {}
 
 
 def network_labels(networks: Sequence[str | Path]) -> list[str]:
