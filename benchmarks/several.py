@@ -66,8 +66,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="a folder with training and test photographs")
     parser.add_argument("--rates", nargs="+", default=["3e-4", "6e-4", "1.2e-3"], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--subset", type=int, default=240, help="number of photographs, of which half are held out")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--subset", type=int, default=240, help="number of training photographs")
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--side", type=int, default=64, help="side of the network's input in pixels")
     parser.add_argument("--log", type=Path, default=LOG, help="file of finished seeds")
     options = parser.parse_args()
@@ -78,6 +78,7 @@ def main() -> None:
     options.training = [
         f"--data.subset={options.subset}",
         "--data.holdout=0.5",
+        "--evaluate-every=25 %",
         f"--epochs={options.epochs}",
         f"--image-size={options.side}",
         "--preprocess.resize=squash",

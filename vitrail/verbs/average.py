@@ -143,8 +143,8 @@ def _validation_images(
         if len(names) != 1:
             splits = ", ".join(found.splits)
             raise UsageError(
-                f"--on {on} has the splits {splits}, none of which is its one validation split. Name the folder or file "
-                "of the validation images. Test images must not choose anything"
+                f"--on {on} has the splits {splits}, and not one validation split. Name the folder or file of the "
+                "validation images. Test images must not choose anything"
             )
         source, said = found.splits[names[0]], str(on)
     else:
