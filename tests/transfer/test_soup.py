@@ -65,11 +65,9 @@ def run(*argv: object) -> int:
     return cli.main([str(word) for word in argv])
 
 
-def test_the_uniform_soup_is_the_mean_of_the_files(
-    networks: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("weights", "average", *networks, "--out", tmp_path / "soup", "--kind", "uniform") == 0
-    assert "nothing was measured, so its card has no temperature" in capsys.readouterr().out
+def test_the_uniform_soup_is_the_mean_of_the_files(networks: list[Path], photos: Path, tmp_path: Path) -> None:
+    to = ("--out", tmp_path / "soup", "--kind", "uniform")
+    assert run("weights", "average", *networks, *to, "--on", photos) == 0
     found = load_file(tmp_path / "soup" / "model.safetensors")
     files = [load_file(one / "model.safetensors") for one in networks]
     assert found.keys() == files[0].keys() and any("running_var" in name for name in found)
@@ -77,6 +75,17 @@ def test_the_uniform_soup_is_the_mean_of_the_files(
         mean = np.mean([file[name].astype(np.float64) for file in files], axis=0)
         np.testing.assert_array_equal(tensor, mean.astype(tensor.dtype))
     assert run("weights", "verify", tmp_path / "soup") == 0
+
+
+def test_without_images_nothing_is_measured(
+    networks: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = [network(tmp_path / name, seed) for seed, name in enumerate("ab")]
+    found = average(*plain, out=tmp_path / "soup", kind="uniform")
+    assert found.results is None and vitrail.load(found.path).card.confidence is None  # type: ignore[union-attr]
+    assert run("weights", "average", *networks, "--out", tmp_path / "other", "--kind", "uniform") == 2
+    assert "running statistics of their BatchNorm" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 @given(st.lists(st.integers(-4, 4), min_size=2, max_size=6), st.data())
@@ -153,6 +162,8 @@ def test_images_that_must_not_choose_are_refused(networks: list[Path], photos: P
         average(*networks, out=tmp_path / "soup")
     with pytest.raises(UsageError, match="one network has no mean"):
         average(networks[0], out=tmp_path / "soup")
+    with pytest.raises(UsageError, match="needs a folder"):
+        average(*networks)
     (tmp_path / "split").mkdir()
     for name in ("train", "test"):
         (tmp_path / "split" / name).symlink_to(photos)

@@ -5,7 +5,9 @@
 networks from the best to the worst on validation images, and keeps each that does not make the soup worse. So its
 accuracy on these images is at least that of the best network.
 
-The running statistics of BatchNorm, which some stems have, are averaged as weights are.
+The running statistics of BatchNorm, which some stems have, are averaged as weights are. Fine-tuning leaves them as they
+were (`vitrail.training.optim.tune`), and so does their mean. If they were trained, their mean need not be the statistics
+of the mean network.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitrail.errors import WeightsError
@@ -98,6 +101,11 @@ def _rank(found: Results) -> tuple[float, float]:
     """Return what orders results: the number that says how good a network is, and for equal ones the loss."""
     numbers = found.metrics()
     return float(getattr(found, found.headline)), -numbers.get("nll", numbers.get("loss", 0.0))
+
+
+def statistics_differ(mean: Tensors, one: Tensors) -> bool:
+    """Return whether the mean of several networks has other running statistics than one of these networks."""
+    return any(not torch.equal(tensor, one[name]) for name, tensor in mean.items() if name.endswith("running_mean"))
 
 
 def require_alike(cards: Mapping[str, Card]) -> None:

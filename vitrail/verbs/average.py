@@ -52,7 +52,7 @@ class Averaged:
 def average(
     source: str | Path,
     *sources: str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     kind: SoupKind = "greedy",
     on: str | Path | None = None,
     overwrite: bool = False,
@@ -72,7 +72,7 @@ def average(
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
         sources: Further networks.
-        out: The new model folder.
+        out: The new model folder (required).
         kind: Which networks are averaged. greedy: from the best to the worst on the validation images, each that does
             not make the result worse, so that it is at least as good there as the best network; uniform: all.
         on: Validation images with labels, on which no network was trained: a data set that is not split, or has a
@@ -80,14 +80,24 @@ def average(
         overwrite: Replace an existing model in the folder.
     """
     from vitrail.data.images.ops import eval_transform
-    from vitrail.transfer.soup import greedy, measured, measured_card, require_alike, soup_card, uniform
+    from vitrail.transfer.soup import (
+        greedy,
+        measured,
+        measured_card,
+        require_alike,
+        soup_card,
+        statistics_differ,
+        uniform,
+    )
     from vitrail.weights.load import read_card
     from vitrail.weights.save import OURS, check_place, save
 
     compute = Compute(None, batch_size, workers, device, precision, "torch")
     given = dict(zip(network_labels((source, *sources)), (source, *sources), strict=True))
     if len(given) == 1:
-        raise UsageError(f"one network has no mean. Name several: vitrail weights average {source} RUN --out {out}")
+        raise UsageError(f"one network has no mean. Name several: vitrail weights average {source} RUN --out NEW")
+    if out is None:
+        raise UsageError("the new network needs a folder. Name it: --out NEW")
     check_place(Path(out).expanduser(), OURS, overwrite)
     cards = {name: read_card(place) for name, place in given.items()}
     require_alike(cards)
@@ -108,6 +118,11 @@ def average(
             return measured(card, compute.predictor(network), loader)
 
         tensors, tried = uniform(load) if kind == "uniform" else greedy(load, measure)
+        if loader is None and statistics_differ(tensors, load[next(iter(load))]()):
+            raise UsageError(
+                "the networks have trained the running statistics of their BatchNorm, and whether the mean of these fits "
+                "the mean of the weights, only validation images say. Name some that no network was trained on: --on DATA"
+            )
         network.load_state_dict(tensors)
         kept = [one.name for one in tried if one.kept]
         network.card = soup_card(card, kept, [cards[name] for name in kept], kind)
@@ -149,18 +164,20 @@ def _validation_images(
         source, said = found.splits[names[0]], str(on)
     else:
         held = [held_out(place) for place in sources]
-        why = ""
+        other = next((place for place, ids in zip(sources, held, strict=True) if ids != held[0]), None)
+        of_run = None
         if run is None:
             why = f"{sources[0]} is no run, so it has no validation images"
         elif role_of(str(held[0].get("validation"))) == "test":
             why = f"{sources[0]} was validated on test images, which must not choose anything"
-        elif other := [str(place) for place, ids in zip(sources, held, strict=True) if ids != held[0]]:
-            why = f"{other[0]} may have been trained on the validation images of {sources[0]}: it held out other images"
-        elif (of_run := run_images(run, task_of(card).settings(settings, card), ("validation",))) is None:
+        elif other is not None:
+            why = f"{other} may have been trained on the validation images of {sources[0]}: it held out other images"
+        else:
             why = f"{sources[0]} was trained without validation images"
-        if why and needed:
+            of_run = run_images(run, task_of(card).settings(settings, card), ("validation",))
+        if of_run is None and needed:
             raise UsageError(f"{why}. {advice}")
-        if why:
+        if of_run is None:
             return None
         source, said = of_run[1], f"the validation images of {settings.path}"
     return Subset(task_of(card).images(source, str(sources[0])), class_names=card.class_names), said
@@ -191,7 +208,7 @@ def as_json(result: Averaged) -> Any:
     """Return the result as JSON values."""
     from vitrail.config import plain
 
-    numbers = {one.name: {"kept": one.kept} for one in result.ingredients}
+    numbers: dict[str, dict[str, Any]] = {one.name: {"kept": one.kept} for one in result.ingredients}
     for one in result.ingredients:
         found = {"alone": one.alone, "soup": one.soup}
         numbers[one.name] |= {name: each.metrics() for name, each in found.items() if each is not None}

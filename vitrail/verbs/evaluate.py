@@ -182,8 +182,8 @@ def evaluate(
     elif protocol is None:
         source, name = _source(networks[0], folder, split, reading, network.card)
         known = _of_other_runs(networks) if name.startswith(HELD_OUT) else []
-        for each in networks if folder is not None and split is None else []:
-            known += _trained_on(Path(each), Path(folder))
+        if folder is not None and split is None:
+            known = [line for each in networks for line in _trained_on(Path(each), Path(folder))]
         task = _task(network, said, source, name, known)
     else:
         task = _protocol(network, protocol, str(data), answers)
@@ -424,7 +424,7 @@ def as_json(result: Evaluation) -> Any:
     from vitrail.tasks.catalog import TASKS
 
     found = TASKS[result.results.task].as_json(result.results, result.groups, result.temperature)
-    about = {"model": result.model, "data": result.data, "notes": result.notes}
+    about: dict[str, Any] = {"model": result.model, "data": result.data, "notes": result.notes}
     if result.networks:
         about["networks"] = {name: {**one.metrics(), "ece": _ece(one)} for name, one in result.networks.items()}
     return {**about, **found}

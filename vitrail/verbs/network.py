@@ -190,7 +190,7 @@ def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rej
     return found
 
 
-def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: str | Path) -> list[str]:
+def output_names(network: ViT | ResNet | Engine | Ensemble, images: IndexedSource, source: str | Path) -> list[str]:
     """Return the name of each output: from the weights, or else the classes of the images, in order.
 
     Raises DataError if the weights have no names and the numbers of outputs and classes differ.
