@@ -238,7 +238,7 @@ def _several(seen: _Seen) -> Suggestion | None:
         return None
     return Suggestion(
         "Fine-tune once or twice more with another learning rate: the mean of several runs is usually more often right "
-        f"than the best one. Measure it with vitrail evaluate {seen.folder} OTHER-RUN, or make one network of them with "
+        f"than the best one. Measure it: vitrail evaluate {seen.folder} OTHER-RUN. Or make one network of the runs: "
         f"vitrail weights average {seen.folder} OTHER-RUN --out soup/.",
         seen.again(f"--optim.lr {rate / 2:g}"),
     )

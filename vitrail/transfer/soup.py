@@ -6,8 +6,8 @@ networks from the best to the worst on validation images, and keeps each that do
 accuracy on these images is at least that of the best network.
 
 The running statistics of BatchNorm, which some stems have, are averaged as weights are. Fine-tuning leaves them as they
-were (`vitrail.training.optim.tune`), and so does their mean. If they were trained, their mean need not be the statistics
-of the mean network.
+were (`vitrail.training.optim.tune`), and so does their mean. Of networks that have trained them, the mean need not be
+the statistics of the soup.
 """
 
 from __future__ import annotations

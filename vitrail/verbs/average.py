@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from vitrail.data.settings import Data
 from vitrail.device import Precision
@@ -15,6 +15,8 @@ from vitrail.ranges import Count, Threads, checked
 from vitrail.terminal import ProgressLine, page, table
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.verbs.network import held_out, load_network, network_labels, run_images
 from vitrail.words import one_line
 
@@ -60,6 +62,7 @@ def average(
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
+    **reading: Unpack[DataKeywords],
 ) -> Averaged:
     """Write one network whose weights are the mean of those of several (a model soup).
 
@@ -75,8 +78,9 @@ def average(
         out: The new model folder (required).
         kind: Which networks are averaged. greedy: from the best to the worst on the validation images, each that does
             not make the result worse, so that it is at least as good there as the best network; uniform: all.
-        on: Validation images with labels, on which no network was trained: a data set that is not split, or has a
-            validation split (default: those of the first run, if all runs held out the same images).
+        on: Validation images, in any form that `vitrail train` takes, on which no network was trained. Of a data set
+            with splits, only the validation split is used (default: the images that the first run held out, if all runs
+            held out the same ones).
         overwrite: Replace an existing model in the folder.
     """
     from vitrail.data.images.ops import eval_transform
@@ -102,7 +106,7 @@ def average(
     cards = {name: read_card(place) for name, place in given.items()}
     require_alike(cards)
     card = next(iter(cards.values()))
-    validation = _validation_images(list(given.values()), card, on, needed=kind == "greedy")
+    validation = _validation_images(list(given.values()), card, on, reading, needed=kind == "greedy")
     network: Any = load_network(source)
     load = {name: partial(_tensors, place) for name, place in given.items()}
     said, results, loader = None, None, None
@@ -120,8 +124,8 @@ def average(
         tensors, tried = uniform(load) if kind == "uniform" else greedy(load, measure)
         if loader is None and statistics_differ(tensors, load[next(iter(load))]()):
             raise UsageError(
-                "the networks have trained the running statistics of their BatchNorm, and whether the mean of these fits "
-                "the mean of the weights, only validation images say. Name some that no network was trained on: --on DATA"
+                "the networks have trained the running statistics of their BatchNorm. Only validation images say if "
+                "their mean fits the mean of the weights. Name images that no network was trained on: --on DATA"
             )
         network.load_state_dict(tensors)
         kept = [one.name for one in tried if one.kept]
@@ -137,7 +141,7 @@ def _tensors(source: str | Path) -> Mapping[str, Tensor]:
 
 
 def _validation_images(
-    sources: Sequence[str | Path], card: Card, on: str | Path | None, *, needed: bool
+    sources: Sequence[str | Path], card: Card, on: str | Path | None, reading: Mapping[str, Any], *, needed: bool
 ) -> tuple[IndexedSource, str] | None:
     """Return the validation images of `on`, else of the runs, and their name; None if there are none.
 
@@ -153,7 +157,7 @@ def _validation_images(
     advice = "Name images that no network was trained on: --on DATA; or average all networks: --kind uniform"
     if on is not None:
         settings = Data(str(on), label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
-        found = open_and_warn(task_of(card).settings(settings, card))
+        found = open_and_warn(read_settings(reading, on, task_of(card).settings(settings, card), READ))
         names = of_role(found, "validation") or [name for name in found.splits if role_of(name) is None]
         if len(names) != 1:
             splits = ", ".join(found.splits)
@@ -174,7 +178,8 @@ def _validation_images(
             why = f"{other} may have been trained on the validation images of {sources[0]}: it held out other images"
         else:
             why = f"{sources[0]} was trained without validation images"
-            of_run = run_images(run, task_of(card).settings(settings, card), ("validation",))
+            settings = read_settings(reading, None, task_of(card).settings(settings, card), READ)
+            of_run = run_images(run, settings, ("validation",))
         if of_run is None and needed:
             raise UsageError(f"{why}. {advice}")
         if of_run is None:

@@ -27,7 +27,6 @@ from vitrail.verbs.network import (
     held_out,
     load_together,
     network_labels,
-    one_or_several,
     output_names,
     run_images,
     said_of_networks,
@@ -147,7 +146,6 @@ def evaluate(
             image (answers.npz); for several labels also cooccurrence.csv. With a name that ends in .npz, only the
             outputs are written.
     """
-    model = one_or_several(model)
     networks, said = each_network(model), said_of_networks(model)
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     held, folder = None, data if isinstance(data, str | Path) else None

@@ -90,26 +90,19 @@ def load_together(
     sources: NetworksLike, compute: Compute, *, calibrate: bool = True
 ) -> ViT | ResNet | Engine | Ensemble:
     """Return what `load_runnable` returns, or for several networks their mean. Raises UsageError if they have none."""
-    if isinstance(sources, str | Path):
-        return load_runnable(sources, compute, calibrate=calibrate)
     from vitrail.tasks.ensemble import Ensemble
 
-    names = network_labels(sources)
-    return Ensemble([load_runnable(source, compute, calibrate=calibrate) for source in sources], names)
-
-
-def one_or_several(sources: NetworksLike) -> str | Path | tuple[str | Path, ...]:
-    """Return a network as it is, or several. Raises UsageError if there is none."""
-    if isinstance(sources, str | Path):
-        return sources
-    if not sources:
-        raise UsageError("there is no network: the list is empty. Give at least one run, model folder or weight file")
-    return sources[0] if len(sources) == 1 else tuple(sources)
+    each = each_network(sources)
+    labels = network_labels(each)
+    networks = [load_runnable(source, compute, calibrate=calibrate) for source in each]
+    return networks[0] if len(networks) == 1 else Ensemble(networks, labels)
 
 
 def each_network(sources: NetworksLike) -> list[str | Path]:
-    """Return the networks one by one."""
-    return [sources] if isinstance(sources, str | Path) else list(sources)
+    """Return the networks one by one. Raises UsageError if there is none."""
+    if not (found := [sources] if isinstance(sources, str | Path) else list(sources)):
+        raise UsageError("there is no network: the list is empty. Give at least one run, model folder or weight file")
+    return found
 
 
 def fingerprint_of(sources: NetworksLike) -> str | list[str]:
@@ -128,9 +121,9 @@ def temperature_of(network: ViT | ResNet | Engine | Ensemble) -> float | list[fl
 
 def said_of_networks(sources: NetworksLike) -> str:
     """Return the networks as the subject of a sentence: "runs/a", "the mean of a, b and c"."""
-    if isinstance(sources, str | Path):
-        return str(sources)
-    *names, last = network_labels(sources)
+    *names, last = network_labels(each := each_network(sources))
+    if not names:
+        return str(each[0])
     return f"the mean of {', '.join(names)} and {last}"
 
 
@@ -182,7 +175,7 @@ def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rej
     if found is None:
         log.warning(
             "%s does not say how often it is right at a confidence: it was trained without validation images or "
-            "without calibration, or its calibration is switched off",
+            "without calibration, its calibration is switched off, or it is the mean of several networks",
             source,
         )
     else:

@@ -26,7 +26,6 @@ from vitrail.verbs.network import (
     explained_rejection,
     fingerprint_of,
     load_together,
-    one_or_several,
     said_of_networks,
     temperature_of,
 )
@@ -179,7 +178,6 @@ def predict(
         tiles: Side of a tile in pixels of the image (default: images are predicted as a whole).
         overlap: With --tiles: number of pixels by which neighbouring tiles overlap.
     """
-    model = one_or_several(model)
     arguments = dict(locals())
     check_tiles(tiles, overlap, merge=merge, ray=ray)
     compute = Compute(None, batch_size, workers, device, precision, engine)

@@ -280,11 +280,11 @@ def loaded_size(preprocess: Preprocess) -> Size:
 class Stacked(Op):
     """The results of several transforms of one image, as one column of pixels: uint8 [all pixels, 1, 3].
 
-    Each result consists of `views`, one above the other. In the column all first views come first.
+    Each result consists of `count` views, one above the other. In the column all first views come first.
     """
 
     each: tuple[Op, ...]
-    views: int = 1
+    count: int = 1
 
     @property
     def pixels(self) -> Pixels:  # type: ignore[override]
@@ -294,7 +294,7 @@ class Stacked(Op):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         seen = [op(image, rng) for op in self.each]
-        columns = [part.reshape(self.views, -1, 1, part.shape[-1]) for part in seen]
+        columns = [part.reshape(self.count, -1, 1, part.shape[-1]) for part in seen]
         return np.concatenate(columns, axis=1).reshape(-1, 1, seen[0].shape[-1])
 
 
