@@ -237,7 +237,7 @@ def _several(seen: _Seen) -> Suggestion | None:
     if not seen.run.weights or seen.record.shortfall or not rate:
         return None
     return Suggestion(
-        "Fine-tune once or twice more with another learning rate: the mean of several runs is usually more often right "
+        "Fine-tune once or twice more with another learning rate: the mean of several runs is often a little better "
         f"than the best one. Measure it: vitrail evaluate {seen.folder} OTHER-RUN. Or make one network of the runs: "
         f"vitrail weights average {seen.folder} OTHER-RUN --out soup/.",
         seen.again(f"--optim.lr {rate / 2:g}"),

@@ -69,7 +69,7 @@ def average(
     It costs what one network costs. The networks must be fine-tunings of the same weights on the same classes, with
     other seeds, learning rates or augmentations.
 
-    The temperature of the probabilities, and for several labels the thresholds, are chosen anew on the validation
+    The temperature of the probabilities, and for several labels the thresholds, are chosen again on the validation
     images. Test images choose nothing: measure the result with `vitrail evaluate`.
 
     Args:
