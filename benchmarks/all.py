@@ -25,11 +25,11 @@ IDENTITY = ("work", "case", "shape", "name", "batch", "precision", "engine")
 """Fields of a result that say what was measured."""
 OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
-LONG = ("ablation", "finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
+LONG = ("ablation", "finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup", "several")
 """Benchmarks of accuracy that take hours. Only finetune_default depends on the machine: its runs have minutes."""
 ELSEWHERE = ("gpu",)
 """Benchmarks that need another machine than the others: they are measured by themselves."""
-WITH_LOG = ("ablation", "learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
+WITH_LOG = ("ablation", "learn", "transfer", "finetune_default", "long_tail", "several", "inspect", "soak")
 """Benchmarks that keep their finished runs in a log."""
 NETWORKS = Path("runs") / "benchmarks"
 """Where `benchmarks.learn` and `benchmarks.transfer` leave their networks, which others need, and all their logs."""

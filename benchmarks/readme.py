@@ -27,6 +27,7 @@ from benchmarks import (
     memory,
     multi_label,
     record,
+    several,
     shipped,
     transfer,
 )
@@ -309,6 +310,7 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "label_budget": ("What to label next", label_budget.summary),
     "multi_label": ("Several labels", multi_label.summary),
     "long_tail": ("Rare classes", long_tail.summary),
+    "several": ("Several runs as one", several.summary),
     "dedup": ("Copies among images that look alike", dedup.summary),
     "inspect": ("Memory of looking inside", inspect),
     "soak": ("Long runs", soak),

@@ -26,6 +26,7 @@ from vitrail.studies.costs import Planned as Planned
 from vitrail.transfer.recommend import Recommendation as Recommendation
 from vitrail.transfer.sweep import SweepResult as SweepResult
 from vitrail.transfer.vtab_runs import VtabTable as VtabTable
+from vitrail.verbs.average import Averaged as Averaged
 from vitrail.verbs.bench import Bench as Bench
 from vitrail.verbs.bench import EngineBench as EngineBench
 from vitrail.verbs.bulk import BulkProgress as BulkProgress

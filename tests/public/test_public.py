@@ -130,6 +130,7 @@ FLAGS = {
     ),
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
+    "weights average": "source sources out kind on overwrite batch_size workers device precision",
     "weights verify": "source",
     "weights push": "source repository format licence private dry_run",
     "recipes list": "",
@@ -142,7 +143,7 @@ FLAGS = {
 READING = {
     *["plan", "export", "evaluate", "predict", "embed", "search", "inspect"],
     *("probe fewshot", "probe knn", "probe linear"),
-    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup"),
+    *("data audit", "data next", "data check", "data stats", "data pack", "data dedup", "weights average"),
 }
 """Verbs that open data without training. They have every setting data.* of RUN, too."""
 

@@ -20,7 +20,7 @@ from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import MAE, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
-from vitrail.training.run import Run
+from vitrail.training.run import Optim, Run
 
 FINISHED = {"ended": "all steps done", "steps": 60}
 FLAT = [0.6, 0.73, 0.72, 0.72, 0.72]
@@ -197,6 +197,16 @@ def test_twice_the_time_does_not_repeat_what_a_short_time_decided(command: str, 
     limited = Run(data=Data("my photos/"), time_limit=3, image_size=32, batch_size=16)
     rising = [0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     assert f"{expected} --time-limit 6" in said(record(accuracy=rising, run=limited, command=command))
+
+
+def test_a_fine_tuned_network_gets_company() -> None:
+    fine_tuned = Run(data=Data("photos"), weights="vit.npz", optim=Optim(lr=3e-4))
+    found = record(run=fine_tuned)
+    assert "vitrail train --config 'runs/train 1'/config.yaml --optim.lr 0.00015" in said(found)
+    assert "vitrail weights average 'runs/train 1' OTHER-RUN --out soup/" in said(found)
+    assert len(suggestions(found, 32)) == MOST
+    bad = record(run=fine_tuned, result={**FINISHED, "best": {"top1": 0.72}, "floors": FLOORS})
+    assert "weights average" not in said(bad)
 
 
 def test_certain_mistakes_are_looked_at() -> None:

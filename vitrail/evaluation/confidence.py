@@ -252,9 +252,17 @@ def averaged(predict: Predict, count: int, temperature: float, *, several: bool 
 
     def mean(images: Tensor) -> Tensor:
         views = [predict(view).float() / temperature for view in images.chunk(count, dim=2)]
-        if several:
-            shares = torch.stack([view.sigmoid() for view in views]).mean(dim=0)
-            return shares.clamp(SMALLEST, 1 - torch.finfo(torch.float32).eps).logit()
-        return torch.stack([view.softmax(dim=1) for view in views]).mean(dim=0).clamp_min(SMALLEST).log()
+        return mean_probabilities(views, several=several)
 
     return mean
+
+
+def mean_probabilities(logits: Sequence[Tensor], *, several: bool = False) -> Tensor:
+    """Return logits of the mean of the probabilities that several logits [batch, classes] stand for.
+
+    several: Probabilities are the sigmoid of each logit, and not the softmax.
+    """
+    if several:
+        shares = torch.stack([one.sigmoid() for one in logits]).mean(dim=0)
+        return shares.clamp(SMALLEST, 1 - torch.finfo(torch.float32).eps).logit()
+    return torch.stack([one.softmax(dim=1) for one in logits]).mean(dim=0).clamp_min(SMALLEST).log()

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.benchmarks.imagenet import ImageNetProtocol
 from vitrail.data.benchmarks.imagenet_labels import wnids
 from vitrail.data.images.geometry import Compose, CropBorder, Op
-from vitrail.data.images.ops import eval_transform
+from vitrail.data.images.ops import SeveralInputs, Stacked, eval_transform
 from vitrail.data.settings import Preprocess
 from vitrail.device import to_device
 from vitrail.errors import DataError
@@ -81,6 +81,8 @@ def view(protocol: ImageNetProtocol, preprocess: Preprocess) -> Op:
     ObjectNet: the border is cut off, the aspect ratio kept, and 480/512 of the shorter side are seen; at an image
     size of 480 that is the paper's resize to 512 and crop of 480.
     """
+    if isinstance(preprocess, SeveralInputs):
+        return Stacked(tuple(view(protocol, one) for one in preprocess.each))
     if protocol.crop is not None:
         preprocess = replace(preprocess, resize="small", crop=protocol.crop)
     shown = eval_transform(preprocess)

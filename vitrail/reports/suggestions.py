@@ -244,6 +244,19 @@ def _one_pair(seen: _Seen) -> Suggestion | None:
     )
 
 
+def _several(seen: _Seen) -> Suggestion | None:
+    """A fine-tuned network that exceeds its floors."""
+    rate = seen.run.optim.lr
+    if not seen.run.weights or seen.record.shortfall or not rate:
+        return None
+    return Suggestion(
+        "Fine-tune once or twice more with another learning rate: the mean of several runs is often a little better "
+        f"than the best one. Measure it: vitrail evaluate {seen.folder} OTHER-RUN. Or make one network of the runs: "
+        f"vitrail weights average {seen.folder} OTHER-RUN --out soup/.",
+        seen.again(f"--optim.lr {rate / 2:g}"),
+    )
+
+
 def _use(seen: _Seen) -> Suggestion | None:
     command = f"vitrail predict {seen.folder} new-photos/ --out classes.csv"
     return Suggestion("Name the classes of new images.", command, improves=False)
@@ -258,6 +271,6 @@ Rule = Callable[[_Seen], Suggestion | None]
 IMPROVING: tuple[Rule, ...] = (
     *(_unfinished, _pretrained, _whole_images, _overfitting, _longer, _rare_classes, _labels, _one_pair),
 )
-RULES: tuple[Rule, ...] = (*IMPROVING, _use, _look)
+RULES: tuple[Rule, ...] = (*IMPROVING, _several, _use, _look)
 PERFECT: tuple[Rule, ...] = (_unfinished, _use, _look)
 """The rules for a network that makes no mistake: nothing can be improved."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
 from vitrail.terminal import ProgressLine, unreadable_json
+from vitrail.verbs.network import fingerprint_of
 from vitrail.words import as_text, counted, one_line
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.classify import Predict
     from vitrail.verbs.features import Embedder, Tokens
     from vitrail.verbs.flags.compute import Compute
+    from vitrail.verbs.flags.keywords import NetworksLike
     from vitrail.weights.card import Card
 
     Arrays = dict[str, np.ndarray]
@@ -72,7 +74,7 @@ def is_bulk(out: str | Path | None) -> bool:
 
 
 def open_job(
-    verb: str, model: str | Path, paths: tuple[str | Path, ...], out: str | Path, data: Data, **settings: Any
+    verb: str, model: NetworksLike, paths: tuple[str | Path, ...], out: str | Path, data: Data, **settings: Any
 ) -> Job:
     """Open the data and the folder for the results. Raises UsageError and DataError."""
     if len(paths) != 1:
@@ -81,11 +83,10 @@ def open_job(
     from vitrail.data.sources.open import open_to_predict
     from vitrail.data.split import fingerprint
     from vitrail.evaluation.bulk import Job
-    from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
     splits = open_to_predict(data).splits
-    about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
+    about = {"verb": verb, "data": fingerprint(splits), "weights": fingerprint_of(model), **settings}
     return Job(folder, splits, about, data.path)
 
 
@@ -175,7 +176,9 @@ class OnWorkers:
             return os.path.abspath(value) if isinstance(value, str | Path) and os.path.exists(value) else value
 
         images = tuple(placed(one) for one in self.arguments[self.subjects])
-        names = {"model": placed(self.arguments["model"]), "out": os.path.abspath(self.arguments["out"])}
+        model = self.arguments["model"]
+        model = placed(model) if isinstance(model, str | Path) else tuple(map(placed, model))
+        names = {"model": model, "out": os.path.abspath(self.arguments["out"])}
         return {**self.arguments, **names, self.subjects: images, "ray": None, "merge": None}
 
 

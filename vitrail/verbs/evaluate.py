@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -12,17 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.disk import writing
-from vitrail.errors import DataError, UsageError, VitrailError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
-from vitrail.files import check_writable, read_json_object, replacing_text, result_json
+from vitrail.files import check_writable, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
-from vitrail.terminal import ProgressLine
+from vitrail.terminal import ProgressLine, table
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike
+from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike, NetworksLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable, output_names, run_images
+from vitrail.verbs.network import (
+    each_network,
+    held_out,
+    load_together,
+    network_labels,
+    output_names,
+    run_images,
+    said_of_networks,
+)
 from vitrail.version import need
 from vitrail.words import brief
 
@@ -32,21 +40,24 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import IndexedSource
-    from vitrail.evaluation.classify import Predict
+    from vitrail.evaluation.classify import Batches, Predict
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.results import Results
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
+    from vitrail.tasks.ensemble import Ensemble
     from vitrail.training.run import Run
     from vitrail.weights.card import Card
 
+HELD_OUT = "the validation images of "
+"""What begins the name of the images that a run has held out."""
 ViewKind = Literal["flip", "crops"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's results on a data set."""
+    """A network's results on a data set, or those of the mean of several networks."""
 
     model: str
     data: str
@@ -56,7 +67,10 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     """Assumptions, and images or classes that were skipped."""
     temperature: float = 1.0
-    """The temperature by which logits were divided; 1 for the mean over views, whose probabilities have theirs."""
+    """The temperature by which logits were divided; 1 for the mean over views or networks, whose probabilities have
+    theirs."""
+    networks: dict[str, Results] = field(default_factory=dict)
+    """For the mean of several networks: the results of each alone."""
 
     def __repr__(self) -> str:
         main = self.results.headline
@@ -80,7 +94,7 @@ class _Evaluated:
 
 @checked
 def evaluate(
-    model: str | Path,
+    model: NetworksLike,
     data: ImagesLike | None = None,
     *,
     split: str | None = None,
@@ -111,7 +125,9 @@ def evaluate(
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
-            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
+            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes. Of several, before the images, the
+            mean of the calibrated probabilities is measured, or of the numbers, and each alone. In Python they are a
+            list.
         data: The images, in any form that `vitrail train` takes (default: the run's own test images, else its
             validation images). In Python also a list of paths, pictures, arrays or tensors, with `labels`.
         split: Split of the images to use (default: test, else validation, else all images).
@@ -130,6 +146,7 @@ def evaluate(
             image (answers.npz); for several labels also cooccurrence.csv. With a name that ends in .npz, only the
             outputs are written.
     """
+    networks, said = each_network(model), said_of_networks(model)
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     held, folder = None, data if isinstance(data, str | Path) else None
     answers = labels if isinstance(labels, str | Path) else None
@@ -141,8 +158,8 @@ def evaluate(
         raise UsageError(f"--protocol {protocol} prescribes what is seen of an image. Use --tta flip, or no --tta")
     if protocol is not None and (data is None or split is not None or reading):
         raise UsageError(
-            f"--protocol {protocol} needs its folder, without --split and settings of data: vitrail evaluate {model} "
-            f"DIR --protocol {protocol}"
+            f"--protocol {protocol} needs its folder, without --split and settings of data: vitrail evaluate "
+            f"{networks[0]} DIR --protocol {protocol}"
         )
     from vitrail.data.cache import refuse_within
     from vitrail.evaluation.classify import Classification
@@ -154,62 +171,81 @@ def evaluate(
             refuse_within(out, str(folder))
         _check_writable(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
-    network = load_runnable(model, compute, calibrate=calibrate)
+    network = load_together(model, compute, calibrate=calibrate)
     if held is not None:
         card = network.card
         names, bands = card.class_names or range(card.config.classes), card.preprocess.bands is not None
         given = task_of(card).given(*held, list(map(str, names)), bands=bands)
-        task = _task(network, model, given, "the given images")
+        task = _task(network, said, given, "the given images")
     elif protocol is None:
-        source, name = _source(model, folder, split, reading, network.card)
-        known = [] if folder is None or split is not None else _trained_on(Path(model), Path(folder))
-        task = _task(network, model, source, name, known)
+        source, name = _source(networks[0], folder, split, reading, network.card)
+        known = _of_other_runs(networks) if name.startswith(HELD_OUT) else []
+        if folder is not None and split is None:
+            known = [line for each in networks for line in _trained_on(Path(each), Path(folder))]
+        task = _task(network, said, source, name, known)
     else:
         task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
     kind = task_of(network.card)
     if groups is not None and kind.name != "classes":
-        raise UsageError(f"--groups divides images by their one class, and {model} predicts {kind.predicts}")
+        raise UsageError(f"--groups divides images by their one class, and {said} predicts {kind.predicts}")
     if tta is not None and not kind.probable:
-        raise UsageError(f"--tta needs classes, and {model} predicts {kind.predicts}. Leave it out")
+        raise UsageError(f"--tta needs classes, and {said} predicts {kind.predicts}. Leave it out")
     began = time.monotonic()
-    found = _classify(network, task, compute, tta)
+    found, alone = _classify(network, task, compute, tta)
     if tta is not None:
-        notes += _said_of_views(tta, model, found, time.monotonic() - began)
+        notes += _said_of_views(tta, networks, found, time.monotonic() - began)
     means = group_accuracies(found, named) if isinstance(found, Classification) else []
     temperature = network.card.temperature if tta is None else 1.0
-    result = Evaluation(str(model), task.name, found, means, notes, temperature)
+    each_alone = dict(zip(network_labels(networks), alone, strict=True)) if alone else {}
+    result = Evaluation(said, task.name, found, means, notes, temperature, each_alone)
     if out is not None:
         _write(found, as_json(result), Path(out), raw=raw)
     return result
 
 
 def _classify(
-    network: ViT | ResNet | Engine, task: _Evaluated, compute: Compute, tta: ViewKind | None = None
-) -> Results:
+    network: ViT | ResNet | Engine | Ensemble, task: _Evaluated, compute: Compute, tta: ViewKind | None = None
+) -> tuple[Results, list[Results]]:
+    """Return the results of a network; for the mean of several networks also those of each."""
     from vitrail.data.images.ops import VIEWS, views
     from vitrail.evaluation.ahead import Refusing
-    from vitrail.evaluation.confidence import averaged
+    from vitrail.evaluation.confidence import LOGITS, averaged
     from vitrail.evaluation.imagenet import choosing
     from vitrail.tasks.catalog import task_of
+    from vitrail.tasks.ensemble import Ensemble, KeptOutputs
 
-    card, computed = (
-        network.card,
-        Refusing(compute.predictor(network, images=lambda: len(task.source)), compute.precision),
-    )
-    predict: Predict = computed
-    if task.outputs is not None:
-        predict = choosing(predict, task.outputs)
-    transform, (height, width), temperature = task.transform, card.preprocess.size, card.temperature
+    card, transform, temperature = network.card, task.transform, network.card.temperature
+    height, width = card.preprocess.size
     if tta is not None:
-        predict = averaged(predict, VIEWS[tta], temperature, several=card.several)
         transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0
     images = compute.loader(task.source, transform, (height, width), ProgressLine("computed"))
-    with closing(images) as loader, computed:
-        return task_of(card).measure(predict, loader, task.class_names, card, temperature=temperature, key=task.key)
+    with closing(images) as loader, ExitStack() as checks:
+        outputs: list[Predict] = []
+        for computed in compute.of_each(network, images=lambda: len(task.source)):
+            predict: Predict = checks.enter_context(Refusing(computed, compute.precision))
+            if task.outputs is not None:
+                predict = choosing(predict, task.outputs)
+            if tta is not None:
+                predict = averaged(predict, VIEWS[tta], card.temperature, several=card.several)
+            outputs.append(predict)
+
+        def measure(predict: Predict, images: Batches, card: Card = card) -> Results:
+            names = task.class_names
+            return task_of(card).measure(predict, images, names, card, temperature=temperature, key=task.key)  # type: ignore[no-any-return]
+
+        if not isinstance(network, Ensemble):
+            return measure(outputs[0], loader), []
+        if len(task.source) * len(task.class_names) * len(outputs) > LOGITS:
+            found = measure(network.mean(outputs), loader)
+            return found, [measure(one, loader, of_one) for one, of_one in zip(outputs, network.cards, strict=True)]
+        kept = KeptOutputs(outputs, network.mean_of, loader)
+        found = measure(kept, kept)
+        of_each = zip(kept.each(), network.cards, strict=True)
+        return found, [measure(lambda outputs: outputs, outputs, of_one) for outputs, of_one in of_each]
 
 
-def _said_of_views(tta: ViewKind, model: str | Path, found: Results, seconds: float) -> list[str]:
+def _said_of_views(tta: ViewKind, networks: Sequence[str | Path], found: Results, seconds: float) -> list[str]:
     """Return notes about an evaluation with several views of each image, which took `seconds`."""
     from vitrail.data.images.ops import VIEWS
 
@@ -219,8 +255,7 @@ def _said_of_views(tta: ViewKind, model: str | Path, found: Results, seconds: fl
         f"{VIEWS[tta]} times as much as without --tta; {images / seconds:,.1f} images/s, the time to read "
         "the files included"
     ]
-    run = _run_of(model)
-    if run is not None and not run.augment.flip:
+    if any(run is not None and not run.augment.flip for run in map(_run_of, networks)):
         notes.append(
             "warning: the network was trained without mirrored images (augment.flip: false), because a mirrored image "
             "may be of another class. Half of the views are mirrored"
@@ -243,7 +278,7 @@ def _held(data: Any, labels: Any, **for_files: Any) -> tuple[list[Any], Sequence
 
 
 def _task(
-    network: ViT | ResNet | Engine, model: str | Path, source: IndexedSource, name: str, notes: Sequence[str] = ()
+    network: ViT | ResNet | Engine | Ensemble, model: str, source: IndexedSource, name: str, notes: Sequence[str] = ()
 ) -> _Evaluated:
     """Return the task for images whose labels are the network's. Raises DataError if they are not."""
     from vitrail.data.images.ops import eval_transform
@@ -257,16 +292,24 @@ def _task(
 
 def _trained_on(run: Path, data: Path) -> list[str]:
     """Return a warning if `data` is what the run trained on, without splits: a part of it was held out."""
-    recorded = _run_of(run)
-    try:
-        held_out = read_json_object(run / "split.json", DataError)
-    except VitrailError:  # no run of vitrail
-        return []
-    if recorded is None or held_out.get("from") != "" or data.resolve() != Path(recorded.data.path).resolve():
+    recorded, held = _run_of(run), held_out(run)
+    if recorded is None or held.get("from") != "" or data.resolve() != Path(recorded.data.path).resolve():
         return []
     return [
         f"warning: the network was trained on most of these images, so its accuracy on new images is lower. `vitrail "
         f"evaluate {run}` measures only the images that were held out"
+    ]
+
+
+def _of_other_runs(networks: Sequence[str | Path]) -> list[str]:
+    """Return a warning if the first of several runs held out other images than another one, which may know them."""
+    held = [held_out(run) for run in networks]
+    other = next((str(run) for run, ids in zip(networks, held, strict=True) if ids != held[0]), None)
+    if other is None:
+        return []
+    return [
+        f"warning: the images that {networks[0]} held out may be training images of {other}, which held out others. "
+        "Name images that no network was trained on"
     ]
 
 
@@ -278,7 +321,9 @@ def _run_of(model: str | Path) -> Run | None:
         return None
 
 
-def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: str | Path | None) -> _Evaluated:
+def _protocol(
+    network: ViT | ResNet | Engine | Ensemble, protocol: str, data: str, labels: str | Path | None
+) -> _Evaluated:
     """Return the task for one of ImageNet's test sets."""
     from vitrail.data.benchmarks.imagenet import open_benchmark
     from vitrail.evaluation.imagenet import output_order, view
@@ -314,10 +359,11 @@ def _source(
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
         return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}"
-    if (held_out := run_images(run, settings, ("test", "validation"))) is None:
+    if (images := run_images(run, settings, ("test", "validation"))) is None:
         raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
-    role, source = held_out
-    return Located(source, "", settings.path), f"the {role} images of {settings.path}"
+    role, source = images
+    name = f"{HELD_OUT if role == 'validation' else 'the test images of '}{settings.path}"
+    return Located(source, "", settings.path), name
 
 
 def _check_writable(out: Path) -> None:
@@ -354,7 +400,21 @@ def show(result: Evaluation) -> Any:
     from vitrail.tasks.catalog import TASKS
 
     task, subject = TASKS[result.results.task], f"{result.model} on {result.data}"
-    return task.page(subject, result.results, result.notes, result.groups, result.temperature)
+    found = task.page(subject, result.results, result.notes, result.groups, result.temperature)
+    if result.networks:
+        each = {**result.networks, "their mean": result.results}
+        rows = [
+            (name, one.in_words(), f"{ece:.2%}" if (ece := _ece(one)) is not None else "") for name, one in each.items()
+        ]
+        found.parts.insert(1, table(("network", "result", "calibration error"), rows, "each network alone"))
+    return found
+
+
+def _ece(found: Results) -> float | None:
+    """Return the calibration error; None of numbers, which have no probability."""
+    from vitrail.tasks.catalog import TASKS
+
+    return TASKS[found.task].as_json(found, [], 1.0).get("ece")
 
 
 def as_json(result: Evaluation) -> Any:
@@ -362,4 +422,7 @@ def as_json(result: Evaluation) -> Any:
     from vitrail.tasks.catalog import TASKS
 
     found = TASKS[result.results.task].as_json(result.results, result.groups, result.temperature)
-    return {"model": result.model, "data": result.data, "notes": result.notes, **found}
+    about: dict[str, Any] = {"model": result.model, "data": result.data, "notes": result.notes}
+    if result.networks:
+        about["networks"] = {name: {**one.metrics(), "ece": _ece(one)} for name, one in result.networks.items()}
+    return {**about, **found}

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
+from vitrail.files import read_json_object
 from vitrail.ranges import InputSize
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import NetworksLike
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
@@ -20,10 +22,25 @@ if TYPE_CHECKING:
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
+    from vitrail.tasks.ensemble import Ensemble
     from vitrail.weights.card import Card
     from vitrail.weights.confidence import Rejection
 
 log = logging.getLogger("vitrail")
+IN_FOLDERS = ("run.json", "model.safetensors", "pytorch_model.bin")
+"""Files that only the folder of a run or of a network has."""
+WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of weight files; an .npz may hold images, too."""
+
+
+def is_network(word: str) -> bool:
+    """Return whether a word of a command line names a network on this machine, and no images."""
+    path = Path(word).expanduser()
+    if path.is_dir():
+        return find_program(path) is not None or any((path / name).is_file() for name in IN_FOLDERS)
+    if path.exists():
+        return find_program(path) is not None or path.suffix in WEIGHT_FILES
+    return word.startswith("vitrail/")
 
 
 def load_network(source: str | Path, image_size: InputSize | None = None) -> ViT | ResNet:
@@ -67,6 +84,47 @@ def warn_of_untrained(network: ViT | ResNet, source: str | Path) -> None:
                 name,
                 source,
             )
+
+
+def load_together(
+    sources: NetworksLike, compute: Compute, *, calibrate: bool = True
+) -> ViT | ResNet | Engine | Ensemble:
+    """Return what `load_runnable` returns, or for several networks their mean. Raises UsageError if they have none."""
+    from vitrail.tasks.ensemble import Ensemble
+
+    each = each_network(sources)
+    labels = network_labels(each)
+    networks = [load_runnable(source, compute, calibrate=calibrate) for source in each]
+    return networks[0] if len(networks) == 1 else Ensemble(networks, labels)
+
+
+def each_network(sources: NetworksLike) -> list[str | Path]:
+    """Return the networks one by one. Raises UsageError if there is none."""
+    if not (found := [sources] if isinstance(sources, str | Path) else list(sources)):
+        raise UsageError("there is no network: the list is empty. Give at least one run, model folder or weight file")
+    return found
+
+
+def fingerprint_of(sources: NetworksLike) -> str | list[str]:
+    """Return a hash of the weights of a network, or of each of several. Raises WeightsError."""
+    from vitrail.weights.load import weights_fingerprint
+
+    found = [weights_fingerprint(source) for source in each_network(sources)]
+    return found[0] if isinstance(sources, str | Path) else found
+
+
+def temperature_of(network: ViT | ResNet | Engine | Ensemble) -> float | list[float]:
+    """Return the temperature of the probabilities of a network, or of each of several."""
+    of_each = getattr(network, "temperatures", None)
+    return network.card.temperature if of_each is None else of_each
+
+
+def said_of_networks(sources: NetworksLike) -> str:
+    """Return the networks as the subject of a sentence: "runs/a", "the mean of a, b and c"."""
+    *names, last = network_labels(each := each_network(sources))
+    if not names:
+        return str(each[0])
+    return f"the mean of {', '.join(names)} and {last}"
 
 
 def load_runnable(
@@ -117,7 +175,7 @@ def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rej
     if found is None:
         log.warning(
             "%s does not say how often it is right at a confidence: it was trained without validation images or "
-            "without calibration, or its calibration is switched off",
+            "without calibration, its calibration is switched off, or it is the mean of several networks",
             source,
         )
     else:
@@ -125,7 +183,7 @@ def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rej
     return found
 
 
-def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: str | Path) -> list[str]:
+def output_names(network: ViT | ResNet | Engine | Ensemble, images: IndexedSource, source: str | Path) -> list[str]:
     """Return the name of each output: from the weights, or else the classes of the images, in order.
 
     Raises DataError if the weights have no names and the numbers of outputs and classes differ.
@@ -145,6 +203,14 @@ def output_names(network: ViT | ResNet | Engine, images: IndexedSource, source: 
         names[-1],
     )
     return names
+
+
+def held_out(source: str | Path) -> dict[str, Any]:
+    """Return which images a run held out (`vitrail.data.roles.Splits.held_out`); empty if it is no run."""
+    try:
+        return read_json_object(Path(source) / "split.json", DataError)
+    except DataError:
+        return {}
 
 
 def network_labels(networks: Sequence[str | Path]) -> list[str]:

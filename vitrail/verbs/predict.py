@@ -19,9 +19,16 @@ from vitrail.verbs import bulk
 from vitrail.verbs.bulk import BulkProgress, OnWorkers, is_bulk, open_job, predicted_columns, run_job
 from vitrail.verbs.features import paths_or_images, warn_of_ignored
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords
+from vitrail.verbs.flags.keywords import ImagesLike, LenientDataKeywords, NetworksLike
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import explained_rejection, load_runnable
+from vitrail.verbs.network import (
+    each_network,
+    explained_rejection,
+    fingerprint_of,
+    load_together,
+    said_of_networks,
+    temperature_of,
+)
 from vitrail.verbs.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
 from vitrail.words import as_text, listing, one_line
 
@@ -75,7 +82,7 @@ class Predictions:
 
 @overload
 def predict(
-    model: str | Path,
+    model: NetworksLike,
     *images: ImagesLike,
     top: Count = 5,
     reject: Share | None = None,
@@ -94,7 +101,7 @@ def predict(
 ) -> Predictions: ...
 @overload
 def predict(
-    model: str | Path,
+    model: NetworksLike,
     *images: ImagesLike,
     top: Count = 5,
     reject: Share | None = None,
@@ -115,7 +122,7 @@ def predict(
 ) -> Predictions | BulkProgress: ...
 @checked
 def predict(
-    model: str | Path,
+    model: NetworksLike,
     *images: ImagesLike,
     top: Count = 5,
     reject: Share | None = None,
@@ -154,7 +161,8 @@ def predict(
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
-            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
+            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes. Of several, before the images, the
+            mean of the calibrated probabilities is taken, or of the numbers. In Python they are a list.
         images: Files, folders and patterns such as 'photos/**/*.jpg', any number of them; /dev/stdin for a pipe. In
             Python also pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many in one array, and lists.
         top: Number of classes to name for each image.
@@ -175,7 +183,8 @@ def predict(
     compute = Compute(None, batch_size, workers, device, precision, engine)
     if not images:
         raise UsageError(
-            f"no images are given. Give files, folders or patterns: vitrail predict {model} FILE|FOLDER|PATTERN ..."
+            "no images are given. Give files, folders or patterns: vitrail predict "
+            f"{' '.join(map(str, each_network(model)))} FILE|FOLDER|PATTERN ..."
         )
     _check_kind(out, merge, ray)
     paths, held = paths_or_images(images, out=out, tiles=tiles, **reading)
@@ -185,7 +194,6 @@ def predict(
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.tasks.predict import predict_files
     from vitrail.tasks.prediction import errors_file
-    from vitrail.weights.load import weights_fingerprint
 
     findings = Findings("files")
     images_of_data_set = out is not None and is_bulk(out) and tiles is None
@@ -199,11 +207,11 @@ def predict(
     if out is not None and not is_bulk(out):
         for file in (Path(out), errors_file(Path(out))):
             check_writable(file, UsageError)
-    network = load_runnable(model, compute, calibrate=calibrate)
-    rejection = None if reject is None else explained_rejection(network.card, model, reject)
+    network = load_together(model, compute, calibrate=calibrate)
+    rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
     job = None
     if out is not None and is_bulk(out):
-        changed = {"reject": (reject, None), "temperature": (network.card.temperature, 1)}
+        changed = {"reject": (reject, None), "temperature": (temperature_of(network), 1)}
         about = {name: value for name, (value, usual) in changed.items() if value != usual}
         job = open_job("predict", model, paths, out, data, top=top, precision=precision, **about)
     predictions_of = compute.predictor(
@@ -222,7 +230,7 @@ def predict(
         collected = _collected(rows(), cut is not None, raw, rejection, strict)
         warn_of_ignored(findings)
         return collected
-    key = [weights_fingerprint(model), top, precision, reject, network.card.temperature]
+    key: list[Any] = [fingerprint_of(model), top, precision, reject, temperature_of(network)]
     key += [tiles, overlap] if cut else []
     maps = TileMaps(paths, cut, network.card.preprocess) if folder and cut else None
     written = _write(Path(out), key, files_of_rows(paths, cut, network.card.preprocess), rows, raw, maps)

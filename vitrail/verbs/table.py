@@ -61,6 +61,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
     "weights": {
         "weights info": Verb("weights:info", "describe weights: architecture, card, tensors"),
         "weights convert": Verb("weights:convert", "write weights in another library's format"),
+        "weights average": Verb("average:average", "average the weights of several networks (model soup)"),
         "weights verify": Verb("weights:verify", "compare weights with their card and their own library"),
         "weights push": Verb("weights:push", "upload weights to the hub, with a model card"),
     },

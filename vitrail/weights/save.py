@@ -104,7 +104,7 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
         check_finite(name, tensor, f"the model is not saved to {path}")
     card, stale = present_card(written, card, network)
     card = replace(card, provenance=without_folders(card.provenance))
-    _check_place(path, format, overwrite)
+    check_place(path, format, overwrite)
     with writing(path, WeightsError), beside(path) as temporary:
         if format == OURS:
             save_model(temporary, written, replace(card, reference=reference(written)))
@@ -148,7 +148,8 @@ def _bare(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _check_place(path: Path, format: str, overwrite: bool) -> None:
+def check_place(path: Path, format: str, overwrite: bool) -> None:
+    """Raise WeightsError if no model of this format can be written to `path`."""
     endings = ENDINGS.get(format, tuple(ending for ending in SUFFIXES if ending != ".npz"))
     if path.suffix in SUFFIXES and path.suffix not in endings:
         right = f"a file that ends in {', '.join(endings)}" if endings else "a folder"

@@ -4,13 +4,14 @@ Both consist of the operations in `geometry.py` and `augment.py`, which take and
 normalised here, because the model does that.
 
 `views` makes several views of one image: as it is and mirrored, or ten crops, one above the other in one array.
+`SeveralInputs` is the preprocessing of several networks that see one image, each in its own way (`Stacked`).
 `ModelInput` is the preprocessing of a network as a callable for images of Pillow, as torchvision's transforms are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -134,6 +135,8 @@ def eval_transform(preprocess: Preprocess) -> Op:
     crop itself, and both cut out the middle: 224 with crop 0.875 makes the short side 256. "native" makes a strip of
     what `shown_transform` shows.
     """
+    if isinstance(preprocess, SeveralInputs):
+        return Stacked(tuple(map(eval_transform, preprocess.each)))
     shown = shown_transform(preprocess)
     return Compose((shown, *cut), shown.pixels) if (cut := _cut(preprocess)) else shown
 
@@ -150,6 +153,8 @@ def shown_transform(preprocess: Preprocess) -> Op:
 
 def tile_transform(preprocess: Preprocess) -> Op:
     """Return the transform of tiles; its result has exactly the size `preprocess.size`."""
+    if isinstance(preprocess, SeveralInputs):
+        return Stacked(tuple(map(tile_transform, preprocess.each)))
     squash = Squash(preprocess.image_size, preprocess.interpolation)
     return Compose((squash, *_cut(preprocess)), pixels_of(preprocess.bands))
 
@@ -264,6 +269,10 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
 
     Raises UsageError for crops if one view shows the whole image.
     """
+    if isinstance(preprocess, SeveralInputs):
+        assert isinstance(shown, Stacked)
+        parts = zip(preprocess.each, shown.each, strict=True)
+        return Stacked(tuple(views(kind, own, part) for own, part in parts), VIEWS[kind])
     if kind == "flip":
         return Mirrored(shown_transform(preprocess), cut) if (cut := _cut(preprocess)) else Mirrored(shown)
     if preprocess.resize not in CROPPED or preprocess.crop == 1:
@@ -275,6 +284,46 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
             "Use --tta flip"
         )
     return TenCrops(larger(preprocess), preprocess.image_size, shown.pixels)
+
+
+@dataclass(frozen=True)
+class SeveralInputs(Preprocess):
+    """The preprocessing of several networks that see one image. The other fields are those of the first."""
+
+    each: tuple[Preprocess, ...] = ()
+
+    @classmethod
+    def of(cls, each: Sequence[Preprocess]) -> Preprocess:
+        """Return the preprocessing of networks with these; a plain one if all are equal."""
+        different = tuple(dict.fromkeys(each))
+        return each[0] if len(different) == 1 else cls(**vars(each[0]), each=different)
+
+    @property
+    def size(self) -> Size:
+        """See `Preprocess.size`."""
+        return sum(math.prod(one.size) for one in self.each), 1
+
+
+@dataclass(frozen=True)
+class Stacked(Op):
+    """The results of several transforms of one image, as one column of pixels: uint8 [all pixels, 1, 3].
+
+    Each result consists of `count` views, one above the other. In the column all first views come first.
+    """
+
+    each: tuple[Op, ...]
+    count: int = 1
+
+    @property
+    def pixels(self) -> Pixels:  # type: ignore[override]
+        """See Op."""
+        return self.each[0].pixels
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        seen = [op(image, rng) for op in self.each]
+        columns = [part.reshape(self.count, -1, 1, part.shape[-1]) for part in seen]
+        return np.concatenate(columns, axis=1).reshape(-1, 1, seen[0].shape[-1])
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,20 @@ class Compute(Settings):
         images: Returns their number, if it is known.
         """
         from vitrail.exports.engines import engine_predictor
+        from vitrail.tasks.ensemble import Ensemble
 
+        if isinstance(network, Ensemble):
+            return network.mean(self.of_each(network, images=images))
         place, engine = self.place(), self.engine
         return engine_predictor(network, place, self.precision, engine=engine, features=features, images=images)
+
+    def of_each(self, network: Any, *, images: Callable[[], int] = lambda: 0) -> list[Predict]:
+        """Return what `predictor` returns, or for several networks images -> outputs of each (`Ensemble.outputs`)."""
+        from vitrail.tasks.ensemble import Ensemble
+
+        if not isinstance(network, Ensemble):
+            return [self.predictor(network, images=images)]
+        return network.outputs([self.predictor(member, images=images) for member in network.members])
 
     def loader(
         self,

@@ -136,6 +136,8 @@ def placeholder(flag: Flag) -> str:
     """Return what stands for the value of a flag in help, such as NUMBER; for a subject its name."""
     if flag.subject:
         name = flag.name.upper()
+        if flag.several and not flag.repeated:
+            return f"{name} [{name} ...]"
         return f"[{name} ...]" if flag.repeated else name if flag.default is REQUIRED else f"[{name}]"
     if in_minutes(flag.hint):
         return "TIME"

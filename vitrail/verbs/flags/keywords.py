@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     ImagesLike = ImageLike | Sequence[ImageLike | Sequence[Any]]
     """Images in Python: paths, pictures of Pillow, uint8 arrays [H, W, 3] and tensors [3, H, W], many of them in one
     with a further dimension in front, and lists of these."""
+    NetworksLike = str | Path | Sequence[str | Path]
+    """A network, or several whose mean is taken."""
     LabelsLike = str | Path | Sequence[Any] | np.ndarray | torch.Tensor
     """A file of labels, or in Python a label for each of the images that are given."""
 else:  # on the command line all are paths
     ImageLike = ImagesLike = LabelsLike = str | Path
+    NetworksLike = str | Path | tuple[str | Path, ...]
 
 
 class TrialKeywords(TypedDict, total=False):

@@ -19,6 +19,8 @@ from vitrail.ranges import refuse_empty
 from vitrail.training.run import Run
 from vitrail.verbs.flags.declared import READING, REQUIRED, Flag, flag_of, flags_of, is_list, is_size, listed_words
 from vitrail.verbs.flags.help import placeholder
+from vitrail.verbs.flags.keywords import NetworksLike
+from vitrail.verbs.network import is_network
 
 
 def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple[list[Any], dict[str, Any]]:
@@ -34,6 +36,8 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     for flag in (flag for flag in flags if flag.subject):
         if flag.repeated:
             many, arguments[flag.name], rest = flag.name, tuple(_subject(flag, word) for word in rest), []
+        elif rest and flag.hint == NetworksLike:
+            arguments[flag.name], rest = _networks(rest)
         elif rest:
             arguments[flag.name] = _subject(flag, rest.pop(0))
         elif flag.default is REQUIRED:
@@ -180,6 +184,18 @@ def _value(flag: Flag, words: list[str] | bool, said: str) -> Any:
 def _subject(flag: Flag, word: str) -> Any:
     hint = get_args(flag.hint)[0] if flag.repeated else flag.hint
     return from_words(hint, word, flag.name, subject=True)
+
+
+def _networks(words: list[str]) -> tuple[str | tuple[str, ...], list[str]]:
+    """Return the networks with which a command line begins, and the other words. The first word is always one."""
+    count = 1 + next((at for at, word in enumerate(words[1:]) if not is_network(word)), len(words) - 1)
+    rest = words[count:]
+    if late := list(filter(is_network, rest)):
+        raise UsageError(
+            f"{late[0]} is a network, but it stands after {rest[0]}. Name all networks first, then the images; name "
+            f"images in its folder by a pattern: '{late[0]}/*.jpg'"
+        )
+    return words[0] if count == 1 else tuple(words[:count]), rest
 
 
 def _unknown(words: Sequence[str], known: Iterable[Flag], prog: str) -> str:

@@ -1,0 +1,222 @@
+"""`vitrail weights average`: one network whose weights are the mean of those of several (a model soup)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from vitrail.data.settings import Data
+from vitrail.device import Precision
+from vitrail.errors import UsageError
+from vitrail.ranges import Count, Threads, checked
+from vitrail.terminal import ProgressLine, page, table
+from vitrail.training.recorded import recorded_run
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.keywords import DataKeywords
+from vitrail.verbs.flags.reading import READ, read_settings
+from vitrail.verbs.network import held_out, load_network, network_labels, run_images
+from vitrail.words import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from vitrail.data.item import IndexedSource
+    from vitrail.evaluation.results import Results
+    from vitrail.transfer.soup import Ingredient
+    from vitrail.weights.card import Card
+    from vitrail.weights.confidence import Confidence
+
+SoupKind = Literal["greedy", "uniform"]
+
+
+@one_line
+@dataclass(frozen=True)
+class Averaged:
+    """A model soup: where it was written, what it was made of, and its results on the validation images."""
+
+    path: str
+    kind: SoupKind
+    ingredients: list[Ingredient]
+    """The networks that were given, in the order in which they were tried."""
+    data: str | None = None
+    """The validation images; None if there are none."""
+    results: Results | None = None
+    confidence: Confidence | None = None
+    """None if the temperature of the probabilities is not known."""
+
+
+@checked
+def average(
+    source: str | Path,
+    *sources: str | Path,
+    out: str | Path | None = None,
+    kind: SoupKind = "greedy",
+    on: str | Path | None = None,
+    overwrite: bool = False,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+    **reading: Unpack[DataKeywords],
+) -> Averaged:
+    """Write one network whose weights are the mean of those of several (a model soup).
+
+    It costs what one network costs. The networks must be fine-tunings of the same weights on the same classes, with
+    other seeds, learning rates or augmentations.
+
+    The temperature of the probabilities, and for several labels the thresholds, are chosen again on the validation
+    images. Test images choose nothing: measure the result with `vitrail evaluate`.
+
+    Args:
+        source: A run, a model folder, a weight file of any known library, or a name on the hub.
+        sources: Further networks.
+        out: The new model folder (required).
+        kind: Which networks are averaged. greedy: from the best to the worst on the validation images, each that does
+            not make the result worse, so that it is at least as good there as the best network; uniform: all.
+        on: Validation images, in any form that `vitrail train` takes, on which no network was trained. Of a data set
+            with splits, only the validation split is used (default: the images that the first run held out, if all runs
+            held out the same ones).
+        overwrite: Replace an existing model in the folder.
+    """
+    from vitrail.data.images.ops import eval_transform
+    from vitrail.transfer.soup import (
+        greedy,
+        measured,
+        measured_card,
+        require_alike,
+        soup_card,
+        statistics_differ,
+        uniform,
+    )
+    from vitrail.weights.load import read_card
+    from vitrail.weights.save import OURS, check_place, save
+
+    compute = Compute(None, batch_size, workers, device, precision, "torch")
+    given = dict(zip(network_labels((source, *sources)), (source, *sources), strict=True))
+    if len(given) == 1:
+        raise UsageError(f"one network has no mean. Name several: vitrail weights average {source} RUN --out NEW")
+    if out is None:
+        raise UsageError("the new network needs a folder. Name it: --out NEW")
+    check_place(Path(out).expanduser(), OURS, overwrite)
+    cards = {name: read_card(place) for name, place in given.items()}
+    require_alike(cards)
+    card = next(iter(cards.values()))
+    validation = _validation_images(list(given.values()), card, on, reading, needed=kind == "greedy")
+    network: Any = load_network(source)
+    load = {name: partial(_tensors, place) for name, place in given.items()}
+    said, results, loader = None, None, None
+    with ExitStack() as opened:
+        if validation is not None:
+            images, said = validation
+            shown, size = eval_transform(card.preprocess), card.preprocess.image_size
+            loader = opened.enter_context(closing(compute.loader(images, shown, size, ProgressLine("computed"))))
+
+        def measure(tensors: Mapping[str, Tensor]) -> Results:
+            assert loader is not None  # the greedy soup needs images
+            network.load_state_dict(tensors)
+            return measured(card, compute.predictor(network), loader)
+
+        tensors, tried = uniform(load) if kind == "uniform" else greedy(load, measure)
+        if loader is None and statistics_differ(tensors, load[next(iter(load))]()):
+            raise UsageError(
+                "the networks have trained the running statistics of their BatchNorm. Only validation images say if "
+                "their mean fits the mean of the weights. Name images that no network was trained on: --on DATA"
+            )
+        network.load_state_dict(tensors)
+        kept = [one.name for one in tried if one.kept]
+        network.card = soup_card(card, kept, [cards[name] for name in kept], kind)
+        if loader is not None:
+            network.card, results = measured_card(network.card, compute.predictor(network), loader, len(images))
+    path = save(network, out, overwrite=overwrite).path
+    return Averaged(str(path), kind, tried, said, results, network.card.confidence)
+
+
+def _tensors(source: str | Path) -> Mapping[str, Tensor]:
+    return load_network(source).state_dict()
+
+
+def _validation_images(
+    sources: Sequence[str | Path], card: Card, on: str | Path | None, reading: Mapping[str, Any], *, needed: bool
+) -> tuple[IndexedSource, str] | None:
+    """Return the validation images of `on`, else of the runs, and their name; None if there are none.
+
+    Raises UsageError if they are `needed`, and DataError for images that do not fit the network.
+    """
+    from vitrail.data.item import Subset, role_of
+    from vitrail.data.roles import of_role
+    from vitrail.data.sources.open import open_and_warn
+    from vitrail.tasks.catalog import task_of
+
+    run = recorded_run(sources[0])
+    settings = Data() if run is None else run.data
+    advice = "Name images that no network was trained on: --on DATA; or average all networks: --kind uniform"
+    if on is not None:
+        settings = Data(str(on), label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
+        found = open_and_warn(read_settings(reading, on, task_of(card).settings(settings, card), READ))
+        names = of_role(found, "validation") or [name for name in found.splits if role_of(name) is None]
+        if len(names) != 1:
+            splits = ", ".join(found.splits)
+            raise UsageError(
+                f"--on {on} has the splits {splits}, and not one validation split. Name the folder or file of the "
+                "validation images. Test images must not choose anything"
+            )
+        source, said = found.splits[names[0]], str(on)
+    else:
+        held = [held_out(place) for place in sources]
+        other = next((place for place, ids in zip(sources, held, strict=True) if ids != held[0]), None)
+        of_run = None
+        if run is None:
+            why = f"{sources[0]} is no run, so it has no validation images"
+        elif role_of(str(held[0].get("validation"))) == "test":
+            why = f"{sources[0]} was validated on test images, which must not choose anything"
+        elif other is not None:
+            why = f"{other} may have been trained on the validation images of {sources[0]}: it held out other images"
+        else:
+            why = f"{sources[0]} was trained without validation images"
+            settings = read_settings(reading, None, task_of(card).settings(settings, card), READ)
+            of_run = run_images(run, settings, ("validation",))
+        if of_run is None and needed:
+            raise UsageError(f"{why}. {advice}")
+        if of_run is None:
+            return None
+        source, said = of_run[1], f"the validation images of {settings.path}"
+    return Subset(task_of(card).images(source, str(sources[0])), class_names=card.class_names), said
+
+
+def show(result: Averaged) -> Any:
+    """Return the result as a table and lines for a terminal."""
+    rows = [
+        (
+            one.name,
+            "" if one.alone is None else one.alone.in_words(),
+            "" if one.soup is None else one.soup.in_words(),
+            "yes" if one.kept else "no",
+        )
+        for one in result.ingredients
+    ]
+    lines = [f"wrote {result.path}: the mean of {sum(one.kept for one in result.ingredients)} networks"]
+    if result.results is None:
+        lines.append("nothing was measured, so its card has no temperature: name validation images with --on DATA")
+    else:
+        lines.append(f"{result.results.in_words()} on {result.results.count:,} images: {result.data}")
+    if result.confidence is not None:
+        lines.append(str(result.confidence))
+    return page(table(("network", "alone", "soup with it", "kept"), rows), lines)
+
+
+def as_json(result: Averaged) -> Any:
+    """Return the result as JSON values."""
+    from vitrail.config import plain
+
+    numbers: dict[str, dict[str, Any]] = {one.name: {"kept": one.kept} for one in result.ingredients}
+    for one in result.ingredients:
+        found = {"alone": one.alone, "soup": one.soup}
+        numbers[one.name] |= {name: each.metrics() for name, each in found.items() if each is not None}
+    about = {"path": result.path, "kind": result.kind, "data": result.data, "networks": numbers}
+    metrics = None if result.results is None else result.results.metrics()
+    return {**about, "metrics": metrics, "confidence": plain(result.confidence)}
