@@ -60,6 +60,12 @@ MEANINGS: dict[str, Meaning] = {
 }
 """Word -> what it takes. The table in docs/augmentation.md says what each does."""
 
+
+def vocabulary() -> list[str]:
+    """Return all words, with their usual strengths."""
+    return [name if it.valid is None else f"{name}:{it.strength:g}" for name, it in MEANINGS.items()]
+
+
 SETTINGS = {
     **dict.fromkeys(("flip", "hflip"), "augment.flip"),
     "erasing": "augment.erasing",

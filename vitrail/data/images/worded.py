@@ -31,10 +31,11 @@ def operations(augment: Augment, preprocess: Preprocess, pixels: Pixels) -> list
 
     Raises UsageError for one that cannot work on such images.
     """
-    return [_operation(asked, preprocess.image_size, pixels) for asked in augment.worded]
+    return [operation(asked, preprocess.image_size, pixels) for asked in augment.worded]
 
 
-def _operation(asked: Worded, size: Size, pixels: Pixels) -> Op:
+def operation(asked: Worded, size: Size, pixels: Pixels) -> Op:
+    """Return one of the operations on images of `size` (height, width). See `operations`."""
     if asked.is_path:
         return named_operation(asked, size, pixels)
     rgb = pixels is EIGHT_BIT_RGB
