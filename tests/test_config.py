@@ -58,7 +58,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         if hint in (Preparation, Preprocess):  # the resized image is bounded too: size / crop
             parts["crop"] = st.floats(0.5, 1)
         if "also" in parts:
-            words = vocabulary() + ["vflip@0.25", "my_module:darker('a @ b', by=[0.5])@1"]
+            words = [*vocabulary(), "vflip@0.25", "my_module:darker('a @ b', by=[0.5])@1"]
             parts["also"] = st.lists(st.sampled_from(words), max_size=3).map(tuple)
         for pair in parts.keys() & {"scale", "ratio", "global_scale", "local_scale"}:
             if get_origin(hints[pair]) is tuple:  # (low, high)

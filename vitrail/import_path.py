@@ -65,7 +65,7 @@ def own_object(path: str, *, imports: bool, what: str = "class") -> Any:
     for part in name.split("."):
         inside = getattr(found, "__dict__", {})
         if part not in inside:
-            kinds = type if what == "class" else Callable
+            kinds: Any = type if what == "class" else Callable
             near = did_you_mean(part, [each for each, value in inside.items() if isinstance(value, kinds)])
             file = getattr(sys.modules[module], "__file__", None) or "without a file"
             raise UsageError(f"the module {module} ({file}) has no {what} {part!r}.{near}")

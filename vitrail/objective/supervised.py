@@ -71,8 +71,8 @@ def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tens
     if config.loss == "asymmetric":
         return asymmetric_loss(logits, soft, config).sum(-1)
     if config.focal_gamma:
-        exponents = dict(gamma_positive=config.focal_gamma, gamma_negative=config.focal_gamma)
-        per_class = asymmetric_loss(logits, soft, Supervised(loss="asymmetric", margin=0.0, **exponents))
+        gamma = config.focal_gamma
+        per_class = asymmetric_loss(logits, soft, Supervised(gamma_positive=gamma, gamma_negative=gamma, margin=0.0))
     else:
         per_class = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
     return per_class.sum(-1) if config.loss == "sigmoid" else per_class.mean(-1)

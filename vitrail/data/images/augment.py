@@ -59,12 +59,13 @@ MOVES: dict[str, Change] = {
 }
 """Those of `CHANGES` that move pixels and change no colour; also for a single band of floats."""
 
+QUARTERS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
+
 TURNS: dict[str, Change] = {
     "vflip": lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
     "rotate90": lambda image, turns: image.transpose(QUARTERS[int(turns) - 1]) if turns else image,
 }
 """Those of `CHANGES` that give every pixel a new place, without interpolation; also for a single band of floats."""
-QUARTERS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
 
 CHANGES: dict[str, Change] = {
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),

@@ -12,7 +12,7 @@ from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import EpochCount, Positive, Range, checked
 from vitrail.recipes.asked import Asked
 from vitrail.verbs.data.outputs import output_files
-from vitrail.verbs.flags.keywords import RunKeywords
+from vitrail.verbs.flags.keywords import TrialKeywords
 from vitrail.words import counted, one_line
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Drawn:
 def augment(
     path: str | Path | None = None,
     *,
+    weights: str | Path | None = None,
     recipe: str | None = None,
     config: tuple[str | Path, ...] = (),
     epochs: EpochCount | None = None,
@@ -56,7 +57,7 @@ def augment(
     images: Annotated[int, Range(1, 32)] = 4,
     draws: Annotated[int, Range(1, 8)] = 4,
     out: str | Path = "augment.png",
-    **settings: Unpack[RunKeywords],
+    **settings: Unpack[TrialKeywords],
 ) -> Drawn:
     """Draw training images as the network sees them: in evaluation, in training, and with each change in words alone.
 
@@ -66,6 +67,7 @@ def augment(
 
     Args:
         path: The images, in any form that `vitrail train` takes.
+        weights: Weights to start from, as for `vitrail finetune` (default: none, as for `vitrail train`).
         recipe: Recipe whose augmentation is drawn (default: the one that training would choose).
         config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
         epochs: Length of the training in epochs, on which a recipe's augmentation may depend.
@@ -79,7 +81,7 @@ def augment(
 
     (file,) = output_files({".png": (out,)}, [] if path is None else [str(path)])
     assert file is not None
-    run, source = _decided(Asked(path, recipe, config, epochs, lr, settings.pop("weights", None), settings))
+    run, source = _decided(Asked(path, recipe, config, epochs, lr, weights, settings))
     names, groups = _groups(run, source, images, draws)
     title = "Columns with a word show this change alone, on the picture of evaluation. From top to bottom: "
     write_columns(file, title + ", ".join(names), groups)
