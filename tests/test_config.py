@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vitrail.config import from_yaml, merge, to_yaml
 from vitrail.data.settings import Preparation, Preprocess
+from vitrail.data.wording import vocabulary
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration, parse_minutes
 from vitrail.errors import UsageError
 from vitrail.import_path import Extensible
@@ -56,6 +57,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         parts = {field.name: values_of(hints[field.name]) for field in fields(hint)}
         if hint in (Preparation, Preprocess):  # the resized image is bounded too: size / crop
             parts["crop"] = st.floats(0.5, 1)
+        if "also" in parts:
+            words = [*vocabulary(), "vflip@0.25", "my_module:darker('a @ b', by=[0.5])@1"]
+            parts["also"] = st.lists(st.sampled_from(words), max_size=3).map(tuple)
         for pair in parts.keys() & {"scale", "ratio", "global_scale", "local_scale"}:
             if get_origin(hints[pair]) is tuple:  # (low, high)
                 parts[pair] = parts[pair].map(lambda ends: tuple(sorted(ends)))

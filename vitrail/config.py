@@ -234,7 +234,10 @@ class _Merge:
         if self.problems:  # a section may refuse its values only because one of them is missing
             return base
         try:
-            return replace(base, **changes)  # type: ignore[type-var]
+            changed = replace(base, **changes)  # type: ignore[type-var]
+            if self.imports and isinstance(changed, Extensible):
+                changed.import_code(changes)
+            return changed
         except (UsageError, ValueError) as error:  # a class of the user's own may raise ValueError
             self.wrong(path, str(error))
             return base

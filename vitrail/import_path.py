@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import get_annotations
 from pathlib import Path
@@ -31,6 +32,9 @@ class Extensible(Settings):
     Its fields become flags and lines of config.yaml. What it does is a method, which the built-in classes have too.
     """
 
+    def import_code(self, typed: Collection[str]) -> None:
+        """Import the modules that the values of the settings `typed` name, which the user has typed."""
+
 
 def import_path(kind: type) -> str:
     """Return the name by which `own_class` finds a class."""
@@ -49,18 +53,24 @@ def own_class(path: str, bases: tuple[type[T], ...], *, imports: bool) -> type[T
     program has checked. Without it, only modules that are imported already are searched. Raises UsageError that says
     what is wrong and where the module was looked for.
     """
+    found = own_object(path, imports=imports)
+    _check_class(found, path, bases)
+    return found  # type: ignore[no-any-return]
+
+
+def own_object(path: str, *, imports: bool, what: str = "class") -> Any:
+    """Return what `path` names. See `own_class`; `what` it may be is for errors: a class, or also a function."""
     module, name = _parts(path)
     found: Any = _module(module, path, imports=imports)
     for part in name.split("."):
         inside = getattr(found, "__dict__", {})
         if part not in inside:
-            classes = [each for each, value in inside.items() if isinstance(value, type)]
-            near = did_you_mean(part, classes)
+            kinds: Any = type if what == "class" else Callable
+            near = did_you_mean(part, [each for each, value in inside.items() if isinstance(value, kinds)])
             file = getattr(sys.modules[module], "__file__", None) or "without a file"
-            raise UsageError(f"the module {module} ({file}) has no class {part!r}.{near}")
+            raise UsageError(f"the module {module} ({file}) has no {what} {part!r}.{near}")
         found = inside[part]
-    _check_class(found, path, bases)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def inheriting(kind: Any, base: Any) -> Any:

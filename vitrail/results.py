@@ -32,6 +32,7 @@ from vitrail.verbs.bench import EngineBench as EngineBench
 from vitrail.verbs.bulk import BulkProgress as BulkProgress
 from vitrail.verbs.cost import CostReport as CostReport
 from vitrail.verbs.data.audit import Audit as Audit
+from vitrail.verbs.data.augment import Drawn as Drawn
 from vitrail.verbs.data.dedup import Duplicates as Duplicates
 from vitrail.verbs.data.next import NextImages as NextImages
 from vitrail.verbs.embed import WrittenFeatures as WrittenFeatures

@@ -6,6 +6,7 @@ does not exist or is slower.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -184,3 +185,15 @@ def is_observed() -> bool:
         or torch._C._len_torch_dispatch_stack()
         or any(not isinstance(mode, DeviceContext) for mode in function_modes())
     )
+
+
+@cache
+def drawing_from(operation: Any) -> Any | None:
+    """Return the form of an operation that takes a keyword `generator`; None if there is none.
+
+    It is the operation itself, or an overload of it with one argument more.
+    """
+    names = {argument.name for argument in operation._schema.arguments} | {"generator"}
+    packet = operation.overloadpacket
+    forms = [operation, *(getattr(packet, name) for name in packet.overloads())]
+    return next((form for form in forms if {argument.name for argument in form._schema.arguments} == names), None)

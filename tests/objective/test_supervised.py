@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
+from torchvision.ops import sigmoid_focal_loss
 
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
@@ -175,6 +176,54 @@ def test_asymmetric_loss_has_a_closed_form_for_mixed_targets() -> None:
     expected = -(t * (1 - p) ** 1.5 * np.log(p) + (1 - t) * q**3 * np.log(1 - q)).sum(1)
     config = Supervised(loss="asymmetric", gamma_positive=1.5, gamma_negative=3.0, margin=0.1)
     np.testing.assert_allclose(supervised_loss(logits, targets, config).numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("loss", ["sigmoid", "bce"])
+def test_focal_loss_of_several_labels_and_its_gradient_are_torchvisions(loss: str, gamma: float) -> None:
+    logits, marks = random_case(6, soft=False)[0].requires_grad_(), marked(6)
+    theirs = sigmoid_focal_loss(logits, marks.double(), alpha=-1, gamma=gamma)
+    expected = theirs.sum(1) if loss == "sigmoid" else theirs.mean(1)
+    ours = supervised_loss(logits, marks, Supervised(loss=loss, focal_gamma=gamma))  # type: ignore[arg-type]
+    torch.testing.assert_close(ours, expected)
+    for found, wanted in zip(*(torch.autograd.grad(one.sum(), logits) for one in (ours, expected)), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0, 0.9), st.sampled_from([0.5, 1.0, 2.0, 5.0]))
+def test_focal_loss_of_classes_has_a_closed_form(seed: int, soft: bool, smoothing: float, gamma: float) -> None:
+    """Also for mixed and smoothed targets, in which it is linear."""
+    logits, targets = random_case(seed, soft)
+    z, t = logits.numpy(), one_hot(targets, 6)
+    t = (1 - smoothing) * t + smoothing / 6
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    expected = -(t * (1 - p) ** gamma * np.log(p)).sum(1)
+    ours = supervised_loss(logits, targets, Supervised(smoothing=smoothing, focal_gamma=gamma))
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=2e-5, atol=1e-5)
+
+
+def test_focal_loss_goes_with_class_weights_and_mixing() -> None:
+    """A mixed image counts as its parts do, each with the weight of its class."""
+    settings = Supervised(focal_gamma=2.0, class_weights="balanced")
+    torch.manual_seed(0)
+    task = SupervisedObjective(Tiny(3), settings, Augment(mixup=0.5), 3, seed=3, class_counts=(1, 4, 5))
+    prepared = task.prepare(batch(6, 3), step=1)
+    logits = task.model(prepared.images).double()
+    weights = np.array([10 / 3 / 1, 10 / 3 / 4, 10 / 3 / 5])
+    p = logits.softmax(1).detach().numpy()
+    expected = -(prepared.targets.numpy() * weights * (1 - p) ** 2 * np.log(p)).sum()
+    assert task.loss(prepared)[0].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_focal_loss_of_extreme_logits_has_a_finite_gradient_and_asymmetric_none() -> None:
+    logits = torch.tensor([[-200.0, 200.0, 0.0]], requires_grad=True)
+    for loss in ("softmax", "sigmoid", "bce"):
+        for label in (0, 1):
+            config = Supervised(loss=loss, focal_gamma=0.5)  # type: ignore[arg-type]
+            value = supervised_loss(logits, torch.tensor([label]), config).sum()
+            assert value.isfinite() and torch.autograd.grad(value, logits)[0].isfinite().all()
+    with pytest.raises(UsageError, match=r"focal_gamma is for .* softmax, sigmoid and bce"):
+        objective(loss="asymmetric", focal_gamma=2.0)
 
 
 def test_extreme_logits_have_a_finite_gradient() -> None:

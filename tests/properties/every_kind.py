@@ -43,7 +43,7 @@ from vitrail.weights.save import save
 DIGITS = Data(path="digits", subset=64, test="none")
 STILL = Model(width=16, depth=1, heads=2, mlp_dim=32)
 """A network without anything random."""
-PRETRAINED = dict(model="Ti/4", image_size=16, augment=Augment(scale=(0.5, 1.0)))
+PRETRAINED = dict(model="Ti/4", image_size=16, augment=Augment(scale=(0.5, 1.0), also=("rotate90", "noise")))
 TOKENIZER = Tokenizer(codes=16, width=16, depth=1, features=4, decay=0.9)
 VIEWS = DINO(outputs=32, hidden=32, bottleneck=8, view=1.5, local_crops=2, local_size=0.5, freeze_last_layer=Steps(1))
 LORA: dict[str, Any] = dict(lora_rank=2, lora_alpha=4.0, lora_on="both")
@@ -162,7 +162,7 @@ ROWS: dict[str, Row] = {
             "data": Data(path=str(materials() / "labels.csv"), holdout=0.2),
             "objective": Supervised(loss="asymmetric"),
             "schedule": Schedule(shape="constant", warmup=Steps(1)),
-            "augment": Augment(crop="center", cutmix=0.5, randaugment=(1, 9), randaugment_form="timm"),
+            "augment": Augment(crop="center", cutmix=0.5, randaugment=(1, 9), randaugment_form="timm", also=("hue",)),
             "workers": 1,
         }
     ),
@@ -177,12 +177,17 @@ ROWS: dict[str, Row] = {
         lambda: {
             "data": Data(path=str(materials() / "numbers" / "levels.csv"), label_columns=("level", "red"), test="none"),
             "objective": Regression(loss="mse"),
-            "augment": Augment(crop="pad", pad=1, mixup=0.2),
+            "augment": Augment(crop="pad", pad=1, mixup=0.2, also=("elastic@0.5",)),
             **tuned("attention+positions"),
         }
     ),
     "teacher": Row(
-        lambda: {"teacher": str(materials() / "teacher"), "distill": Distill(kind="features", features="mse")}
+        lambda: {
+            "teacher": str(materials() / "teacher"),
+            "distill": Distill(kind="features", features="mse"),
+            "objective": Supervised(focal_gamma=2.0),
+            "augment": Augment(also=("torchvision.transforms.v2:GaussianNoise(sigma=0.2)@0.5",)),
+        }
     ),
     "masked-patch": pretraining(MaskedPatch()),
     "masked-patch-small": pretraining(MaskedPatch(target="small"), optim=Optim(name="muon", lr=3e-3)),

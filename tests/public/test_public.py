@@ -45,7 +45,7 @@ objective.aspect objective.codes objective.commitment objective.decay objective.
 objective.decoder_width objective.depth objective.features objective.normalise objective.ratio
 objective.smallest_block objective.tokenizer objective.width objective.huber_delta
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
-augment.mixup augment.pad augment.randaugment augment.randaugment_form
+augment.also augment.mixup augment.pad augment.randaugment augment.randaugment_form
 augment.ratio augment.repeats augment.scale augment.three_augment
 augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout decode_on
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
@@ -56,7 +56,7 @@ data.channels data.bits data.display preprocess.bands.bits preprocess.bands.disp
 preprocess.bands.low preprocess.bands.mean preprocess.bands.std
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head lora_alpha lora_on lora_rank max_nonfinite model name objective.bce_threshold
-objective.class_weights objective.class_weights_beta objective.corrupt objective.gamma_negative
+objective.class_weights objective.class_weights_beta objective.focal_gamma objective.corrupt objective.gamma_negative
 objective.gamma_positive objective.head_bias distill.features distill.kind distill.temperature distill.weight teacher
 objective.kind objective.logit_adjustment objective.loss objective.margin objective.mask objective.mask_after_stem
 objective.other objective.smoothing objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr
@@ -122,6 +122,7 @@ FLAGS = {
     "bench": "models image_size batch_size mode device precision engines engine seconds out",
     "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",
     "data next": "path weights count by split out sheet raw batch_size workers device precision",
+    "data augment": f"path recipe config epochs lr images draws {RUN}",
     "data check": "path out raw workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb outside shuffle workers",

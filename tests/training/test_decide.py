@@ -223,6 +223,11 @@ def test_the_device_augments_where_the_cores_could_not_keep_up() -> None:
     assert decide(replace(randaugment, augment_on="device"), source).run.augment_on == "device"
     with pytest.raises(UsageError, match="--augment-on device is for RandAugment"):
         decide(replace(plain, augment_on="device"), source)
+    turned, bent = (replace(RUN, augment=Augment(also=also)) for also in (("rotate:15",), ("rotate:15", "elastic")))
+    assert decide(replace(turned, augment_on="device"), source).run.augment_on == "device"
+    assert on_cuda(bent, source, cores=2).run.augment_on == "host"  # as asked, where it can be done
+    with pytest.raises(UsageError, match="followed by no shear, zoom, perspective, elastic"):
+        decide(replace(bent, augment_on="device"), source)
 
 
 def test_a_device_that_decodes_does_the_rest_too() -> None:

@@ -1,4 +1,4 @@
-"""A contact sheet: small pictures with captions in one PNG file."""
+"""A contact sheet: small pictures with captions in one PNG file; or columns of pictures, each group with a title."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vitrail.data.images.pixels import picture
@@ -20,6 +21,8 @@ MOST = 60
 """Maximum number of frames."""
 WIDTH = 8
 """Number of pictures in a row."""
+ACROSS = 12
+"""Maximum number of columns beside each other."""
 _MARGIN, _LINE, _SIZE = 8, 14, 11
 _INK, _FAINT, _PAPER = (20, 20, 20), (215, 215, 215), (255, 255, 255)
 
@@ -53,14 +56,62 @@ def write_contact_sheet(file: Path, title: str, frames: Iterable[Frame]) -> None
         sheet.save(temporary, "PNG")
 
 
+class Columns(NamedTuple):
+    """Neighbouring columns of pictures with a title."""
+
+    title: str
+    note: str
+    """A line below the title."""
+    columns: Sequence[Sequence[np.ndarray]]
+    """The pictures of each column, uint8 [H, W, 3], one for each row."""
+
+
+def write_columns(file: Path, title: str, groups: Sequence[Columns]) -> None:
+    """Draw groups of columns beside each other, in blocks of at most `ACROSS` columns, one below the other.
+
+    All columns have a picture for each row. Raises UsageError if the file cannot be written.
+    """
+    blocks: list[list[Columns]] = [[]]
+    for group in groups:
+        if blocks[-1] and sum(len(one.columns) for one in [*blocks[-1], group]) > ACROSS:
+            blocks.append([])
+        blocks[-1].append(group)
+    rows = len(groups[0].columns[0])
+    high, head = rows * SIDE + 2 * _MARGIN, 2 * _LINE + 2
+    wide = max(sum(len(one.columns) * SIDE + 2 * _MARGIN for one in block) for block in blocks)
+    top = 2 * _MARGIN + _LINE
+    sheet = Image.new("RGB", (wide, top + len(blocks) * (head + high)), _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_SIZE + 1)
+    draw.text((_MARGIN, _MARGIN), _fitted(title, font, wide - 2 * _MARGIN), _INK, font)
+    for number, block in enumerate(blocks):
+        left, upper = _MARGIN, top + number * (head + high)
+        for group in block:
+            room = len(group.columns) * SIDE
+            for line, text in enumerate((group.title, group.note)):
+                draw.text((left, upper + line * _LINE), _fitted(text, font, room), _INK, font)
+            for column, pictures in enumerate(group.columns):
+                for row, image in enumerate(pictures):
+                    sheet.paste(_on_square(image), (left + column * SIDE, upper + head + row * SIDE))
+            left += room + 2 * _MARGIN
+    with replacing(file, UsageError) as temporary:
+        sheet.save(temporary, "PNG")
+
+
 def _picture(source: IndexedSource, index: int) -> Image.Image:
     """Return one picture on a square."""
-    square = Image.new("RGB", (SIDE - 2, SIDE - 2), _FAINT)
     try:
-        stored = source[index].image
-        image = Image.fromarray(picture(stored, short_side=2 * SIDE))
+        return _on_square(picture(source[index].image, short_side=2 * SIDE))
     except DecodeError:
-        return square
+        return _square()
+
+
+def _square() -> Image.Image:
+    return Image.new("RGB", (SIDE - 2, SIDE - 2), _FAINT)
+
+
+def _on_square(pixels: np.ndarray) -> Image.Image:
+    """Return a picture, uint8 [H, W, 3], in the middle of a square."""
+    image, square = Image.fromarray(pixels), _square()
     factor = min(square.width / image.width, square.height / image.height)
     way = Image.Resampling.NEAREST if factor > 2 else Image.Resampling.BILINEAR
     small = image.resize([max(1, round(factor * side)) for side in image.size], way)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from vitrail.data.wording import Worded
 from vitrail.errors import UsageError
-from vitrail.import_path import Extensible, find
+from vitrail.import_path import Extensible, find, own_object
 from vitrail.ranges import (
     LARGEST_SIDE,
     Channels,
@@ -390,6 +391,10 @@ class Augment(Extensible, section="augment"):
     """Strength of random changes to brightness, contrast and saturation; 0 for none."""
     erasing: Share = 0.0
     """Probability of erasing a random rectangle of the image."""
+    also: tuple[str, ...] = ()
+    """Further changes in words, in order, after cropping and flipping: NAME, NAME:STRENGTH or an import path with its
+    arguments, each perhaps with @SHARE of the images, such as vflip rotate:15 grayscale@0.2. `vitrail data augment`
+    draws what they do (default: none)."""
     mixup: NotNegative = 0.0
     """Alpha of the Beta distribution of mixup; 0 switches mixup off."""
     cutmix: NotNegative = 0.0
@@ -397,6 +402,23 @@ class Augment(Extensible, section="augment"):
     at random."""
     repeats: Count = 1
     """Number of copies of an image in one batch, each augmented differently (repeated augmentation)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.also, tuple):
+            object.__setattr__(self, "also", (self.also,) if isinstance(self.also, str) else tuple(self.also or ()))
+        super().__post_init__()
+        self.worded  # noqa: B018  # an unknown word is told before anything is opened
+
+    @property
+    def worded(self) -> list[Worded]:
+        """`also`, read. Raises UsageError for an unknown word, and for a value that is out of its range."""
+        return [Worded.of(text) for text in self.also]
+
+    def import_code(self, typed: Collection[str]) -> None:
+        """See Extensible."""
+        for one in self.worded if "also" in typed else ():
+            if one.is_path:
+                own_object(one.name, imports=True, what="function or class")
 
     @property
     def random(self) -> bool:

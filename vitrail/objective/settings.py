@@ -74,6 +74,10 @@ class Supervised(ObjectiveSettings):
     """For loss asymmetric: focusing exponent of the classes that an image does not have."""
     margin: Decay = 0.05
     """For loss asymmetric: probability up to which a class that an image does not have costs nothing."""
+    focal_gamma: NotNegative = 0.0
+    """Focusing exponent of focal loss (Lin et al. 2017), usually 2: each loss is multiplied by (1 - p) to this power,
+    where p is the probability that the network gives to the truth, so that easy images count less. For loss softmax,
+    sigmoid and bce; 0 for none."""
     head_bias: Finite = 0.0
     """Initial bias of the classifier, such as -10 for sigmoid on ImageNet-21k."""
     class_weights: Literal["none", "balanced", "effective"] = "none"

@@ -1,4 +1,4 @@
-"""Learning from labels: cross-entropy with softmax or sigmoid, asymmetric loss, soft targets, rare classes; numbers.
+"""Learning from labels: cross-entropy with softmax or sigmoid, focal and asymmetric loss, soft targets; numbers.
 
 For rare classes there are weights in the loss and logit adjustment. `class_weights` are factors on the loss of an
 image, by its class. "effective" is from "Class-Balanced Loss Based on Effective Number of Samples" (Cui et al. 2019):
@@ -26,6 +26,9 @@ from vitrail.objective.base import ImageBatch, Objective, Prepared, RunFacts
 from vitrail.objective.settings import Regression, Supervised
 from vitrail.words import shown
 
+TINY = 1e-8
+"""Smallest base of a power, because a power below 1 has no gradient at 0."""
+
 
 def soft_targets(targets: Tensor, classes: int, config: Supervised) -> Tensor:
     """Return float32 targets [batch, classes]: one-hot, multi-hot or mixed, thresholded (bce), then smoothed.
@@ -50,16 +53,28 @@ def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tens
     * sigmoid: sum_k -t_k log s(z_k) - (1 - t_k) log(1 - s(z_k))   (paper, B.1, after BiT)
     * bce: the mean over classes of these terms   (ResNet strikes back, A2; DeiT-III)
     * asymmetric: see `asymmetric_loss`
+
+    With `focal_gamma` each logarithm of a probability p has the factor (1 - p)^gamma (Lin et al. 2017, equation 4). The
+    loss stays linear in the targets, which may be mixed or smoothed: with sigmoid and bce, a target in part counts in
+    part as a label, and for the rest as none.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if config.loss == "softmax" and targets.ndim == 1:  # the fast path: the same value without a one-hot matrix
+    if (
+        config.loss == "softmax" and targets.ndim == 1 and not config.focal_gamma
+    ):  # the fast path: the same value without a one-hot matrix
         return F.cross_entropy(logits, targets, label_smoothing=config.smoothing, reduction="none")
     soft = soft_targets(targets, logits.shape[1], config).to(logits.dtype)
     if config.loss == "softmax":
-        return -(soft * logits.log_softmax(-1)).sum(-1)
+        log_p = logits.log_softmax(-1)
+        easy = (-torch.expm1(log_p)).clamp(min=TINY) ** config.focal_gamma if config.focal_gamma else 1.0
+        return -(soft * easy * log_p).sum(-1)
     if config.loss == "asymmetric":
         return asymmetric_loss(logits, soft, config).sum(-1)
-    per_class = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
+    if config.focal_gamma:
+        gamma = config.focal_gamma
+        per_class = asymmetric_loss(logits, soft, Supervised(gamma_positive=gamma, gamma_negative=gamma, margin=0.0))
+    else:
+        per_class = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
     return per_class.sum(-1) if config.loss == "sigmoid" else per_class.mean(-1)
 
 
@@ -69,11 +84,10 @@ def asymmetric_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tens
     -t (1 - p)^gamma_positive log p - (1 - t) q^gamma_negative log(1 - q), with p = s(z) and q = max(p - margin, 0).
     logits and targets are [batch, classes]. A mixed target weighs both terms.
     """
-    tiny = 1e-8  # a power below 1 has no gradient at 0
     p = logits.sigmoid()
-    shifted = (p - config.margin).clamp(min=tiny)
+    shifted = (p - config.margin).clamp(min=TINY)
     log_absent = torch.log1p(-shifted) if config.margin else F.logsigmoid(-logits)
-    present = (1 - p).clamp(min=tiny) ** config.gamma_positive * F.logsigmoid(logits)
+    present = (1 - p).clamp(min=TINY) ** config.gamma_positive * F.logsigmoid(logits)
     absent = shifted**config.gamma_negative * log_absent
     return -(targets * present + (1 - targets) * absent)
 
@@ -98,6 +112,11 @@ class SupervisedObjective(Objective):
         super().__init__(model)
         if config.bce_threshold is not None and config.loss != "bce":
             raise UsageError(f"objective.bce_threshold needs objective.loss: bce, not {config.loss}")
+        if config.focal_gamma and config.loss == "asymmetric":
+            raise UsageError(
+                "objective.focal_gamma is for objective.loss softmax, sigmoid and bce. Loss asymmetric has exponents "
+                "of its own: objective.gamma_positive and objective.gamma_negative"
+            )
         self.config = config
         self.losses: Callable[[Tensor, Tensor], Tensor] = config.losses
         self.mix = Mix(augment, classes, seed)

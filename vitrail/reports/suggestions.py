@@ -166,7 +166,9 @@ def _overfitting(seen: _Seen) -> Suggestion | None:
     return Suggestion(
         f"The validation loss has risen from {losses.min():.3f} to {losses[-1]:.3f}: the network has begun to learn "
         "the training images by heart. The report is about the best weights, from before that. More images help; "
-        "a longer training does not.",
+        "a longer training does not. This command draws how training changes your images, and what --augment.also "
+        "could add. Add what leaves your labels right.",
+        f"vitrail data augment --config {seen.folder}/config.yaml",
     )
 
 

@@ -51,11 +51,8 @@ CAPTION = 16
 
 def training_loader(run: Run, source: IndexedSource) -> Loader:
     """Return a loader of this process's share of `source`, augmented. `run` has every decision made."""
-    assert isinstance(run.preprocess, Preprocess) and run.batch_size is not None
-    preprocess = run.preprocess
-    if isinstance(run.objective, DINO):  # whole images, and larger, because crops are cut from them
-        height, width = (round(side * run.objective.view) for side in preprocess.image_size)
-        preprocess = replace(preprocess, image_size=(height, width), crop=1.0)
+    assert run.batch_size is not None
+    preprocess = loaded(run)
     transform, rest = train_transform(run.augment, preprocess), None
     if "device" in (run.augment_on, run.decode_on):
         parts = divided(transform, preprocess.size, decodes=run.decode_on == "device")
@@ -73,6 +70,16 @@ def training_loader(run: Run, source: IndexedSource) -> Loader:
         pinned_for=choose_device(run.device),
         **_common(run),
     )
+
+
+def loaded(run: Run) -> Preprocess:
+    """Return how the objective of a run gets training images. `run` has every decision made."""
+    assert isinstance(run.preprocess, Preprocess)
+    if not isinstance(run.objective, DINO):
+        return run.preprocess
+    # whole images, and larger, because crops are cut from them
+    height, width = (round(side * run.objective.view) for side in run.preprocess.image_size)
+    return replace(run.preprocess, image_size=(height, width), crop=1.0)
 
 
 def micro_batch(run: Run) -> int:

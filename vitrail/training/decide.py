@@ -22,6 +22,7 @@ from vitrail.data.images.batched import divided
 from vitrail.data.images.device_crop import decodes_on_device
 from vitrail.data.images.geometry import Size
 from vitrail.data.images.ops import colour_changes_left_out, train_transform
+from vitrail.data.images.worded import DRAWN
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preparation, Preprocess
 from vitrail.device import autocast_dtype
@@ -489,7 +490,8 @@ def _core_seconds(run: Run) -> float:
         return READ_SECONDS
     if run.augment_on == "device":
         return CORE_SECONDS
-    colours = COLOUR_SECONDS if run.augment.three_augment or run.augment.color_jitter else 0.0
+    asked = run.augment
+    colours = COLOUR_SECONDS if asked.three_augment or asked.color_jitter or asked.also else 0.0
     return CORE_SECONDS + colours + (0.0 if run.augment.randaugment is None else RANDAUGMENT_SECONDS)
 
 
@@ -503,8 +505,8 @@ def _augment_on(run: Run, facts: Facts, preprocess: Preprocess) -> Because[Liter
     if run.augment_on == "device":
         if not possible:
             raise UsageError(
-                "--augment-on device is for RandAugment, 3-Augment and colour jitter of RGB images, followed by no "
-                "operation of your own. Use --augment-on host"
+                "--augment-on device is for RandAugment, 3-Augment, colour jitter and most words of --augment.also on "
+                f"RGB images, followed by no {', '.join(DRAWN)} and no operation of your own. Use --augment-on host"
             )
         return "device", {}
     cores = facts.cores - 1 if run.workers is None else run.workers
@@ -520,7 +522,7 @@ def _decoding_device(run: Run, preprocess: Preprocess) -> Because[Literal["host"
     if divided(train_transform(run.augment, preprocess), preprocess.size, decodes=True) is None:
         raise UsageError(
             "--decode-on device is for RGB images with --augment.crop inception, resized in another way than by "
-            "'pad', and no operation of your own. Use --decode-on host"
+            f"'pad', and no operation of your own, nor --augment.also {', '.join(DRAWN)}. Use --decode-on host"
         )
     if not decodes_on_device():
         raise UsageError(f"--decode-on device needs torchcodec: {install_extra('gpu')}")

@@ -54,6 +54,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "data check": Verb("data.check:check", "decode every image; list bad files, duplicates, imbalance"),
         "data stats": Verb("data.check:stats", "count splits, classes and image sizes"),
         "data pack": Verb("data.check:pack", "write images to shards for fast reading"),
+        "data augment": Verb("data.augment:augment", "draw what training does to images, and each augmentation alone"),
         "data dedup": Verb("data.dedup:dedup", "find duplicates, and training images that are also test images"),
         "data audit": Verb("data.audit:audit", "rank labels that are probably wrong, copies with two labels, outliers"),
         "data next": Verb("data.next:next_images", "choose which unlabelled images to label next"),

@@ -10,7 +10,7 @@ out for them, because they are made for the three bands of visible light.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,14 +27,22 @@ Step = tuple[str, float]
 """An operation of `CHANGES` and its value."""
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+def changed(image: np.ndarray, change: Change, value: float) -> np.ndarray:
+    """Return an image that was changed as a picture of Pillow; one of floats is changed band by band."""
+    if image.dtype == np.uint8:
+        return np.array(change(Image.fromarray(image), value))
+    return np.stack([np.asarray(change(Image.fromarray(band), value)) for band in np.moveaxis(image, 2, 0)], axis=2)
+
+
+def affine(image: Image.Image, matrix: Sequence[float]) -> Image.Image:
     """Return an image whose pixel (x, y) is pixel (a x + b y + c, d x + e y + f) of `image`, matrix (a, ..., f)."""
     affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
-    return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=_fill(image))
+    return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=fill(image))
 
 
-def _fill(image: Image.Image) -> tuple[int, ...] | int:
-    return GREY if image.mode == "RGB" else 0  # a normalised band has the mean 0
+def fill(image: Image.Image) -> tuple[int, ...] | int:
+    """Return the colour of gaps: grey; in a normalised band 0, its mean."""
+    return GREY if image.mode == "RGB" else 0
 
 
 def solarize_table(added: float) -> list[int]:
@@ -43,13 +51,21 @@ def solarize_table(added: float) -> list[int]:
 
 
 MOVES: dict[str, Change] = {
-    "rotate": lambda image, angle: image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=_fill(image)),
-    "shear_x": lambda image, shear: _affine(image, (1, shear, 0, 0, 1, 0)),
-    "shear_y": lambda image, shear: _affine(image, (1, 0, 0, shear, 1, 0)),
-    "translate_x": lambda image, share: _affine(image, (1, 0, share * image.width, 0, 1, 0)),
-    "translate_y": lambda image, share: _affine(image, (1, 0, 0, 0, 1, share * image.height)),
+    "rotate": lambda image, angle: image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=fill(image)),
+    "shear_x": lambda image, shear: affine(image, (1, shear, 0, 0, 1, 0)),
+    "shear_y": lambda image, shear: affine(image, (1, 0, 0, shear, 1, 0)),
+    "translate_x": lambda image, share: affine(image, (1, 0, share * image.width, 0, 1, 0)),
+    "translate_y": lambda image, share: affine(image, (1, 0, 0, 0, 1, share * image.height)),
 }
 """Those of `CHANGES` that move pixels and change no colour; also for a single band of floats."""
+
+QUARTERS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
+
+TURNS: dict[str, Change] = {
+    "vflip": lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+    "rotate90": lambda image, turns: image.transpose(QUARTERS[int(turns) - 1]) if turns else image,
+}
+"""Those of `CHANGES` that give every pixel a new place, without interpolation; also for a single band of floats."""
 
 CHANGES: dict[str, Change] = {
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),
@@ -63,6 +79,7 @@ CHANGES: dict[str, Change] = {
     "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
     "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
     **MOVES,
+    **TURNS,
     "grey": lambda image, _: ImageOps.grayscale(image).convert("RGB"),
     "blur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
 }
@@ -228,8 +245,7 @@ class MovingAugment(RandAugment):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         for name, value in self.steps(rng):
-            bands = [np.asarray(MOVES[name](Image.fromarray(band), value)) for band in np.moveaxis(image, 2, 0)]
-            image = np.stack(bands, axis=2)
+            image = changed(image, MOVES[name], value)
         return image
 
 

@@ -285,6 +285,13 @@ def _flip(images: Tensor, values: Tensor) -> Tensor:
     return images.flip(3)
 
 
+def _turned(images: Tensor, turns: Tensor) -> Tensor:
+    """Turn square images anticlockwise by quarter turns, float [n] from 0 to 3."""
+    for number in (1, 2, 3):
+        images = torch.where((turns == number)[:, None, None, None], images.rot90(number, (2, 3)), images)
+    return images
+
+
 def _moved(images: Tensor, matrices: Tensor) -> Tensor:
     """Return images whose pixel (x, y) is pixel (a x + b y + c, d x + e y + f); the rest is grey; matrices: [n, 6]."""
     height, width = images.shape[2:]
@@ -383,6 +390,8 @@ KINDS: dict[str, tuple[str, Callable[[np.ndarray, tuple[int, int]], np.ndarray]]
     "shear_y": ("move", lambda values, size: _affine(3, values)),
     "translate_x": ("move", lambda values, size: _affine(2, values * size[1])),
     "translate_y": ("move", lambda values, size: _affine(5, values * size[0])),
+    "vflip": ("vflip", _kept),
+    "rotate90": ("turn", _kept),
     "grey": ("grey", _kept),
     "blur": ("blur", _kept),
 }
@@ -391,6 +400,8 @@ group needs, [n, ...]."""
 
 BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "flip": _flip,
+    "vflip": lambda images, values: images.flip(2),
+    "turn": _turned,
     "table": _table,
     "autocontrast": _autocontrast,
     "equalize": _equalize,

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.images import worded
 from vitrail.data.images.augment import (
     FULL,
     BigVisionRandAugment,
@@ -47,10 +48,10 @@ from vitrail.data.images.geometry import (
     Squash,
 )
 from vitrail.data.images.native import NativeCrop, NativeResize, Patches, Strip
+from vitrail.data.images.own import OwnOp
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.data.settings import GREY, Augment, Preprocess
 from vitrail.errors import UsageError
-from vitrail.words import shown
 
 
 def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
@@ -60,36 +61,17 @@ def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
     return Compose((*ops, *_cut(preprocess)), pixels)
 
 
-@dataclass(frozen=True)
-class OwnOp(Op):
-    """A function of the user's own as an operation."""
-
-    function: Callable[[np.ndarray, np.random.Generator], np.ndarray]
-    pixels: Pixels = EIGHT_BIT_RGB
-
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """See Op. Raises UsageError if the function returns another kind of image."""
-        result = self.function(image, rng)
-        channels, dtype = self.pixels.channels, np.dtype(self.pixels.dtype)
-        wanted = (dtype, 3, (channels,))
-        if not isinstance(result, np.ndarray) or (result.dtype, result.ndim, result.shape[2:]) != wanted:
-            kind = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else shown(result)
-            raise UsageError(
-                f"{self.function} returned {kind}; an operation returns an image, {dtype} [H, W, {channels}]"
-            )
-        return result
-
-
 def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
     """Return the built-in operations on a training image (see `Augment.operations`).
 
-    The order is crop, flip, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come later, on batches
-    (mix.py). Images of other bands than RGB get the operations that move pixels; `colour_changes_left_out` names the
-    others. Raises UsageError for an impossible setting.
+    The order is crop, flip, those in words, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come
+    later, on batches (mix.py). Images of other bands than RGB get the operations that move pixels;
+    `colour_changes_left_out` names the others. Raises UsageError for an impossible setting.
     """
     ops = _crop(augment, preprocess)
     if augment.flip:
         ops.append(Flip())
+    ops += worded.operations(augment, preprocess, pixels_of(preprocess.bands))
     if preprocess.bands is not None:
         if augment.randaugment is not None:
             ops.append(MovingAugment(*augment.randaugment))
