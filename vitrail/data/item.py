@@ -259,6 +259,20 @@ class Unlabelled(Subset):
         self.labels = np.full(len(source), UNKNOWN, dtype=np.int64)
 
 
+class Relabelled(Subset):
+    """The images of a source whose classes are among others, under their names there; an `IndexedSource` itself.
+
+    places: For each class of the source, which has one label for each image, its place among `class_names`; UNKNOWN
+    leaves out its images.
+    """
+
+    def __init__(self, source: IndexedSource, class_names: Sequence[str], places: np.ndarray) -> None:
+        labels = np.where(source.labels == UNKNOWN, UNKNOWN, places[source.labels])
+        kept = (labels != UNKNOWN) | (source.labels == UNKNOWN)
+        super().__init__(source, np.flatnonzero(kept))
+        self.class_names, self.labels = list(class_names), labels[kept]
+
+
 class Concatenated:
     """Several splits in sequence, their classes matched by name; an `IndexedSource` itself.
 

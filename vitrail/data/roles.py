@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,14 @@ class Splits:
         return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
 
 
-def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
-    """Split the data set at `data.path` for training. Raises as `open_data` does."""
+def split_data_set(
+    found: DataSet, data: Data, seed: int = 0, *, labels: bool = True, known_classes: Sequence[str] = ()
+) -> Splits:
+    """Split the data set at `data.path` for training. Raises as `open_data` does.
+
+    known_classes: Classes that images of any split may have, though no training image has them. `Splits.class_names`
+    ends with them.
+    """
     findings = found.findings
     names = training_splits(found, data)
     name = "+".join(names)
@@ -171,6 +178,9 @@ def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = 
     class_names = train.class_names
     if labels:
         _require_labels(train, name, data.path, findings)
+    if further := [one for one in known_classes if one not in class_names]:
+        class_names = [*class_names, *further]
+        train = Subset(train, class_names=class_names)
     mark = fingerprint(found.splits)
     measured = test_split(found, data, names)
     chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.config import from_yaml
-from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.results import Results
@@ -25,6 +24,7 @@ from vitrail.files import names_near, open_regular, read_bytes, read_json, read_
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.tasks.catalog import load_results
+from vitrail.training.classes import splits_of
 from vitrail.training.floor import shortfall
 from vitrail.training.recorded import located
 from vitrail.training.run import Run
@@ -200,7 +200,7 @@ def validation_images(record: RunRecord) -> Any:
     if record.run is None:
         raise DataError("config.yaml, which names the data set, cannot be read")
     data = located(record.run.data, record.facts.get("directory") or "")
-    splits = open_data(data, seed=record.run.seed, labels=record.run.supervised)
+    splits = splits_of(replace(record.run, data=data))
     trained_on = record.data_facts.get("fingerprint")
     if trained_on and splits.fingerprint != trained_on:
         raise DataError(

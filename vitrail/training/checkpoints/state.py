@@ -493,7 +493,13 @@ def starting_weights(run: Run, recorded: Run, folder: RunFolder) -> str | None:
     weights that differ from its own are returned as they are.
     """
     own = folder.last
-    if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():
+    if (
+        run.weights is None
+        or run.keeps_classes
+        or run.tune != "all"
+        or run.weights != recorded.weights
+        or not (own / WEIGHTS).is_file()
+    ):
         return run.weights
     try:
         local_path(run.weights)
