@@ -23,6 +23,7 @@ from vitrail.data.labels.sets import (
     class_counts,
     concatenated,
     label_at,
+    one_label,
     order_classes,
     translated,
 )
@@ -267,8 +268,9 @@ class Relabelled(Subset):
     """
 
     def __init__(self, source: IndexedSource, class_names: Sequence[str], places: np.ndarray) -> None:
-        labels = np.where(source.labels == UNKNOWN, UNKNOWN, places[source.labels])
-        kept = (labels != UNKNOWN) | (source.labels == UNKNOWN)
+        theirs = one_label(source.labels, "a list of classes that are known by name")
+        labels = np.where(theirs == UNKNOWN, UNKNOWN, places[theirs])
+        kept = (labels != UNKNOWN) | (theirs == UNKNOWN)
         super().__init__(source, np.flatnonzero(kept))
         self.class_names, self.labels = list(class_names), labels[kept]
 

@@ -177,7 +177,7 @@ def split_data_set(
     train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
     class_names = train.class_names
     if labels:
-        _require_labels(train, name, data.path, findings)
+        _require_labels(train, name, data.path, findings, known_classes)
     if further := [one for one in known_classes if one not in class_names]:
         class_names = [*class_names, *further]
         train = Subset(train, class_names=class_names)
@@ -260,8 +260,10 @@ def _held_out(
     return remaining, held, {"seed": seed, **part, "from": name, "ids": [train.id(int(index)) for index in held]}
 
 
-def _require_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
-    """Raise DataError unless the training images all have a label and are of at least two classes."""
+def _require_labels(
+    train: IndexedSource, split: str, path: str, findings: Findings, known_classes: Sequence[str]
+) -> None:
+    """Raise DataError unless the training images all have a label and are of at least two classes, or beside others."""
     warnings = "".join(f". {line}" for line in findings.warnings[:3])
     unlabelled = int(np.count_nonzero(~known(train.labels)))
     where = f"split {split!r} of {path}" if split else path
@@ -284,7 +286,7 @@ def _require_labels(train: IndexedSource, split: str, path: str, findings: Findi
             )
     if not isinstance(train.labels, np.ndarray):
         return
-    if len(train.class_names) < 2:
+    if len(train.class_names) < 2 and not known_classes:
         tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
         raise DataError(
             f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"

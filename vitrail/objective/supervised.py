@@ -83,9 +83,9 @@ class SupervisedObjective(Objective):
 
     `classes` is the number of outputs of `model`; `augment` holds the settings of mixing, which is a function of
     (seed, step, place in the batch). `compared` are the classes, int64 in ascending order, among which the label of an
-    image is predicted (None: all): an image of a new class says nothing about how often the others occur.
-    `class_counts` is the number of training images of each class, for the settings
-    that favour rare classes. Raises UsageError if the settings contradict each other.
+    image is predicted (None: all): classes without training images, of which softmax would learn that they never occur,
+    are left out. `class_counts` is the number of training images of each class, for the settings that favour rare
+    classes. Raises UsageError if the settings contradict each other.
     """
 
     compared: Tensor | None

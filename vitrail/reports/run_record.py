@@ -27,6 +27,7 @@ from vitrail.tasks.catalog import load_results
 from vitrail.training.classes import splits_of
 from vitrail.training.floor import shortfall
 from vitrail.training.recorded import located
+from vitrail.training.result import classes_in_words
 from vitrail.training.run import Run
 from vitrail.words import without_folders
 
@@ -67,6 +68,11 @@ class RunRecord:
     def result(self) -> dict[str, Any]:
         """How the run ended; empty until it has ended."""
         return self.facts.get("result") or {}
+
+    @property
+    def of_classes(self) -> str:
+        """How right the network is on the classes that its weights knew, before and now, and on the others."""
+        return classes_in_words(self.result.get("before") or {}, self.result.get("best") or {})
 
     @property
     def floors(self) -> dict[str, dict[str, float]]:

@@ -203,7 +203,8 @@ def set_up(
 def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[nn.Module, dict[str, str]]:
     """Return the network of a run, fresh, or with weights and a new zero head (paper, section 3.2).
 
-    change: What becomes of the classes of the weights, whose head then stays. The second value says in words what was loaded.
+    change: What becomes of the classes of the weights, whose head then stays. The second value says in words what was
+    loaded.
     """
     run = decision.run
     if isinstance(run.objective, Tokenizer):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,9 +45,6 @@ from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
 from vitrail.words import listing
 
-if TYPE_CHECKING:
-    from vitrail.evaluation.results import Results
-
 
 @dataclass(frozen=True)
 class ClassChange:
@@ -68,9 +65,11 @@ class ClassChange:
         """The new and the merged classes, whose row is none of the weights."""
         return [place for place, rows in enumerate(self.rows) if len(rows) != 1]
 
-    def accuracy(self, found: Results) -> dict[str, float]:
-        """Return `OLD` and `NEW`, each if there are such classes with images."""
-        count, correct = found.class_count, found.class_correct  # type: ignore[attr-defined]  # one label for each image
+    def accuracy(self, count: np.ndarray, correct: np.ndarray) -> dict[str, float]:
+        """Return `OLD` and `NEW`, each if there are such classes with images.
+
+        count, correct: Number of images of each class, and of those that are right, int64 [classes].
+        """
         old = np.array([len(rows) == 1 for rows in self.rows])
         parts = {OLD: old, NEW: ~old} if not old.all() else {}
         return {name: float(correct[of].sum() / count[of].sum()) for name, of in parts.items() if count[of].any()}
@@ -195,8 +194,8 @@ def _remaining(run: Run, words: Sequence[str], old: Sequence[str], seen: Sequenc
     left = [name for name in old if (name not in words if words else name in seen)]
     if not 2 <= len(left) < len(old):
         raise UsageError(
-            f"--classes remove leaves {len(left)} of the {len(old)} classes of {run.weights}; at least one must go, and "
-            f"two must stay. Name those to remove, such as --classes remove {old[-1]}"
+            f"--classes remove leaves {len(left)} of the {len(old)} classes of {run.weights}; at least one must "
+            f"go, and two must stay. Name those to remove, such as --classes remove {old[-1]}"
         )
     return left
 
@@ -238,8 +237,8 @@ def _earlier_images(run: Run, splits: Splits, old: Sequence[str]) -> tuple[Index
         table |= _pairs(run.classes[1:], found.class_names)
     position = {name: places for places, name in enumerate(names) if name in lacking}
     places = np.array([position.get(table[name], UNKNOWN) for name in found.class_names])
-    theirs = Relabelled(found, names, places)
-    theirs = Subset(theirs, np.flatnonzero(theirs.labels != UNKNOWN))
+    every = Relabelled(found, names, places)
+    theirs = Subset(every, np.flatnonzero(every.labels != UNKNOWN))
     if not len(theirs):
         return ours, []
     return Concatenated({"new": ours, "old": theirs}), [

@@ -316,8 +316,8 @@ def _pretrained_config(run: Run, base: Config, classes: int, overrides: dict[str
     network = skeleton(Overrides(image_size=size, patch=patch).apply(base))
     if not run.keep_head and not run.keeps_classes:
         network.reset_head(classes)
-    kept = {"classes": classes} if run.keeps_classes else {}
-    return replace(network.config, **kept, **overrides), why
+    overrides |= {"classes": classes} if run.keeps_classes else {}
+    return replace(network.config, **overrides), why
 
 
 def _check_target(objective: object) -> None:

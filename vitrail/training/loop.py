@@ -30,8 +30,8 @@ from vitrail.training.guard import (
     garbage_in_turns,
     run_lock,
 )
-from vitrail.training.optim.optimizer import HALVINGS
 from vitrail.training.new_rows import fit_rows
+from vitrail.training.optim.optimizer import HALVINGS
 from vitrail.training.probe_head import start_as_probe
 from vitrail.training.progress import Progress
 from vitrail.training.python_objects import Losses, PythonObjects
@@ -147,8 +147,9 @@ def training(
             progress.say(where)
         if run.probe_head and not status.step:
             progress.say(start_as_probe(setup, clock.left / 2))
-        if setup.change is not None and setup.change.unlike and not status.step:
-            progress.say(fit_rows(setup))
+        if setup.change is not None and not status.step:
+            told, status.before = fit_rows(setup)
+            progress.say(told)
         if warning := clock.start():
             progress.say(warning)
         max_bad = 0.0 if run.data.strict else run.data.max_bad

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.data.item import IndexedSource, Subset
+from vitrail.data.item import UNKNOWN, IndexedSource, Subset
 from vitrail.training.assemble import Setup
+from vitrail.training.classes import ClassChange
 from vitrail.training.probe_head import MOST, frozen_features, set_whole
 from vitrail.weights.load import load
 
@@ -35,25 +36,30 @@ ITERATIONS = 100
 
 
 @torch.no_grad()
-def fit_rows(setup: Setup) -> str:
-    """Set the rows of the new and the merged classes of a run (see the module). Return what was done, in words."""
-    change, model, train = setup.change, setup.objective.model, setup.splits.train
+def fit_rows(setup: Setup) -> tuple[str, dict[str, float]]:
+    """Set the rows of the new and the merged classes of a run (see the module).
+
+    Return what was done, in words, and how right the weights were on the validation images (`ClassChange.accuracy`).
+    """
+    change, model, train, measured = setup.change, setup.objective.model, setup.splits.train, setup.splits.validation
     assert change is not None and setup.decision.start is not None
+    theirs, heads = _combined(_heads(load(setup.decision.start))), _heads(model)
+    held_out = None if measured is None else _known(setup, measured)
+    before = {} if held_out is None else _accuracy_of(theirs, change, *held_out)
+    if not change.unlike:
+        return "the classifier begins with the rows of the weights", before
     picked = np.sort(np.random.default_rng(setup.run.seed).permutation(len(train))[:MOST])
     features, labels = _known(setup, Subset(train, picked))
-    heads = _heads(model)
-    rows = _combined(heads)
+    rows, told = _combined(heads), [f"{len(features):,} training images"]
     merged, new = ([place for place in change.unlike if bool(change.rows[place]) == old] for old in (True, False))
-    told = [f"{len(features):,} training images"]
     if merged:
-        parts = features @ _combined(_heads(load(setup.decision.start))).T
+        parts = features @ theirs.T
         wanted = torch.stack([parts[:, change.rows[place]].logsumexp(1) for place in merged], dim=1)
         rows[merged] += _ridge(features, wanted - features @ rows[merged].T)
         told += [f"{len(merged)} merged classes are fitted to the sum of their parts"]
     if new:
-        rows[new] = _learned(rows, new, features, labels, smoothing=setup.run.objective.smoothing)  # type: ignore[union-attr]
-        measured = setup.splits.validation
-        level, why = _level(*(features, labels) if measured is None else _known(setup, measured), rows, new)
+        rows[new] = _learned(rows, new, features, labels, getattr(setup.run.objective, "smoothing", 0.0))
+        level, why = _level(*held_out or (features, labels), rows, new)
         rows[new, -1] += level
         told += [f"{len(new)} new classes are learned with the network frozen; {why}"]
     width = (rows.shape[1] - 1) // len(heads)
@@ -63,7 +69,17 @@ def fit_rows(setup: Setup) -> str:
         bias[change.unlike] = rows[change.unlike, -1]
         set_whole(head.weight, weight)
         set_whole(head.bias, bias)
-    return f"rows of the classifier: {'; '.join(told)}; training starts from them"
+    return f"rows of the classifier: {'; '.join(told)}; training starts from them", before
+
+
+def _accuracy_of(rows: Tensor, change: ClassChange, features: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the accuracy with the `rows` of the weights on images with labels among the classes of the run."""
+    place = torch.full((len(rows),), UNKNOWN)
+    for number, of in enumerate(change.rows):
+        place[of] = number
+    right = place[(features @ rows.T).argmax(1)] == labels
+    counted = (torch.bincount(some, minlength=len(change.rows)).numpy() for some in (labels, labels[right]))
+    return change.accuracy(*counted)
 
 
 def _known(setup: Setup, images: IndexedSource) -> tuple[Tensor, Tensor]:
@@ -100,7 +116,7 @@ def _ridge(features: Tensor, wanted: Tensor) -> Tensor:
     return torch.linalg.solve(products, features.T @ wanted).T
 
 
-def _learned(rows: Tensor, new: list[int], features: Tensor, labels: Tensor, *, smoothing: float) -> Tensor:
+def _learned(rows: Tensor, new: list[int], features: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Return the rows of new classes at the optimum of softmax regression, in which the other rows are fixed."""
     seen = labels.unique()
     seen = seen if len(seen) > 1 else torch.arange(len(rows))

@@ -20,7 +20,7 @@ from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
 from vitrail.device import free_memory
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.classify import BEST_CLASSES, Predict, predictor
+from vitrail.evaluation.classify import BEST_CLASSES, Classification, Predict, predictor
 from vitrail.evaluation.confidence import KeptLogits
 from vitrail.evaluation.metric import Metric
 from vitrail.evaluation.results import Results
@@ -31,8 +31,8 @@ from vitrail.tasks.catalog import save_results, task_of
 from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.flatten import nbytes
-from vitrail.training.classes import ClassChange
 from vitrail.training.checkpoints.state import ROOM, RunStatus
+from vitrail.training.classes import ClassChange
 from vitrail.training.facts import CPU
 from vitrail.training.floor import Floors, floors
 from vitrail.training.folder import RunFolder
@@ -113,11 +113,17 @@ def measured(predict: Predict, run: Run, images: Any, card: Card, task: Task[Any
 
 
 def numbers_of(found: Results, metric: Metric, change: ClassChange | None = None) -> dict[str, float]:
-    """Return the numbers to log, with that of the metric, and the accuracy on old and on new classes. Raises UsageError if a user's metric returns no number."""
+    """Return the numbers to log, with that of the metric, and the accuracy on old and on new classes.
+
+    Raises UsageError if a user's metric returns no number.
+    """
     value = metric.value(found)
     if not isinstance(value, Real):
         raise UsageError(f"{import_path(type(metric))}.value returned {shown(value)}; it must return a number")
-    return {**found.metrics(), **(change.accuracy(found) if change else {}), metric.key: float(value)}
+    of_parts = (
+        change.accuracy(found.class_count, found.class_correct) if change and isinstance(found, Classification) else {}
+    )
+    return {**found.metrics(), **of_parts, metric.key: float(value)}
 
 
 def network_outputs(model: nn.Module, run: Run, *, features: bool = False) -> Predict:
