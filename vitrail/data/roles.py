@@ -178,7 +178,8 @@ def split_data_set(
     class_names = train.class_names
     if labels:
         _require_labels(train, name, data.path, findings, known_classes)
-    if further := [one for one in known_classes if one not in class_names]:
+    further = [one for one in known_classes if one not in class_names]
+    if further and isinstance(train.labels, np.ndarray):
         class_names = [*class_names, *further]
         train = Subset(train, class_names=class_names)
     mark = fingerprint(found.splits)

@@ -99,7 +99,7 @@ def change_classes(run: Run, splits: Splits) -> ClassChange:
     meant = {name: name for name in [*old, *splits.class_names]}
     if kind == "merge":
         meant |= _pairs(words, old)
-        if wrong := [name for name in new if name not in meant.values()]:
+        if wrong := [name for name in new if name not in {meant[one] for one in old}]:
             raise UsageError(
                 f"--classes merge: {run.data.path} has images of {listing(wrong)}, which {run.weights} does not know. "
                 "Add these classes first, with --classes add, or leave out their images"

@@ -8,9 +8,10 @@ first steps would change the network for the sake of rows that know nothing yet 
 * New classes are learned by softmax regression, with the other rows fixed, among the classes with training images.
 
 That says little about how a new class compares with one that has no training image: without its images, softmax
-would learn that it never occurs. So one number is added to the biases of the new classes. It is the one with the best
-mean accuracy of the classes on the validation images (bias correction: "Large scale incremental learning", Wu et al.
-2019). If these have no old class, half of them are taken for new classes: then neither kind takes all.
+would learn that it never occurs. So one number is added to the biases of the new classes, chosen on the validation
+images (compare "Large scale incremental learning", Wu et al. 2019): that with the best harmonic mean of the accuracy of
+the old and of the new classes. If no image is of an old class, half of them are taken for new classes. So neither kind
+takes all.
 """
 
 from __future__ import annotations
@@ -146,10 +147,12 @@ def _level(features: Tensor, labels: Tensor, rows: Tensor, new: list[int]) -> tu
     ours = is_new[labels]
     if ours.all() or not ours.any():
         return -margin.median().item(), "half of the validation images are taken for them, as none shows an old class"
-    weight = 1 / torch.bincount(labels)[labels].double()
-    right = [(weight * (one.indices == labels))[order] for one in best]
+    share = 1 / torch.bincount(labels)[labels].double()
+    right = [(share * (one.indices == labels))[order] for one in best]
     # with k images below the threshold: the old classes are right in these, the new ones in the others
-    gained = F.pad(right[0].cumsum(0), (1, 0)) + F.pad(right[1].flip(0).cumsum(0).flip(0), (0, 1))
-    cut = min(max(int(gained.argmax()), 1), len(margin) - 1)
-    reached = gained[cut].item() / len(labels.unique())
-    return -margin[cut - 1 : cut + 1].mean().item(), f"their bias gives a mean accuracy of the classes of {reached:.1%}"
+    of_old = F.pad(right[0].cumsum(0), (1, 0)) / len(labels[~ours].unique())
+    of_new = F.pad(right[1].flip(0).cumsum(0).flip(0), (0, 1)) / len(labels[ours].unique())
+    together = 2 / (1 / of_old.clamp(min=1e-9) + 1 / of_new.clamp(min=1e-9))
+    cut = min(max(int(together.argmax()), 1), len(margin) - 1)
+    why = f"with their bias {of_new[cut]:.1%} of their validation images are right, and {of_old[cut]:.1%} of the others"
+    return -margin[cut - 1 : cut + 1].mean().item(), why
