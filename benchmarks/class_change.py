@@ -3,8 +3,8 @@
     python -m benchmarks.class_change           four ways, three seeds
 
 The network is that of `benchmarks.finetune_default`, in the same folder `--cache`. It gets 100 images of each new class
-and, with old images, 20 of each old one, which it has seen before. Accuracy is that on the 10,000 test images, of the 80
-old and the 20 new classes apart. Validation images of the old classes are those of the network's own run; they choose
+and, with old images, 20 of each old one, which it has seen before. Accuracy is that on the test images, 8,000 of the 80
+old and 2,000 of the new classes. Validation images of the old classes are those of the network's own run; they choose
 the bias of the new classes and the best model. The log holds all finished runs: the same command continues.
 """
 
