@@ -9,9 +9,9 @@ first steps would change the network for the sake of rows that know nothing yet 
 
 That says little about how a new class compares with one that has no training image: without its images, softmax
 would learn that it never occurs. So one number is added to the biases of the new classes, chosen on the validation
-images (compare "Large scale incremental learning", Wu et al. 2019): that with the best harmonic mean of the accuracy of
-the old and of the new classes. If no image is of an old class, half of them are taken for new classes. So neither kind
-takes all.
+images (compare "Large scale incremental learning", Wu et al. 2019): with it, the geometric mean of the accuracies of the
+classes is best, where each class has the mean accuracy of its kind, old or new. If no image is of an old class, half of
+them are taken for new classes. So neither kind takes all: a kind without any accuracy would make the mean 0.
 """
 
 from __future__ import annotations
@@ -150,9 +150,10 @@ def _level(features: Tensor, labels: Tensor, rows: Tensor, new: list[int]) -> tu
     share = 1 / torch.bincount(labels)[labels].double()
     right = [(share * (one.indices == labels))[order] for one in best]
     # with k images below the threshold: the old classes are right in these, the new ones in the others
-    of_old = F.pad(right[0].cumsum(0), (1, 0)) / len(labels[~ours].unique())
-    of_new = F.pad(right[1].flip(0).cumsum(0).flip(0), (0, 1)) / len(labels[ours].unique())
-    together = 2 / (1 / of_old.clamp(min=1e-9) + 1 / of_new.clamp(min=1e-9))
-    cut = min(max(int(together.argmax()), 1), len(margin) - 1)
+    counts = [len(labels[of].unique()) for of in (~ours, ours)]
+    of_old = F.pad(right[0].cumsum(0), (1, 0)) / counts[0]
+    of_new = F.pad(right[1].flip(0).cumsum(0).flip(0), (0, 1)) / counts[1]
+    score = counts[0] * of_old.clamp(min=1e-9).log() + counts[1] * of_new.clamp(min=1e-9).log()
+    cut = min(max(int(score.argmax()), 1), len(margin) - 1)
     why = f"with their bias {of_new[cut]:.1%} of their validation images are right, and {of_old[cut]:.1%} of the others"
     return -margin[cut - 1 : cut + 1].mean().item(), why
