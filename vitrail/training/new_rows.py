@@ -9,9 +9,9 @@ first steps would change the network for the sake of rows that know nothing yet 
 
 That says little about how a new class compares with one that has no training image: without its images, softmax
 would learn that it never occurs. So one number is added to the biases of the new classes, chosen on the validation
-images (compare "Large scale incremental learning", Wu et al. 2019): with it, the geometric mean of the accuracies of the
-classes is best, where each class has the mean accuracy of its kind, old or new. If no image is of an old class, half of
-them are taken for new classes. So neither kind takes all: a kind without any accuracy would make the mean 0.
+images (compare "Large scale incremental learning", Wu et al. 2019): the one with the best geometric mean over the
+classes of their accuracies, where each class has the mean accuracy of its kind, old or new. If no image is of an old
+class, half of them are taken for new classes. So neither kind takes all: the mean would then be 0.
 """
 
 from __future__ import annotations
