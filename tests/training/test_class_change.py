@@ -273,6 +273,24 @@ def test_old_classes_are_measured_on_the_images_of_their_run_and_stay(trained: P
 
 
 @pytest.mark.train
+def test_old_images_that_are_gone_are_said(trained: Path, tmp_path: Path) -> None:
+    """And so are those that have changed since: the held-out images would be others."""
+    run = run_of(trained, digits(tmp_path / "new.npz", "789"), "add")
+    images = trained.parent / "old.npz"
+    there = images.read_bytes()
+    try:
+        digits(images, "0123456", each=60)
+        with started(run) as setup:
+            assert "has changed since" in setup.why["classes"]
+            assert setup.splits.validation is not None and setup.splits.validation.labels.min() == 7
+        images.unlink()
+        with started(run) as setup:
+            assert "is not measured: no validation image shows them, and no data at" in setup.why["classes"]
+    finally:
+        images.write_bytes(there)
+
+
+@pytest.mark.train
 def test_a_resumed_run_ends_with_the_same_bits(trained: Path, tmp_path: Path) -> None:
     run = run_of(trained, digits(tmp_path / "new.npz", "789"), "add", optim=Optim(lr=1e-3), duration=Steps(6))
     run = replace(run, checkpoint_every=Steps(3), schedule=replace(run.schedule, shape="constant"))
