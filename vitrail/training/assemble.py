@@ -44,7 +44,7 @@ from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_
 from vitrail.training.batches import Sizes, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
-from vitrail.training.classes import ClassChange, change_classes, taught_by_itself, teacher_columns, with_rows
+from vitrail.training.classes import ClassChange, teacher_columns, with_classes, with_rows
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
 from vitrail.training.feed import Feed
@@ -120,9 +120,7 @@ def set_up(
     """
     # every decision that the run leaves open
     asked, objects = run, objects or PythonObjects()
-    change = change_classes(run, splits) if run.keeps_classes else None
-    if change is not None:
-        run, splits = taught_by_itself(run, change), change.splits
+    run, splits, change = with_classes(run, splits)
     names = splits.class_names
     decision = decide(run, Facts.of(run, splits.train, names, start, objects.model))
 
@@ -135,8 +133,6 @@ def set_up(
     tuned, frozen = tune(model, decision.run)
     teacher, taught = load_teacher(decision, splits)
     objective, rest = build_objective(decision, model, len(names), objects.losses, splits.train.labels, teacher)
-    if change is not None and change.unseen and isinstance(objective, SupervisedObjective):
-        objective.compared = torch.from_numpy(np.unique(np.asarray(splits.train.labels)))
     why = {**decision.why, **loaded, **frozen, **taught, **rest}
     objective.to(decision.device).train()
     run, each = decision.run, None
@@ -165,16 +161,16 @@ def set_up(
     if run.precision == "fp16":
         assert run.batch_size is not None
         state.scale = LossScale(decision.device, run.batch_size if world.active() else 1)
-    evaluated, swapped = network.for_evaluation(average)
+    measured, swapped = network.for_evaluation(average)
     validation = Validation(
-        evaluated.evaluated,
+        measured.evaluated,
         swapped,
         held_out,
         card,
         run,
         tuned.base,
         splits.train,
-        evaluated,
+        measured,
         objects.on_evaluate,
         change,
     )
@@ -342,6 +338,8 @@ def build_objective(
         )
     if losses is not None and isinstance(objective, SupervisedObjective):
         objective.losses = losses
+    if run.keeps_classes and isinstance(objective, SupervisedObjective) and (counts == 0).any():
+        objective.compared = torch.from_numpy(np.flatnonzero(counts))
     if decision.start != run.weights:  # the run is resumed, and its checkpoint contains everything
         return objective, {}
     return objective, load_objective_weights(run, objective)

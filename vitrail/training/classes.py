@@ -150,8 +150,8 @@ def _card(run: Run, splits: Splits) -> Card:
     if own_parts(card.config).get("head") or run.vit.head is not None:
         raise UsageError(f"{asked}: rows of a linear classifier, and this one is your own. Leave --classes out")
     if run.keep_head or run.probe_head:
-        flag = "keep-head" if run.keep_head else "probe-head"
-        raise UsageError(f"{asked} and begins with their rows: use --no-{flag}, or leave --classes out")
+        flag = "--no-keep-head" if run.keep_head else "--no-probe-head"
+        raise UsageError(f"{asked} and begins with their rows: use {flag}, or leave --classes out")
     return card
 
 
@@ -268,11 +268,18 @@ def _validation_of(run: Run) -> tuple[IndexedSource, str]:
     return found.validation, earlier.data.path
 
 
-def taught_by_itself(run: Run, change: ClassChange) -> Run:
-    """Return `run` with its weights as its teacher, if classes that stay are in no training image (see the module)."""
-    if not change.unseen or run.teacher is not None or not run.distill.weight:
-        return run
-    return replace(run, teacher=run.weights)
+def with_classes(run: Run, splits: Splits) -> tuple[Run, Splits, ClassChange | None]:
+    """Return run and images with the classes that the run learns, and what becomes of those of its weights, if any.
+
+    If no training image shows some that stay, the weights become the teacher of the run (see the module). Raises what
+    `change_classes` raises.
+    """
+    if not run.keeps_classes:
+        return run, splits, None
+    change = change_classes(run, splits)
+    if change.unseen and run.teacher is None and run.distill.weight:
+        run = replace(run, teacher=run.weights)
+    return run, change.splits, change
 
 
 def teacher_columns(run: Run, theirs: Sequence[str], ours: Sequence[str]) -> list[list[int]]:

@@ -27,13 +27,26 @@ from vitrail import world
 from vitrail.data.item import UNKNOWN, IndexedSource, Subset
 from vitrail.training.assemble import Setup
 from vitrail.training.classes import ClassChange
-from vitrail.training.probe_head import MOST, frozen_features, set_whole
+from vitrail.training.probe_head import MOST, frozen_features, set_whole, start_as_probe
 from vitrail.weights.load import load
 
 STRENGTH = 1e-5
 """Strength of the penalty on what is added to a row, in units of the mean squared length of the features."""
 ITERATIONS = 100
 """Maximum number of iterations of L-BFGS."""
+
+
+def begin_classifier(setup: Setup, seconds: float) -> str:
+    """Set the classifier of a run that starts as a linear probe or keeps classes. Return what was done; "" for others.
+
+    seconds: See `start_as_probe`.
+    """
+    if setup.run.probe_head:
+        return start_as_probe(setup, seconds)
+    if setup.change is None:
+        return ""
+    told, setup.state.status.before = fit_rows(setup)
+    return told
 
 
 @torch.no_grad()
