@@ -73,10 +73,17 @@ class Teacher:
         logits = self.network(images).float()
         if self.columns is None:
             return logits
-        if all(len(places) < 2 for places in self.columns):
-            return logits[:, self._on_device([place for places in self.columns for place in places])]
+        if self._places.shape[1] == 1:
+            return logits[:, self._places[:, 0]]
         # the probability of a class is the sum of those of its parts
-        return torch.stack([logits[:, list(places)].logsumexp(1) for places in self.columns if places], dim=1)
+        return F.pad(logits, (0, 1), value=-torch.inf)[:, self._places].logsumexp(2)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """`columns` of the known classes on the device, [known classes, most outputs]; -1 where there are fewer."""
+        known = [list(places) for places in self.columns or () if places]
+        most = max(map(len, known))
+        return self._on_device([places + [-1] * (most - len(places)) for places in known])
 
     @property
     def outputs(self) -> int:
@@ -90,7 +97,7 @@ class Teacher:
             return None
         return self._on_device([number for number, places in enumerate(self.columns) if places])
 
-    def _on_device(self, numbers: list[int]) -> Tensor:
+    def _on_device(self, numbers: list[Any]) -> Tensor:
         return torch.tensor(numbers, device=next(self.network.parameters()).device)
 
 
