@@ -119,6 +119,7 @@ FACTS: dict[str, Any] = {
         "seconds": float,
         "ended": str,
         "best": NUMBERS,
+        "before": NUMBERS,
         "test": NUMBERS,
         "skipped": int,
         "floors": {"": NUMBERS},

@@ -33,7 +33,7 @@ MODELS = {"runs/train-1": 16, "runs/scratch-photos-1": 16,
           "google/vit-base-patch16-224-in21k": 16, "facebook/dinov3-vits16-pretrain-lvd1689m": 16, "RUN": 16,
           "timm/vit_small_patch16_224.augreg_in21k_ft_in1k": 16, "weights/vit-base-patch16-224-in21k": 16}  # fmt: skip
 FOLDERS = {"photos": 256, "imagenet": 256, "flowers12": 64, "labelled": 64, "DIR": 64, "SET": 64, "land": 256,
-           "cifar100": 32, "ten": 32, "DATA": 64, "packed": 64, "scans": 64}  # fmt: skip
+           "cifar100": 32, "ten": 32, "DATA": 64, "packed": 64, "scans": 64, "new": 64}  # fmt: skip
 """Stand-ins for what the documents name: networks with their patch, folders of images with their size."""
 ELSEWHERE = {  # commands that need what a stand-in does not have, and the tests that give it to them
     "--data.label-from": "tests/data/labels/test_label_from.py",

@@ -69,6 +69,9 @@ def materials() -> Path:
         teacher = stirred(replace(BASE, width=24, image_size=(16, 16), classes=10), 1)
         teacher.card = Card(teacher.config, [str(digit) for digit in range(10)])  # type: ignore[assignment, arg-type]
         save(teacher, place / "teacher")
+        known = stirred(BASE, 2)
+        known.card = Card(BASE, [*map(str, range(6)), "letter"])  # type: ignore[assignment, arg-type]
+        save(known, place / "known")
         torch.manual_seed(0)
         ImageTokenizer(TOKENIZER, 4).save(place / "tokenizer")
         write_table(place / "labels.csv", [("path", "labels"), *scenes(place / "labels", 64, 64)])
@@ -211,6 +214,9 @@ ROWS: dict[str, Row] = {
         )
     ),
     "lora": Row(lambda: tuned("lora", **LORA, teacher=str(materials() / "teacher"), distill=Distill(kind="hard"))),
+    "more classes": Row(  # four digits are new, and no image shows a letter
+        lambda: tuned("all", weights=str(materials() / "known"), classes=("add",), augment=Augment(mixup=0.2))
+    ),
     "own classes": Row(lambda: {"own": OWN, "augment": Augment(crop="pad", pad=1), "model": "Ti/4", "vit": STILL}),
     "own network": Row(
         lambda: {"vit": Model(), "model": None, "average": Average(), "image_size": 8}, lambda: {"model": Net()}

@@ -62,7 +62,7 @@ objective.kind objective.logit_adjustment objective.loss objective.margin object
 objective.other objective.smoothing objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr
 optim.momentum optim.name optim.weight_decay optim.weight_decay_end out
 precision preprocess.crop preprocess.fill preprocess.image_size preprocess.interpolation preprocess.resize
-probe_head
+probe_head classes
 progressive.start progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed
 shard time_limit timeout track tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init

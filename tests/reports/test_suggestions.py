@@ -226,10 +226,20 @@ def test_one_pair_of_classes() -> None:
     for row in np.flatnonzero(~found.correct):
         label[row], top[row] = 2, [3, 2, 1, 0]
     wrong = int((~found.correct).sum())
-    assert f"{wrong} of the {wrong} mistakes are images of 'c' that are taken for 'd'" in said(
-        record(replace(found, label=label, top=top))
-    )
+    text = said(record(replace(found, label=label, top=top)))
+    assert f"{wrong} of the {wrong} mistakes are images of 'c' that are taken for 'd'" in text
+    command = "vitrail finetune 'my photos/' --from 'runs/train 1' --classes merge c=d"
+    assert command in text and refused(shlex.split(command)) == ""
     assert "taken for" not in said(record(found))
+
+
+def test_old_classes_that_were_forgotten_need_images() -> None:
+    run = Run(data=Data("new"), weights="runs/old 1", classes=("add",))
+    for now, expected in ((0.5, True), (0.59, False)):
+        result = {**FINISHED, "before": {"old_top1": 0.6}, "best": {"old_top1": now}}
+        text = said(record(run=run, result=result))
+        assert ("right less often than then: 50.0%, before 60.0%" in text) == expected
+        assert ("vitrail finetune BOTH/ --from 'runs/old 1' --classes add" in text) == expected
 
 
 def test_what_has_no_suggestions() -> None:

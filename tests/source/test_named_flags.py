@@ -52,6 +52,10 @@ UNREACHED = {
     "vitrail.exports.engines": (NO_NETWORK | {"inspect"}, "no network computes, or always by torch in float32"),
     "vitrail.verbs.probe:_linear_warnings": ({"probe fewshot", "probe knn"}, "only a linear probe has such a result"),
     "vitrail.data.sources.open": ({"bench", "serve", "probe segment"}, "they know the settings of data and open none"),
+    "vitrail.training.classes": (
+        {*VERBS} - {"train", "finetune", "sweep"},
+        "the classes of a run that is opened again went together when it was trained",
+    ),
     "vitrail.data.loading.processes": (OTHERS, "processes decode for training alone"),
     "vitrail.data.images.device_crop": (OTHERS, "devices decode for training alone"),
     "vitrail.errors:not_finite": (NO_NETWORK | {"inspect"}, "no network computes, or always in float32"),

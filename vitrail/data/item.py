@@ -23,6 +23,7 @@ from vitrail.data.labels.sets import (
     class_counts,
     concatenated,
     label_at,
+    one_label,
     order_classes,
     translated,
 )
@@ -257,6 +258,21 @@ class Unlabelled(Subset):
         super().__init__(source)
         self.class_names = list(class_names)
         self.labels = np.full(len(source), UNKNOWN, dtype=np.int64)
+
+
+class Relabelled(Subset):
+    """The images of a source whose classes are among others, under their names there; an `IndexedSource` itself.
+
+    places: For each class of the source, which has one label for each image, its place among `class_names`; UNKNOWN
+    leaves out its images.
+    """
+
+    def __init__(self, source: IndexedSource, class_names: Sequence[str], places: np.ndarray) -> None:
+        theirs = one_label(source.labels, "a list of classes that are known by name")
+        labels = np.where(theirs == UNKNOWN, UNKNOWN, places[theirs])
+        kept = (labels != UNKNOWN) | (theirs == UNKNOWN)
+        super().__init__(source, np.flatnonzero(kept))
+        self.class_names, self.labels = list(class_names), labels[kept]
 
 
 class Concatenated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -162,15 +163,25 @@ class Splits:
         return replace(self, train=train, validation=validation, test=test, class_names=list(class_names))
 
 
-def split_data_set(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
-    """Split the data set at `data.path` for training. Raises as `open_data` does."""
+def split_data_set(
+    found: DataSet, data: Data, seed: int = 0, *, labels: bool = True, known_classes: Sequence[str] = ()
+) -> Splits:
+    """Split the data set at `data.path` for training. Raises as `open_data` does.
+
+    known_classes: Classes that images of any split may have, though no training image has them. `Splits.class_names`
+    ends with them.
+    """
     findings = found.findings
     names = training_splits(found, data)
     name = "+".join(names)
     train = found.splits[name] if len(names) == 1 else Concatenated({part: found.splits[part] for part in names})
     class_names = train.class_names
     if labels:
-        _require_labels(train, name, data.path, findings)
+        _require_labels(train, name, data.path, findings, known_classes)
+    further = [one for one in known_classes if one not in class_names]
+    if further and isinstance(train.labels, np.ndarray):
+        class_names = [*class_names, *further]
+        train = Subset(train, class_names=class_names)
     mark = fingerprint(found.splits)
     measured = test_split(found, data, names)
     chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
@@ -250,8 +261,10 @@ def _held_out(
     return remaining, held, {"seed": seed, **part, "from": name, "ids": [train.id(int(index)) for index in held]}
 
 
-def _require_labels(train: IndexedSource, split: str, path: str, findings: Findings) -> None:
-    """Raise DataError unless the training images all have a label and are of at least two classes."""
+def _require_labels(
+    train: IndexedSource, split: str, path: str, findings: Findings, known_classes: Sequence[str]
+) -> None:
+    """Raise DataError unless the training images all have a label and are of at least two classes, or beside others."""
     warnings = "".join(f". {line}" for line in findings.warnings[:3])
     unlabelled = int(np.count_nonzero(~known(train.labels)))
     where = f"split {split!r} of {path}" if split else path
@@ -274,7 +287,7 @@ def _require_labels(train: IndexedSource, split: str, path: str, findings: Findi
             )
     if not isinstance(train.labels, np.ndarray):
         return
-    if len(train.class_names) < 2:
+    if len(train.class_names) < 2 and not known_classes:
         tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
         raise DataError(
             f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"

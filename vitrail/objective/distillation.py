@@ -11,6 +11,9 @@ teacher's t:
 * features: a linear layer takes the student's pooled features to the teacher's width. cosine: 1 - their cosine; mse:
   the mean squared difference after each has mean 0 and variance 1 over its values.
 
+A teacher that knows only some of the classes, such as the network that others are added to, teaches how these compare
+with each other: soft and hard are then of their logits alone ("Learning without forgetting", Li and Hoiem 2016).
+
 A network with a distillation token (DeiT's) learns the labels with its head and the teacher with the token's head.
 """
 
@@ -49,14 +52,15 @@ class Teacher:
     network: ViT | ResNet
     fingerprint: str
     """Hash of its weight files."""
-    columns: Sequence[int] | None = None
-    """For each class of the data, the place of the teacher's output; None if both have one order."""
+    columns: Sequence[Sequence[int]] | None = None
+    """For each class of the data, the places of the teacher's outputs that mean it: none for a class that the teacher
+    does not know, several if it tells parts of the class apart; None if both have the same classes in one order."""
     answers: Answers | None = None
     """Its outputs for images that are the same in every epoch; None if they are not."""
 
     @torch.no_grad()
     def __call__(self, images: Tensor, *, features: bool) -> Tensor:
-        """Return logits [batch, classes], or features [batch, width], float32, of images of any size.
+        """Return logits [batch, known classes], or features [batch, width], float32, of images of any size.
 
         images: uint8, or float32 bands that are normalised as the teacher's.
         """
@@ -67,12 +71,34 @@ class Teacher:
         if features:
             return self.network.features(images).float()
         logits = self.network(images).float()
-        return logits if self.columns is None else logits[:, self._places]
+        if self.columns is None:
+            return logits
+        if self._places.shape[1] == 1:
+            return logits[:, self._places[:, 0]]
+        # the probability of a class is the sum of those of its parts
+        return F.pad(logits, (0, 1), value=-torch.inf)[:, self._places].logsumexp(2)
 
     @cached_property
     def _places(self) -> Tensor:
-        """`columns` on the device."""
-        return torch.tensor(self.columns, device=next(self.network.parameters()).device)
+        """`columns` of the known classes on the device, [known classes, most outputs]; -1 where there are fewer."""
+        known = [list(places) for places in self.columns or () if places]
+        most = max(map(len, known))
+        return self._on_device([places + [-1] * (most - len(places)) for places in known])
+
+    @property
+    def outputs(self) -> int:
+        """Number of the classes of the data that the teacher knows."""
+        return self.network.config.classes if self.columns is None else sum(map(bool, self.columns))
+
+    @cached_property
+    def known(self) -> Tensor | None:
+        """int64: the classes of the data that the teacher knows, on the device; None for all."""
+        if self.columns is None or all(self.columns):
+            return None
+        return self._on_device([number for number, places in enumerate(self.columns) if places])
+
+    def _on_device(self, numbers: list[Any]) -> Tensor:
+        return torch.tensor(numbers, device=next(self.network.parameters()).device)
 
 
 class DistillationObjective(SupervisedObjective):
@@ -154,6 +180,7 @@ class DistillationObjective(SupervisedObjective):
             width = taught.shape[-1:]
             return (F.layer_norm(projected, width) - F.layer_norm(taught, width)).square().mean(-1)
         pupil = pupil.to(torch.promote_types(pupil.dtype, torch.float32))
+        pupil = pupil if self._teacher[0].known is None else pupil[:, self._teacher[0].known]
         if self.distill.kind == "hard":
             return F.cross_entropy(pupil, taught.argmax(-1), reduction="none")
         temperature = self.distill.temperature

@@ -96,9 +96,13 @@ class SupervisedObjective(Objective):
     """Predict the labels of an image. Metrics: "top1", images whose best class is one of their labels before mixing.
 
     `classes` is the number of outputs of `model`; `augment` holds the settings of mixing, which is a function of
-    (seed, step, place in the batch). `class_counts` is the number of training images of each class, for the settings
-    that favour rare classes. Raises UsageError if the settings contradict each other.
+    (seed, step, place in the batch). `compared` are the classes, int64 in ascending order, among which the label of an
+    image is predicted (None: all): classes without training images, of which softmax would learn that they never occur,
+    are left out. `class_counts` is the number of training images of each class, for the settings that favour rare
+    classes. Raises UsageError if the settings contradict each other.
     """
+
+    compared: Tensor | None
 
     def __init__(
         self,
@@ -121,6 +125,7 @@ class SupervisedObjective(Objective):
         self.losses: Callable[[Tensor, Tensor], Tensor] = config.losses
         self.mix = Mix(augment, classes, seed)
         self.balance = Balance(config, class_counts)
+        self.register_buffer("compared", None, persistent=False)
         if config.head_bias:
             _set_head_bias(model, config.head_bias)
 
@@ -142,7 +147,11 @@ class SupervisedObjective(Objective):
     def of_labels(self, logits: Tensor, prepared: Prepared) -> Tensor:
         """Return the loss of each image [batch], from logits [batch, classes]."""
         targets, weights = self.balance.targets(prepared.targets)
-        losses = _of_each_image(self.losses(self.balance.logits(logits), targets), len(prepared))
+        logits = self.balance.logits(logits)
+        if self.compared is not None:
+            logits = logits[:, self.compared]
+            targets = torch.searchsorted(self.compared, targets) if targets.ndim == 1 else targets[:, self.compared]
+        losses = _of_each_image(self.losses(logits, targets), len(prepared))
         return losses if weights is None else losses * weights
 
     def right(self, logits: Tensor, prepared: Prepared) -> Tensor:

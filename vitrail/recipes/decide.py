@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vitrail.durations import LONGEST, Epochs, Steps
+from vitrail.evaluation.metric import Metric
 from vitrail.ranges import height_width
 from vitrail.recipes.asked import Asked, require_images, with_weights
 from vitrail.recipes.by_data import (
@@ -114,6 +115,9 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
 
 def _fine_tuning(asked: Asked, known: Known) -> Choice:
     """Return the run for fine-tuning without a recipe: the images, the network and the time decide."""
+    import numpy as np
+
+    from vitrail.data.labels.sets import class_counts
     from vitrail.tasks.catalog import task_for
 
     base = replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None)
@@ -123,15 +127,20 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     splits, data = known.splits_of(wanted), known.training_set(wanted)
     one_class = task_for(splits.train.labels).name == "classes"
     single = one_class and wanted.supervised and not wanted.objective.numbers
-    framed = known.framing(wanted) if single and wanted.preprocess is None else None
+    framed = known.framing(wanted) if single and wanted.preprocess is None and not wanted.keeps_classes else None
     timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
-    linear = single and not wanted.keep_head and not network.own_head
-    task = FineTuning(data, len(splits.class_names), network, seen, timed, linear)
+    linear = single and not wanted.keep_head and not wanted.keeps_classes and not network.own_head
+    counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
+    task = FineTuning(data, int(np.count_nonzero(counts)) if one_class else len(counts), network, seen, timed, linear)
     advice = advise(task)
     advised, reasons = advice.run, dict(advice.why)
     if framed is not None:
         advised, reasons = replace(advised, preprocess=framed[0]), {**reasons, "preprocess": framed[1]}
+    if wanted.classes == ("add",):
+        why_metric = "of the classes: how many validation images show old and new ones says nothing about later images"
+        advised = replace(advised, metric=Metric("balanced_accuracy"))
+        reasons = {**reasons, "metric": f"balanced_accuracy, the mean {why_metric}"}
     run, why = asked.applied_to(advised if asked.recipe else replace(advised, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
     origin = f"recipe {FINETUNE_BY_DATA.name} for {data.images:,} images of {task.classes} {kind}, "

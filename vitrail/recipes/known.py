@@ -30,7 +30,9 @@ class Known(OpenedData):
 
     def splits_of(self, run: Run) -> Splits:
         """Return the data of `run`, opened. Raises DataError and UsageError."""
-        return self.splits(run.data, run.seed, run.supervised)
+        from vitrail.training.classes import known_classes
+
+        return self.splits(run.data, run.seed, run.supervised, known_classes(run))
 
     def training_set(self, run: Run) -> TrainingSet:
         """Return the properties of the training images of `run`. Raises DataError and UsageError."""

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.config import from_yaml
-from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.results import Results
@@ -25,8 +24,10 @@ from vitrail.files import names_near, open_regular, read_bytes, read_json, read_
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.tasks.catalog import load_results
+from vitrail.training.classes import splits_of
 from vitrail.training.floor import shortfall
 from vitrail.training.recorded import located
+from vitrail.training.result import classes_in_words
 from vitrail.training.run import Run
 from vitrail.words import without_folders
 
@@ -67,6 +68,11 @@ class RunRecord:
     def result(self) -> dict[str, Any]:
         """How the run ended; empty until it has ended."""
         return self.facts.get("result") or {}
+
+    @property
+    def of_classes(self) -> str:
+        """How right the network is on the classes that its weights knew, before and now, and on the others."""
+        return classes_in_words(self.result.get("before") or {}, self.result.get("best") or {})
 
     @property
     def floors(self) -> dict[str, dict[str, float]]:
@@ -200,7 +206,7 @@ def validation_images(record: RunRecord) -> Any:
     if record.run is None:
         raise DataError("config.yaml, which names the data set, cannot be read")
     data = located(record.run.data, record.facts.get("directory") or "")
-    splits = open_data(data, seed=record.run.seed, labels=record.run.supervised)
+    splits = splits_of(replace(record.run, data=data))
     trained_on = record.data_facts.get("fingerprint")
     if trained_on and splits.fingerprint != trained_on:
         raise DataError(

@@ -20,6 +20,7 @@ from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
+from vitrail.tasks.classes import OLD
 from vitrail.training.run import Run
 
 MOST = 3
@@ -33,6 +34,8 @@ PHOTOGRAPHS = 96
 FEW_PASSES = 20
 """Number of passes over the images below which training from scratch has hardly begun; DeiT takes 300."""
 TIME = "--time-limit"
+FORGOTTEN = 0.02
+"""Loss of accuracy on the classes that a network knew from which their images are missed."""
 CERTAIN = 0.9
 """Probability of a wrong class from which the label of an image is looked at."""
 
@@ -240,9 +243,23 @@ def _one_pair(seen: _Seen) -> Suggestion | None:
     if len(seen.evaluation.class_names) < 3 or wrong < 8 or confusions[0].images < 0.25 * wrong:
         return None
     first = confusions[0]
+    pair = shlex.quote(f"{first.true}={first.predicted}")
     return Suggestion(
         f"{first.images} of the {wrong} mistakes are images of {first.true!r} that are taken for "
-        f"{first.predicted!r}. Look at images of both. If even you cannot tell them apart, make them one class."
+        f"{first.predicted!r}. Look at images of both. If even you cannot tell them apart, make them one class.",
+        f"vitrail finetune {seen.data} --from {seen.folder} --classes merge {pair}",
+    )
+
+
+def _forgotten(seen: _Seen) -> Suggestion | None:
+    """A network that got new classes gets fewer images of the old ones right, which had no training images."""
+    before, best = ((seen.record.result.get(name) or {}).get(OLD, 0.0) for name in ("before", "best"))
+    if before - best < FORGOTTEN:
+        return None
+    return Suggestion(
+        f"Images of the classes that the network knew before are right less often than then: {best:.1%}, before "
+        f"{before:.1%}. Put some training images of these classes beside the new ones, and repeat the run.",
+        f"vitrail finetune BOTH/ --from {shlex.quote(seen.run.weights or '')} --classes add",
     )
 
 
@@ -271,7 +288,7 @@ def _look(seen: _Seen) -> Suggestion | None:
 
 Rule = Callable[[_Seen], Suggestion | None]
 IMPROVING: tuple[Rule, ...] = (
-    *(_unfinished, _pretrained, _whole_images, _overfitting, _longer, _rare_classes, _labels, _one_pair),
+    *(_unfinished, _forgotten, _pretrained, _whole_images, _overfitting, _longer, _rare_classes, _labels, _one_pair),
 )
 RULES: tuple[Rule, ...] = (*IMPROVING, _several, _use, _look)
 PERFECT: tuple[Rule, ...] = (_unfinished, _use, _look)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 WORST = 15
 """Maximum number of classes and confusions shown on a terminal; --json shows all."""
+OLD, NEW = "old_top1", "new_top1"
+"""Numbers of a network that got other classes: accuracy on those that it knew before, and on new and merged ones."""
 
 
 class ClassTask(Task[Classification]):
@@ -42,7 +44,7 @@ class ClassTask(Task[Classification]):
 
     name = "classes"
     predicts = "one class"
-    logged = ("top1", "top5", "nll", "count", "balanced_accuracy", "macro_f1")
+    logged = ("top1", "top5", "nll", "count", "balanced_accuracy", "macro_f1", OLD, NEW)
 
     def holds(self, labels: Labels) -> bool:
         """See `Task`."""
@@ -196,7 +198,10 @@ class ClassTask(Task[Classification]):
     def sentence(self, numbers: Mapping[str, float], classes: int) -> str:
         """See `Task`."""
         five = f", top-5 {numbers['top5']:.2%}" if has_top5(classes) else ""
-        usual = f"top-1 {numbers['top1']:.2%}{five}, loss {numbers['nll']:.4f}"
+        parts = {OLD: "old classes", NEW: "new classes"}
+        of_parts = [f"{words} {numbers[name]:.2%}" for name, words in parts.items() if name in numbers]
+        split = f" ({', '.join(of_parts)})" * bool(of_parts)
+        usual = f"top-1 {numbers['top1']:.2%}{split}{five}, loss {numbers['nll']:.4f}"
         if "balanced_accuracy" not in numbers:
             return usual
         return f"{usual}, balanced accuracy {numbers['balanced_accuracy']:.2%}, macro F1 {numbers['macro_f1']:.2%}"

@@ -44,6 +44,7 @@ from vitrail.training.batch_size import image_bytes, micro_batches, refuse_lone_
 from vitrail.training.batches import Sizes, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
+from vitrail.training.classes import ClassChange, teacher_columns, with_classes, with_rows
 from vitrail.training.decide import Decision, decide
 from vitrail.training.facts import Facts
 from vitrail.training.feed import Feed
@@ -74,6 +75,8 @@ class Setup:
     """With every decision made."""
     splits: Splits
     decision: Decision
+    change: ClassChange | None
+    """What becomes of the classes of the weights; None if others replace them all."""
     why: dict[str, str]
     """Setting -> value and reason, of all decisions; and what was loaded and frozen, in words."""
     objects: PythonObjects
@@ -116,13 +119,15 @@ def set_up(
     settings, the data or the weights cannot work.
     """
     # every decision that the run leaves open
-    asked, names, objects = run, splits.class_names, objects or PythonObjects()
+    asked, objects = run, objects or PythonObjects()
+    run, splits, change = with_classes(run, splits)
+    names = splits.class_names
     decision = decide(run, Facts.of(run, splits.train, names, start, objects.model))
 
     # the network, its objective, and the micro-batches that fit in memory
     torch.manual_seed(run.seed)
     if objects.model is None:
-        model, loaded = build_model(decision)
+        model, loaded = build_model(decision, change)
     else:
         model, loaded = trained_network(objects.model, len(names), decision.preprocess), {}
     tuned, frozen = tune(model, decision.run)
@@ -156,14 +161,24 @@ def set_up(
     if run.precision == "fp16":
         assert run.batch_size is not None
         state.scale = LossScale(decision.device, run.batch_size if world.active() else 1)
-    evaluated, swapped = network.for_evaluation(average)
+    measured, swapped = network.for_evaluation(average)
     validation = Validation(
-        evaluated.evaluated, swapped, held_out, card, run, tuned.base, splits.train, evaluated, objects.on_evaluate
+        measured.evaluated,
+        swapped,
+        held_out,
+        card,
+        run,
+        tuned.base,
+        splits.train,
+        measured,
+        objects.on_evaluate,
+        change,
     )
     return Setup(
         run=run,
         splits=splits,
         decision=decision,
+        change=change,
         why=why,
         objects=objects,
         tuned=tuned,
@@ -181,10 +196,11 @@ def set_up(
     )
 
 
-def build_model(decision: Decision) -> tuple[nn.Module, dict[str, str]]:
+def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[nn.Module, dict[str, str]]:
     """Return the network of a run, fresh, or with weights and a new zero head (paper, section 3.2).
 
-    The second value says in words what was loaded.
+    change: What becomes of the classes of the weights, whose head then stays. The second value says in words what was
+    loaded.
     """
     run = decision.run
     if isinstance(run.objective, Tokenizer):
@@ -192,11 +208,14 @@ def build_model(decision: Decision) -> tuple[nn.Module, dict[str, str]]:
         return ImageTokenizer(run.objective, decision.config.patch), {}
     if decision.start is None:
         return build(decision.our_config), {}
-    classes = None if run.keep_head else decision.config.classes
+    classes = None if run.keep_head or change is not None else decision.config.classes
     size, channels = decision.config.image_size, decision.config.channels
     loaded = load(decision.start, classes=classes, image_size=size, patch=run.vit.patch, channels=channels)
     named = Path(decision.start)  # as the user wrote it, not the place in the cache or in this package
     told = {"weights": str(replace(loaded.load_report, path=named))}
+    if change is not None:
+        with_rows(loaded, change.rows)
+        told["classes"] = change.told
     if loaded.config == decision.config:
         return loaded, told
     model = build(decision.our_config)  # the same tensors, other dropout, and perhaps a classifier of the user's own
@@ -236,7 +255,10 @@ def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, di
                 f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
                 f"{source}. With several labels use distill.kind features"
             )
-        columns = _columns(source, list(card.class_names), config.classes, splits.class_names)
+        if run.keeps_classes:
+            columns = teacher_columns(run, list(card.class_names), splits.class_names)
+        else:
+            columns = _columns(source, list(card.class_names), config.classes, splits.class_names)
     size = " x ".join(map(str, config.image_size))
     checked = "" if card.class_names or run.distill.kind == "features" else "; the order of its classes is not known"
     teacher = Teacher(network.eval().requires_grad_(False).to(decision.device), weights_fingerprint(source), columns)
@@ -255,7 +277,7 @@ def _answers(decision: Decision, teacher: Teacher, splits: Splits) -> Answers:
     about = [teacher.fingerprint, of_features, teacher.columns, splits.fingerprint, len(splits.train)]
     key = repr([1, *about, decision.config.image_size, run.precision])
     path = cache_folder() / "teachers" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.rows"
-    return Answers(path, network.features if of_features else len(splits.class_names))
+    return Answers(path, network.features if of_features else teacher.outputs)
 
 
 def _normalisation(bands: Bands | None) -> tuple[object, ...]:
@@ -263,7 +285,7 @@ def _normalisation(bands: Bands | None) -> tuple[object, ...]:
     return () if bands is None else (bands.bits, bands.mean, bands.std)
 
 
-def _columns(source: str, theirs: list[str], outputs: int, ours: list[str]) -> list[int] | None:
+def _columns(source: str, theirs: list[str], outputs: int, ours: list[str]) -> list[list[int]] | None:
     """Return `Teacher.columns`. Raises UsageError, with the first classes that differ, for other classes."""
     other = "Give a teacher for the classes of the data, or learn its features: distill.kind features"
     if not theirs and outputs != len(ours):
@@ -278,7 +300,7 @@ def _columns(source: str, theirs: list[str], outputs: int, ours: list[str]) -> l
             f"the teacher {source} has {len(theirs)} classes, and the data have {len(ours)} others: {', '.join(only)}. "
             f"{other}"
         )
-    return [theirs.index(name) for name in ours]
+    return [[theirs.index(name)] for name in ours]
 
 
 def build_objective(
@@ -316,6 +338,8 @@ def build_objective(
         )
     if losses is not None and isinstance(objective, SupervisedObjective):
         objective.losses = losses
+    if run.keeps_classes and isinstance(objective, SupervisedObjective) and (counts == 0).any():
+        objective.compared = torch.from_numpy(np.flatnonzero(counts))
     if decision.start != run.weights:  # the run is resumed, and its checkpoint contains everything
         return objective, {}
     return objective, load_objective_weights(run, objective)

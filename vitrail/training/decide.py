@@ -196,7 +196,7 @@ def decide(run: Run, facts: Facts) -> Decision:
 
 def _check_objective(run: Run) -> None:
     """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
-    if run.teacher is None and run.distill != Distill():
+    if run.teacher is None and run.distill != Distill() and not run.keeps_classes:
         raise UsageError("distill says what is learned from a teacher, and there is none: name it with --teacher MODEL")
     needs_labels = {
         "augment.mixup": run.augment.mixup,
@@ -318,8 +318,9 @@ def _pretrained_config(run: Run, base: Config, classes: int, overrides: dict[str
         why["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
     patch = overrides.pop("patch", None)
     network = skeleton(Overrides(image_size=size, patch=patch).apply(base))
-    if not run.keep_head:
+    if not run.keep_head and not run.keeps_classes:
         network.reset_head(classes)
+    overrides |= {"classes": classes} if run.keeps_classes else {}
     return replace(network.config, **overrides), why
 
 

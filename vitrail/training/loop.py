@@ -30,8 +30,8 @@ from vitrail.training.guard import (
     garbage_in_turns,
     run_lock,
 )
+from vitrail.training.new_rows import begin_classifier
 from vitrail.training.optim.optimizer import HALVINGS
-from vitrail.training.probe_head import start_as_probe
 from vitrail.training.progress import Progress
 from vitrail.training.python_objects import Losses, PythonObjects
 from vitrail.training.record import RunRecorder
@@ -144,8 +144,8 @@ def training(
         status, threads = state.status, ThreadCount.of(run, setup.decision.device, progress.say)
         for where in folder.track(run, status.step) or ():
             progress.say(where)
-        if run.probe_head and not status.step:
-            progress.say(start_as_probe(setup, clock.left / 2))
+        if not status.step and (told := begin_classifier(setup, clock.left / 2)):
+            progress.say(told)
         if warning := clock.start():
             progress.say(warning)
         max_bad = 0.0 if run.data.strict else run.data.max_bad

@@ -77,8 +77,8 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     weights = scale * classifier.weight
     bias = scale * classifier.bias - weights @ classifier.mean
     for head, weight in zip(heads, weights.chunk(len(heads), dim=1), strict=True):
-        _set(head.weight, weight * len(heads))  # the logits of a distilled network are the mean of two classifiers
-        _set(head.bias, bias)
+        set_whole(head.weight, weight * len(heads))  # the logits of a distilled network are the mean of two classifiers
+        set_whole(head.bias, bias)
     return (
         f"linear probe on the features of {len(labels):,} training images in {time.monotonic() - began:.0f} s: "
         f"{setting.top1:.1%} of the held-out ones; training starts from it"
@@ -110,7 +110,7 @@ def _scale(logits: Tensor, labels: Tensor) -> float:
 
 
 @torch.no_grad()
-def _set(parameter: Any, value: Tensor) -> None:
+def set_whole(parameter: Any, value: Tensor) -> None:
     """Copy a whole tensor into a parameter, which may be sharded over the processes."""
     whole = value.to(parameter.device, parameter.dtype)
     sharded = world.is_sharded(parameter)

@@ -28,6 +28,7 @@ from vitrail.model.stem import Normalise
 from vitrail.model.variants import ForeignConfig
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import ObjectiveSettings
+from vitrail.training.classes import known_classes
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.weights.assemble import skeleton
@@ -103,9 +104,9 @@ class PythonObjects:
         if isinstance(self.data, Splits):
             return self.data
         if self.data is None or isinstance(self.data, Data):
-            return open_data(run.data, seed=run.seed, labels=run.supervised)
+            return open_data(run.data, seed=run.seed, labels=run.supervised, known_classes=known_classes(run))
         found: DataSet = data_set(self.data)
-        return split_data_set(found, run.data, run.seed, labels=run.supervised)
+        return split_data_set(found, run.data, run.seed, labels=run.supervised, known_classes=known_classes(run))
 
     def check_resume(self, folder: RunFolder) -> None:
         """Raise UsageError if the run in `folder` needs objects that were not given."""

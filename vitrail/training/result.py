@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from vitrail.evaluation.metric import headline, interval, metric_in_words, on_images
+from vitrail.tasks.classes import NEW, OLD
 from vitrail.training import floor
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
@@ -32,6 +33,8 @@ class Result:
     best: dict[str, float]
     """Step and validation metrics of the best model: as in `Classification.metrics` or `LabelScores.metrics`, or loss
     if there are no labels."""
+    before: dict[str, float] = field(default_factory=dict)
+    """Of a run that keeps classes of its weights: their accuracy on the same images, by old and new classes."""
     test: dict[str, float] | None = None
     """Metrics of the best model on the test images, measured once; None without test images."""
     message: str = ""
@@ -86,6 +89,11 @@ class Result:
         )
 
     @property
+    def of_classes(self) -> str:
+        """A sentence about the classes that the weights knew, before and now, and the others; "" without any."""
+        return classes_in_words(self.before, self.best)
+
+    @property
     def summary(self) -> str:
         """The message, and what could not be written, with the first reason."""
         if not self.lost:
@@ -118,12 +126,21 @@ class Result:
             seconds=round(status.elapsed, 1),
             ended=status.ended,
             best=best,
+            before=status.before,
             test=test,
             floors=floors.found if floors else {},
             no_floor=floors.skipped if floors else "",
             message=f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
             skipped=status.skipped,
         )
+
+
+def classes_in_words(before: Mapping[str, float], best: Mapping[str, float]) -> str:
+    """Return a sentence about old and new classes of `Result.before` and `Result.best`; "" without any."""
+    kinds = {OLD: "classes that the weights knew", NEW: "new and merged classes"}
+    shown = [f"{words} {best[name]:.1%} ({before[name]:.1%} before)" for name, words in kinds.items()
+             if name in before and name in best]  # fmt: skip
+    return f"Of the validation images, right: {', '.join(shown)}." if shown else ""
 
 
 def recorded_result(folder: RunFolder) -> Result | None:

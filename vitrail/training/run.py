@@ -53,6 +53,7 @@ from vitrail.ranges import (
     Width,
     shortest_size,
 )
+from vitrail.words import listing
 
 if TYPE_CHECKING:
     import torch
@@ -331,6 +332,11 @@ class Run(Settings):
     layer unless `keep_head` is set (default: random initialisation)."""
     keep_head: bool = False
     """Keep the classifier of `weights` instead of a zero one. The classes must be the same, in the same order."""
+    classes: tuple[str, ...] = ("replace",)
+    """Classes of the network, which are known by their names. replace: those of the images alone, with a new
+    classifier; add: the classes of `weights` and those of the images; merge WOLF=DOG ...: the classes of `weights`, of
+    which some get a new name or that of another class; remove [NAME ...]: the classes of `weights` without those that
+    are named, or without those of no image. With all but replace, the classifier keeps the rows of its classes."""
     probe_head: bool = False
     """Fit the new classifier to the features of the frozen network before the first step (a linear probe), instead of a
     zero one. It is evaluated like any later model, so the best model is never worse than the probe. BatchNorms keep the
@@ -445,6 +451,10 @@ class Run(Settings):
             object.__setattr__(self, "image_size", shortest_size(self.image_size))
         if self.objective.numbers and self.data.labels_per_image == "auto":  # so that config.yaml says it, too
             object.__setattr__(self, "data", replace(self.data, labels_per_image="numbers"))
+        if self.classes[:1] not in (("replace",), ("add",), ("merge",), ("remove",)):
+            raise UsageError(
+                f"classes is {listing(self.classes)}; its first word must be replace, add, merge or remove"
+            )
         prepared = self.preprocess  # one with every value is a Preprocess, wherever it was read from
         if type(prepared) is Preparation and None not in (prepared.image_size, prepared.resize):
             object.__setattr__(self, "preprocess", prepared.completed(Preprocess()))
@@ -453,6 +463,11 @@ class Run(Settings):
     def network(self) -> str:
         """Return the name of the network to train from scratch."""
         return "S/16" if self.model is None else self.model
+
+    @property
+    def keeps_classes(self) -> bool:
+        """Return whether the classifier keeps rows of `weights` for the classes that it knows by name."""
+        return self.classes != ("replace",)
 
     @property
     def decided_precision(self) -> ComputePrecision:

@@ -116,10 +116,11 @@ class Timetable:
     def evaluates(self, step: int, elapsed: float = 0.0) -> bool:
         """Return whether the run is evaluated after `step` steps and `elapsed` seconds. Ask once for each step.
 
-        With a time limit a percentage is one of its time. A classifier that begins as a probe is evaluated first.
+        With a time limit a percentage is one of its time. A classifier that begins as a probe, or with rows of the
+        weights, is evaluated first.
         """
         if not step:
-            return self.run.probe_head
+            return self.run.probe_head or self.run.keeps_classes
         return self._is_due("evaluate_every", self.evaluate_every, step, elapsed)
 
     def saves(self, step: int, elapsed: float = 0.0) -> bool:

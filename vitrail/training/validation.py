@@ -20,7 +20,7 @@ from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
 from vitrail.device import free_memory
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.classify import BEST_CLASSES, Predict, predictor
+from vitrail.evaluation.classify import BEST_CLASSES, Classification, Predict, predictor
 from vitrail.evaluation.confidence import KeptLogits
 from vitrail.evaluation.metric import Metric
 from vitrail.evaluation.results import Results
@@ -32,6 +32,7 @@ from vitrail.tasks.task import Task
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.flatten import nbytes
 from vitrail.training.checkpoints.state import ROOM, RunStatus
+from vitrail.training.classes import ClassChange
 from vitrail.training.facts import CPU
 from vitrail.training.floor import Floors, floors
 from vitrail.training.folder import RunFolder
@@ -71,8 +72,8 @@ class Accuracy(Measure):
 
     task: Task[Any]
 
-    def __init__(self, model: nn.Module, run: Run, card: Card) -> None:
-        self._model, self._run, self.task = model, run, task_of(card)
+    def __init__(self, model: nn.Module, run: Run, card: Card, change: ClassChange | None = None) -> None:
+        self._model, self._run, self.task, self._change = model, run, task_of(card), change
         self._card = replace(card, thresholds=[])  # they are chosen anew at each evaluation
         self._found: Results | None = None
 
@@ -80,7 +81,7 @@ class Accuracy(Measure):
         """See `Measure`."""
         found = measured(network_outputs(self._model, self._run), self._run, images, self._card, self.task)
         self._found = found.stored()
-        return numbers_of(found, self._run.metric)
+        return numbers_of(found, self._run.metric, self._change)
 
     def described(self, card: Card) -> Card:
         """See `Measure`."""
@@ -111,12 +112,18 @@ def measured(predict: Predict, run: Run, images: Any, card: Card, task: Task[Any
     return task.measure(predict, images, card.class_names, card, temperature=card.temperature, best=best)  # type: ignore[no-any-return]
 
 
-def numbers_of(found: Results, metric: Metric) -> dict[str, float]:
-    """Return the numbers to log, with that of the metric. Raises UsageError if a user's metric returns no number."""
+def numbers_of(found: Results, metric: Metric, change: ClassChange | None = None) -> dict[str, float]:
+    """Return the numbers to log, with that of the metric, and the accuracy on old and on new classes.
+
+    Raises UsageError if a user's metric returns no number.
+    """
     value = metric.value(found)
     if not isinstance(value, Real):
         raise UsageError(f"{import_path(type(metric))}.value returned {shown(value)}; it must return a number")
-    return {**found.metrics(), metric.key: float(value)}
+    of_parts = (
+        change.accuracy(found.class_count, found.class_correct) if change and isinstance(found, Classification) else {}
+    )
+    return {**found.metrics(), **of_parts, metric.key: float(value)}
 
 
 def network_outputs(model: nn.Module, run: Run, *, features: bool = False) -> Predict:
@@ -146,6 +153,8 @@ class Validation:
     """The objective, if the network learns without labels."""
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None
     """Called by the main process with step and numbers of each evaluation."""
+    change: ClassChange | None = None
+    """What the run makes of the classes of its weights."""
 
     def __post_init__(self) -> None:
         if self.run.early_stop is not None and self.loader is None:
@@ -153,7 +162,7 @@ class Validation:
                 f"early_stop is {self.run.early_stop}. It is a number of evaluations, at least 1, and needs validation "
                 "images (--data.validation, or --data.holdout above 0)."
             )
-        self.measure: Measure = Accuracy(self.model, self.run, self.card)
+        self.measure: Measure = Accuracy(self.model, self.run, self.card, self.change)
         if isinstance(self.objective, SelfSupervised):
             self.measure = ObjectiveLoss(self.objective, self.run)
         self.saved = saved_network(self.model)
@@ -285,7 +294,7 @@ class Validation:
             best, card = self.saved.best(folder, self.card), self.saved.best_card(folder, self.card)
             outputs, images = network_outputs(best, self.run), Rounds(loader, check)
             found = measured(outputs, self.run, images, card, task)
-            return numbers_of(found, self.run.metric)
+            return numbers_of(found, self.run.metric, self.change)
 
     def floors(self, splits: Splits, status: RunStatus, test: dict[str, float] | None) -> Floors:
         """Return what a classifier must beat on the test images, if the network was tested, else on validation images.

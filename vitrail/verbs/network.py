@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -230,6 +231,8 @@ def run_images(
     `data` are the run's settings of the data, or changes of them. labels: See `open_data`.
     """
     from vitrail.data.sources.open import open_data
+    from vitrail.training.classes import splits_of
 
-    splits = open_data(data, seed=run.seed, labels=labels)
+    changed = labels and run.keeps_classes
+    splits = splits_of(replace(run, data=data)) if changed else open_data(data, seed=run.seed, labels=labels)
     return next(((role, found) for role in roles if (found := getattr(splits, role)) is not None), None)

@@ -172,9 +172,20 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_the_teacher_is_asked_
 def test_classes_in_another_order_are_matched_by_name() -> None:
     teacher = network(replace(TEACHER, image_size=(SIDE, SIDE)), 1)
     columns = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
-    moved = Teacher(teacher, "", columns)(batch().images, features=False)
+    moved = Teacher(teacher, "", [[place] for place in columns])(batch().images, features=False)
     with torch.no_grad():
         assert torch.equal(moved, teacher(batch().images)[:, columns])
+
+
+def test_a_teacher_may_know_parts_of_a_class_and_not_all_classes() -> None:
+    teacher = network(replace(TEACHER, image_size=(SIDE, SIDE)), 1)
+    known = Teacher(teacher, "", [[3], [], [0, 5, 9], [], [2, 1]])
+    taught = known(batch().images, features=False)
+    with torch.no_grad():
+        shares = teacher(batch().images).softmax(1)
+    wanted = torch.stack([shares[:, 3], shares[:, [0, 5, 9]].sum(1), shares[:, [2, 1]].sum(1)], 1)
+    torch.testing.assert_close(taught.softmax(1), wanted / wanted.sum(1, keepdim=True))
+    assert known.outputs == 3 and known.known is not None and known.known.tolist() == [0, 2, 4]
 
 
 # runs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
@@ -47,15 +47,19 @@ _KINDS = (
 )
 
 
-def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
+def open_data(
+    data: Data | str | Path, *, seed: int = 0, labels: bool = True, known_classes: Sequence[str] = ()
+) -> Splits:
     """Open `data.path` and split it for training. `seed` draws the held-out images.
+
+    known_classes: See `split_data_set`.
 
     If `labels` is False, images may be unlabelled, and a folder needs no class folders. Raises DataError (missing or
     empty data, a single class, unknown labels, classes that training lacks) and UsageError (no such split or column).
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    return split_data_set(open_data_set(data, labels=labels), data, seed, labels=labels)
+    return split_data_set(open_data_set(data, labels=labels), data, seed, labels=labels, known_classes=known_classes)
 
 
 class OpenedData:
@@ -65,17 +69,18 @@ class OpenedData:
         self._found: dict[object, DataSet] = {}
         self._splits: dict[object, Splits] = {}
 
-    def splits(self, data: Data, seed: int, labels: bool = True) -> Splits:
+    def splits(self, data: Data, seed: int, labels: bool = True, known_classes: Sequence[str] = ()) -> Splits:
         """Return what `open_data` returns for these arguments. Raises DataError and UsageError."""
         place = data if is_own(type(data)) else (data.path, data.columns), labels
         if place not in self._found:
             self._found[place] = open_data_set(data, labels=labels)
-        if (data, seed, labels) not in self._splits:
+        key = (data, seed, labels, tuple(known_classes))
+        if key not in self._splits:
             found = self._found[place]
             findings = replace(found.findings, warnings=[*found.findings.warnings])  # splitting adds warnings
             opened = replace(found, findings=findings)
-            self._splits[data, seed, labels] = split_data_set(opened, data, seed, labels=labels)
-        return self._splits[data, seed, labels]
+            self._splits[key] = split_data_set(opened, data, seed, labels=labels, known_classes=known_classes)
+        return self._splits[key]
 
 
 def open_split(

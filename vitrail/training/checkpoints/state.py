@@ -72,6 +72,8 @@ class RunStatus:
     """Step of the newest evaluation."""
     best: dict[str, float] = field(default_factory=dict)
     """Step and validation metrics of the best model; empty before the first evaluation."""
+    before: dict[str, float] = field(default_factory=dict)
+    """Of a run that keeps classes: the accuracy of the weights on the validation images, by old and new classes."""
     stale: int = 0
     """Evaluations since validation top-1 last improved."""
     skipped: int = 0
@@ -489,11 +491,17 @@ def starting_weights(run: Run, recorded: Run, folder: RunFolder) -> str | None:
     """Return the weights that a resumed run is built from, before its checkpoint replaces all of them.
 
     These are `run.weights`. If they are gone and the whole network is trained, the folder's newest model takes their
-    place, so that a resumed run needs only its folder and its data. `recorded` is the run in the folder's config.yaml;
-    weights that differ from its own are returned as they are.
+    place, so that a resumed run needs only its folder and its data, unless it keeps classes of the weights. `recorded`
+    is the run in the folder's config.yaml; weights that differ from its own are returned as they are.
     """
     own = folder.last
-    if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():
+    if (
+        run.weights is None
+        or run.keeps_classes
+        or run.tune != "all"
+        or run.weights != recorded.weights
+        or not (own / WEIGHTS).is_file()
+    ):
         return run.weights
     try:
         local_path(run.weights)

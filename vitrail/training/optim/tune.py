@@ -106,7 +106,7 @@ def tune(model: nn.Module, run: Run) -> tuple[Tuned, dict[str, str]]:
     """
     told = {"lora": _adapt(model, run)} if run.tune == "lora" else {}
     freeze_rest(model, run.tune)
-    if run.probe_head:
+    if run.probe_head or run.keeps_classes:
         freeze_statistics(model)
     parameters = list(model.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -45,6 +45,7 @@ class TrialKeywords(TypedDict, total=False):
     vit: Model | Mapping[str, Any]
     image_size: InputSize | None
     keep_head: bool
+    classes: str | Sequence[str]
     probe_head: bool
     tune: Tune
     lora_rank: int | None

@@ -36,15 +36,15 @@ def rehearse(
     splits: The data of the run, if they are open already. asked: See `fit`. Raises the same errors as training. Writes
     nothing.
     """
-    from vitrail.data.sources.open import open_data
     from vitrail.training.python_objects import PythonObjects
     from vitrail.transfer.timing import Rehearsal
 
-    splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
+    splits = splits or PythonObjects().splits(run)
     for line in splits.report.warnings:
         log.warning("%s", line)
     rehearsal = Rehearsal(run, splits, PythonObjects(asked=asked or {}))
     setup = rehearsal.setup
+    splits = setup.splits
     tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
     held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
     kind = "targets" if run.objective.numbers else "classes"

@@ -251,8 +251,8 @@ def show(result: Result | Preview) -> str:
         measured = f"{metric_in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
         lines.append(f"{measured}, which had no part in training or in choosing the model")
     if result.steps and result.best.get("step") == 0:  # only a linear probe is measured before the first step
-        lines.append("No step of the training was better than the linear probe that it began with, which is kept.")
-    lines += [result.gap] if result.gap else []
+        lines.append("No step of the training was better than the classifier that it began with, which is kept.")
+    lines += [line for line in (result.of_classes, result.gap) if line]
     report = result.folder / "report.html"
     lines += [f"report: {report}"] if report.is_file() else []
     if result.shortfall:
