@@ -41,6 +41,6 @@ def strip_size(image_size: tuple[int, int], patch: int) -> tuple[int, int]:
         most = (2**BITS - 1) ** 2 // LONGEST_SHAPE
         raise UsageError(
             f"images of any shape (preprocess.resize native) have at most {most:,} patches, and {image_size[0]} x "
-            f"{image_size[1]} pixels are {tokens:,} patches of {patch} pixels. Choose a smaller --image-size"
+            f"{image_size[1]} pixels are {tokens:,} patches of {patch} pixels. Choose a smaller image size"
         )
     return (1 + tokens) * patch, patch

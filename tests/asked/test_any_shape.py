@@ -102,7 +102,7 @@ def test_what_is_looked_into_is_the_picture(trained: Path, photos: Path) -> None
         (dict(vit={"stem": "early"}), "need the stem linear, and this network has early"),
         (dict(model="R50x1", vit={}), "needs a Vision Transformer of vitrail that takes strips"),
         (dict(model="Ti/2", image_size=32), "need patches of 4 pixels or more"),
-        (dict(augment={"crop": "random"}), "--augment.crop random cuts one size out of all images"),
+        (dict(augment={"crop": "random"}), "augment.crop random cuts one size out of all images"),
         (dict(augment_on="device"), "--augment-on device is for"),
     ],
 )

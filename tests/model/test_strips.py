@@ -152,7 +152,7 @@ def test_training_and_views_make_strips() -> None:
     assert np.array_equal(straight[:, ::-1], mirrored)
     with pytest.raises(UsageError, match="keep their proportions"):
         views("crops", NATIVE, eval_transform(NATIVE))
-    with pytest.raises(UsageError, match=r"--augment.crop random cuts one size"):
+    with pytest.raises(UsageError, match=r"augment.crop random cuts one size"):
         train_transform(Augment(crop="random"), NATIVE)
 
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYER = {
     **dict.fromkeys(
-        ("errors", "version", "device", "disk", "files", "words", "terminal", "world", "config", "durations"), 0
+        ("errors", "version", "device", "disk", "files", "words", "terminal", "world", "config", "durations", "strip"),
+        0,
     ),
     **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "plots", "terminal", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),

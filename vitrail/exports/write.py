@@ -123,7 +123,7 @@ def export_model(
     model.card = card
     check_export(card, folder, to, output, precision, overwrite)
     if any_size and card.preprocess.resize == "native":
-        raise UsageError("a program of this network takes images of any shape already (docs): leave out --any-size")
+        raise UsageError("a program of this network takes images of any shape already: leave out any_size")
     check_opset(opset, to)
     check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)

@@ -186,8 +186,8 @@ def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
     if augment.crop == "random":
         if resize == "native":
             raise UsageError(
-                "--augment.crop random cuts one size out of all images, and with --preprocess.resize native each has "
-                "its own: use --augment.crop inception, pad or center"
+                "augment.crop random cuts one size out of all images, and with preprocess.resize native each has its "
+                "own: use augment.crop inception, pad or center"
             )
         return [larger(preprocess), RandomCrop(size)]
     if augment.crop == "pad":
