@@ -61,8 +61,8 @@ objective.gamma_positive objective.head_bias distill.features distill.kind disti
 objective.kind objective.logit_adjustment objective.loss objective.margin objective.mask objective.mask_after_stem
 objective.other objective.smoothing objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr
 optim.momentum optim.name optim.weight_decay optim.weight_decay_end out
-precision preprocess.crop preprocess.fill preprocess.image_size preprocess.interpolation preprocess.patch preprocess.resize
-probe_head classes
+precision preprocess.crop preprocess.fill preprocess.image_size preprocess.interpolation preprocess.patch
+preprocess.resize probe_head classes
 progressive.start progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed
 shard time_limit timeout track tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init
