@@ -57,6 +57,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         parts = {field.name: values_of(hints[field.name]) for field in fields(hint)}
         if hint in (Preparation, Preprocess):  # the resized image is bounded too: size / crop
             parts["crop"] = st.floats(0.5, 1)
+        if hint is Run:
+            parts["classes"] = st.sampled_from([("replace",), ("add",), ("merge", "a=b"), ("remove",), ("remove", "a")])
         if "also" in parts:
             words = [*vocabulary(), "vflip@0.25", "my_module:darker('a @ b', by=[0.5])@1"]
             parts["also"] = st.lists(st.sampled_from(words), max_size=3).map(tuple)

@@ -156,9 +156,9 @@ def free_memory(device: torch.device) -> int:
     available = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text("ascii"))
-        used = int((group / "memory.current").read_text("ascii"))
-        facts = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
+        limit = int((group / "memory.max").read_text("utf-8"))
+        used = int((group / "memory.current").read_text("utf-8"))
+        facts = dict(line.split() for line in (group / "memory.stat").read_text("utf-8").splitlines())
     except (OSError, ValueError):  # there is no limit ("max"), or the system has no control groups
         return available
     used -= int(facts.get("inactive_file", 0))  # the system drops cached files when it needs memory
@@ -347,5 +347,5 @@ def _addresses_are_limited() -> bool:
         from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 
         overcommit = Path("/proc/sys/vm/overcommit_memory")
-        strict = overcommit.exists() and overcommit.read_text("ascii").strip() == STRICT_OVERCOMMIT
+        strict = overcommit.exists() and overcommit.read_text("utf-8").strip() == STRICT_OVERCOMMIT
         return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))

@@ -95,11 +95,12 @@ def test_every_other_command_is_a_program_that_is_known() -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages talk about: photographs, and three runs."""
+    """A folder with what the pages talk about: photographs, others of new classes, and three runs."""
     folder = tmp_path_factory.mktemp("pages")
     colours = {"bluebell": (60, 80, 200), "daisy": (230, 230, 220)}
-    for kind, colour in colours.items():
-        for place in (folder / "photos" / kind, folder / "new-photos"):
+    new = {"rose": (200, 20, 60), "tulip": (200, 150, 20)}
+    for kind, colour in {**colours, **new}.items():
+        for place in (folder / "new" / kind,) if kind in new else (folder / "photos" / kind, folder / "new-photos"):
             place.mkdir(parents=True, exist_ok=True)
             for number in range(4):
                 shade = tuple(max(0, value - 9 * number) for value in colour)
@@ -119,7 +120,7 @@ def shrink(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a verb that trains take one step of a tiny network, whatever the page asks for."""
     whole = getattr(vitrail, verb)
 
-    def quick(path: str, *, epochs: int, **asked: Any) -> Any:
+    def quick(path: str, *, epochs: int = 1, **asked: Any) -> Any:
         return whole(path, **{**asked, **SMALL, **(TINY if verb == "train" else {})})
 
     monkeypatch.setattr(vitrail, verb, quick)

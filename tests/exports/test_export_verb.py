@@ -292,6 +292,22 @@ def test_the_example_of_the_page_resizes_bicubically(run_folder: Path, photos: P
 
 
 @pytest.mark.export
+def test_the_example_of_the_page_keeps_the_shapes_of_images(tmp_path: Path) -> None:
+    photographs, random = tmp_path / "shapes", np.random.default_rng(0)
+    for number, shape in enumerate([(60, 90), (90, 60), (64, 64), (40, 130), (300, 30)] * 4):
+        place = photographs / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(place)
+    small: dict[str, Any] = dict(model="Ti/8", vit={"depth": 1}, image_size=48, preprocess={"resize": "native"})
+    quick: dict[str, Any] = dict(duration="2 steps", batch_size=4, device="cpu", workers=0)
+    folder = vitrail.train(photographs, out=str(tmp_path / "runs"), **small, **quick).folder
+    vitrail.export(folder, out=tmp_path / "program", to="onnx")
+    rows = vitrail.predict(folder, photographs, precision="float32", device="cpu").rows
+    found = run_the_page(tmp_path / "program", [str(row.path) for row in rows])
+    assert close_to_predict(found, rows, 5e-3)  # images of noise, whose rounding differs most
+
+
+@pytest.mark.export
 def test_the_example_of_the_page_reads_odd_images_as_predict_does(
     program: Path, run_folder: Path, shared_data: Path
 ) -> None:

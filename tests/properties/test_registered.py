@@ -12,6 +12,7 @@ WITHOUT = {
     "demo": "train by another name",
     "study": "trains for hours; where it writes, it writes as a sweep does",
     "launch slurm": "it prints; the folder is the job's",
+    "weights average": "needs two fine-tunings of one network; it writes by the same function as weights convert",
     "probe segment": "needs masks; it writes by the same functions as evaluate",
 }
 """Verbs that write and have no row among the writers -> why. The first three are asked for an address (fault 68)."""

@@ -209,7 +209,7 @@ def test_what_is_not_there_is_told(verb: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_the_group_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("weights") == 2
-    assert "Valid: info, convert, verify, push" in capsys.readouterr().err
+    assert "Valid: info, convert, average, verify, push" in capsys.readouterr().err
     assert run("weights", "covnert", "a", "b") == 2
     assert "Did you mean 'convert'?" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def write_contact_sheet(file: Path, title: str, frames: Iterable[Frame]) -> None
         sheet.save(temporary, "PNG")
 
 
-class Columns(NamedTuple):
+class ColumnGroup(NamedTuple):
     """Neighbouring columns of pictures with a title."""
 
     title: str
@@ -66,12 +66,12 @@ class Columns(NamedTuple):
     """The pictures of each column, uint8 [H, W, 3], one for each row."""
 
 
-def write_columns(file: Path, title: str, groups: Sequence[Columns]) -> None:
+def write_columns(file: Path, title: str, groups: Sequence[ColumnGroup]) -> None:
     """Draw groups of columns beside each other, in blocks of at most `ACROSS` columns, one below the other.
 
     All columns have a picture for each row. Raises UsageError if the file cannot be written.
     """
-    blocks: list[list[Columns]] = [[]]
+    blocks: list[list[ColumnGroup]] = [[]]
     for group in groups:
         if blocks[-1] and sum(len(one.columns) for one in [*blocks[-1], group]) > ACROSS:
             blocks.append([])

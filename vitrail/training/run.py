@@ -334,9 +334,9 @@ class Run(Settings):
     """Keep the classifier of `weights` instead of a zero one. The classes must be the same, in the same order."""
     classes: tuple[str, ...] = ("replace",)
     """Classes of the network, which are known by their names. replace: those of the images alone, with a new
-    classifier; add: the classes of `weights` and those of the images; merge WOLF=DOG ...: the classes of `weights`, of
-    which some get a new name or that of another class; remove [NAME ...]: the classes of `weights` without those that
-    are named, or without those of no image. With all but replace, the classifier keeps the rows of its classes."""
+    classifier; add: the classes of `weights` and those of the images; merge WOLF=DOG ...: the classes of `weights`,
+    where a class gets a new name or that of another class; remove [NAME ...]: the classes of `weights` without those
+    that are named, or without those of no image. With all but replace, the classifier keeps the rows of its classes."""
     probe_head: bool = False
     """Fit the new classifier to the features of the frozen network before the first step (a linear probe), instead of a
     zero one. It is evaluated like any later model, so the best model is never worse than the probe. BatchNorms keep the

@@ -68,6 +68,9 @@ TASK = "--batch-size 4 --image-size 8 --device cpu"
 WRITERS: dict[str, Writer] = {
     "check": Writer("data check {photos} --out {out}", "r.csv"),
     "pack": Writer("data pack {photos} {out} --workers 1", "r", True, r"r/shard-\d+\.(tar|part)"),
+    "augment": Writer(
+        "data augment {photos} --image-size 8 --images 1 --draws 1 --augment.also vflip --out {out}", "r.png"
+    ),
     "dedup": Writer("data dedup {photos} --out {out}", "r.csv"),
     "dedup list": Writer("data dedup {photos} --keep-list {out}", "r.csv"),
     "audit": Writer("data audit {photos} --from {weights} --folds 2 --device cpu --out {out}", "r.csv"),

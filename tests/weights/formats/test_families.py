@@ -126,7 +126,7 @@ def test_pixels_of_whole_repositories_are_those_of_their_processor(tmp_path: Pat
     expected: dict[str, tuple[str, str, float]] = {
         "clip": ("small", "bicubic", 0.48145466),
         "siglip": ("squash", "bicubic", 0.5),
-        "siglip2": ("squash", "bicubic", 0.5),
+        "siglip2": ("native", "bilinear", 0.5),
         "msn": ("squash", "bilinear", 0.485),
         "ijepa": ("squash", "bilinear", 0.485),
     }

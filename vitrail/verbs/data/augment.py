@@ -18,7 +18,7 @@ from vitrail.words import counted, one_line
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitrail.data.contact_sheet import Columns
+    from vitrail.data.contact_sheet import ColumnGroup
     from vitrail.data.images.geometry import Op
     from vitrail.data.images.pixels import Pixels
     from vitrail.data.item import IndexedSource
@@ -83,7 +83,7 @@ def augment(
     assert file is not None
     run, source = _decided(Asked(path, recipe, config, epochs, lr, weights, settings))
     names, groups = _groups(run, source, images, draws)
-    title = "Columns with a word show this change alone, on the picture of evaluation. From top to bottom: "
+    title = "ColumnGroup with a word show this change alone, on the picture of evaluation. From top to bottom: "
     write_columns(file, title + ", ".join(names), groups)
     return Drawn(str(file), names, [group.title for group in groups[2:]], plain(run.augment), _notes(run))
 
@@ -101,11 +101,11 @@ def _decided(asked: Asked) -> tuple[Run, IndexedSource]:
     return decide_all(choice.run, Facts.of(choice.run, splits.train, splits.class_names)).run, splits.train
 
 
-def _groups(run: Run, source: IndexedSource, images: int, draws: int) -> tuple[list[str], list[Columns]]:
+def _groups(run: Run, source: IndexedSource, images: int, draws: int) -> tuple[list[str], list[ColumnGroup]]:
     """Return the names of the images that are drawn, and their pictures."""
     import numpy as np
 
-    from vitrail.data.contact_sheet import Columns
+    from vitrail.data.contact_sheet import ColumnGroup
     from vitrail.data.images.geometry import Compose
     from vitrail.data.images.native import picture
     from vitrail.data.images.ops import shown_transform, train_transform
@@ -128,8 +128,8 @@ def _groups(run: Run, source: IndexedSource, images: int, draws: int) -> tuple[l
         ]
 
     groups = [
-        Columns("evaluation", "", columns(seen, 1)),
-        Columns("training", f"the first {counted(draws, 'epoch')}", columns(trained, draws)),
+        ColumnGroup("evaluation", "", columns(seen, 1)),
+        ColumnGroup("training", f"the first {counted(draws, 'epoch')}", columns(trained, draws)),
     ]
     for one in run.augment.worded or map(Worded.of, vocabulary()):
         try:
@@ -139,7 +139,7 @@ def _groups(run: Run, source: IndexedSource, images: int, draws: int) -> tuple[l
         first, *others = columns(Compose((seen, op), pixels), ALONE)
         differing = [other for other in others if not all(map(np.array_equal, first, other))]
         note = "" if one.share == 1 else f"{one.share:.0%} of images"
-        groups.append(Columns(one.text, note, [first, *differing]))
+        groups.append(ColumnGroup(one.text, note, [first, *differing]))
     return [source.id(index) for index in chosen], groups
 
 

@@ -24,7 +24,7 @@ WIDEST = 100
 COLUMN = 26
 """Width of the column of flags."""
 USED: dict[str, tuple[str, ...]] = {
-    "network": ("model", "weights", "tune", "classes", "image_size"),
+    "network": ("model", "weights", "tune", "image_size"),
     "training": (
         *("recipe", "config", "epochs", "time_limit", "batch_size", "lr", "optim.weight_decay", "early_stop", "seed"),
         *("augment.mixup", "objective.kind"),

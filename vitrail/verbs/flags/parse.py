@@ -37,7 +37,8 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         if flag.repeated:
             many, arguments[flag.name], rest = flag.name, tuple(_subject(flag, word) for word in rest), []
         elif rest and flag.hint == NetworksLike:
-            arguments[flag.name], rest = _networks(rest)
+            alone = not any(other.subject and other.repeated for other in flags)
+            arguments[flag.name], rest = _networks(rest, alone=alone)
         elif rest:
             arguments[flag.name] = _subject(flag, rest.pop(0))
         elif flag.default is REQUIRED:
@@ -186,9 +187,13 @@ def _subject(flag: Flag, word: str) -> Any:
     return from_words(hint, word, flag.name, subject=True)
 
 
-def _networks(words: list[str]) -> tuple[str | tuple[str, ...], list[str]]:
-    """Return the networks with which a command line begins, and the other words. The first word is always one."""
+def _networks(words: list[str], *, alone: bool) -> tuple[str | tuple[str, ...], list[str]]:
+    """Return the networks with which a command line begins, and the other words. The first word is always one.
+
+    alone: Whether at most one word follows them, so that all words before the last one mean networks.
+    """
     count = 1 + next((at for at, word in enumerate(words[1:]) if not is_network(word)), len(words) - 1)
+    count = max(count, len(words) - 1) if alone and len(words) > 1 else count
     rest = words[count:]
     if late := list(filter(is_network, rest)):
         raise UsageError(
