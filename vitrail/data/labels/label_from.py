@@ -458,7 +458,7 @@ def _read_table(argument: str, images: ImageFiles, columns: Columns, findings: F
     file = find_file(match["file"], images.folder, "table")
     if match["id"]:
         columns = columns._replace(image=match["id"], label=match["label"], classes=None)
-    table = read_table(file, columns, findings, ID_COLUMNS)
+    table = read_table(file, columns._replace(group=None), findings, ID_COLUMNS)
     if any(table.splits):
         findings.warnings.append(
             f"column 'split' of {file.name} is not used: data.label_from reads labels alone, and splits are folders. "
