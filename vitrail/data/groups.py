@@ -43,7 +43,8 @@ def groups_of(source: IndexedSource, data: Data) -> np.ndarray:
         cells = [getattr(one, "groups", None) for one, _ in places]
         if any(column is None for column in cells):
             raise UsageError(
-                f"data.group is {shown(data.group)}, a column, and the images of {data.path} have none. Valid are {FORMS}"
+                f"data.group is {shown(data.group)}, a column, and the images of {data.path} have none. Valid are "
+                f"{FORMS}"
             )
         found = [(column[row] or "").strip() for column, (_, row) in zip(cells, places, strict=True)]
     if lacking := [name for name, group in zip(names, found, strict=True) if not group and data.group != FOLDER]:
