@@ -44,17 +44,13 @@ class Ensemble:
                 raise UsageError(f"{why}. Networks that are averaged must agree in this")
         first = cards[0]
         self._orders = [_order(card, first) for card in cards]
-        chosen = [
-            [card.thresholds[k] for k in order if card.several] for card, order in zip(cards, self._orders, strict=True)
-        ]
+        each = zip(cards, self._orders, strict=True)
+        chosen = [[card.thresholds[k] for k in order if card.several] for card, order in each]
         self.card = replace(
-            first,
+            first.unmeasured(),
             preprocess=SeveralInputs.of([card.preprocess for card in cards]),
             provenance={PARENTS: list(names)},
             thresholds=[sum(of_one) / len(cards) for of_one in zip(*chosen, strict=True)],
-            metrics={},
-            confidence=None,
-            reference={},
         )
         self.cards = [replace(self.card, thresholds=own) for own in chosen]
         """For each network: the card of the mean with the thresholds of the network."""
@@ -64,13 +60,8 @@ class Ensemble:
 
         computed: Images of one network -> its own outputs, for each network.
         """
-        pairs = zip(self.members, self._orders, computed, strict=True)
-        return [self._of_one(member.card, order, predict) for member, order, predict in pairs]
-
-    @property
-    def temperatures(self) -> list[float]:
-        """The temperature of each network."""
-        return [member.card.temperature for member in self.members]
+        each = zip(self.members, self._orders, computed, strict=True)
+        return [self._of_one(member.card, order, predict) for member, order, predict in each]
 
     def mean(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the mean of the outputs [batch, classes] of each network: logits of probabilities, or numbers."""

@@ -38,11 +38,10 @@ WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin")
 def is_network(word: str) -> bool:
     """Return whether a word of a command line names a network on this machine, and no images."""
     path = Path(word).expanduser()
-    if path.is_dir():
-        return find_program(path) is not None or any((path / name).is_file() for name in IN_FOLDERS)
-    if path.exists():
-        return find_program(path) is not None or path.suffix in WEIGHT_FILES
-    return word.startswith("vitrail/")
+    if not path.exists():
+        return word.startswith("vitrail/")
+    weights = path.is_file() and path.suffix in WEIGHT_FILES
+    return weights or any((path / name).is_file() for name in IN_FOLDERS) or find_program(path) is not None
 
 
 def load_network(source: str | Path, image_size: InputSize | None = None) -> ViT | ResNet:
@@ -117,7 +116,8 @@ def fingerprint_of(sources: NetworksLike) -> str | list[str]:
 
 def temperature_of(network: ViT | ResNet | Engine | Ensemble) -> float | list[float]:
     """Return the temperature of the probabilities of a network, or of each of several."""
-    return getattr(network, "temperatures", network.card.temperature)
+    members = getattr(network, "members", None)
+    return network.card.temperature if members is None else [one.card.temperature for one in members]
 
 
 def said_of_networks(sources: NetworksLike) -> str:
