@@ -40,13 +40,14 @@ def groups_of(source: IndexedSource, data: Data) -> np.ndarray:
     elif ":" in data.group:
         found = _by_kind(names, data)
     else:
-        cells = [getattr(one, "groups", None) for one, _ in places]
-        if any(column is None for column in cells):
-            raise UsageError(
-                f"data.group is {shown(data.group)}, a column, and the images of {data.path} have none. Valid are "
-                f"{FORMS}"
-            )
-        found = [(column[row] or "").strip() for column, (_, row) in zip(cells, places, strict=True)]
+        found = []
+        for one, row in places:
+            if (cells := getattr(one, "groups", None)) is None:
+                raise UsageError(
+                    f"data.group is {shown(data.group)}, a column, and the images of {data.path} have none. Valid are "
+                    f"{FORMS}"
+                )
+            found.append(cells[row].strip())
     if lacking := [name for name, group in zip(names, found, strict=True) if not group and data.group != FOLDER]:
         raise DataError(
             f"{len(lacking):,} of {len(names):,} images belong to no group by data.group {data.group!r}: "

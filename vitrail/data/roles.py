@@ -208,10 +208,10 @@ def split_data_set(
     else:
         validation, origin = None, {}
     used = [("training", train), ("validation", validation), ("test", test)]
-    sides = {role: part for role, part in used if part is not None}
-    if data.group is not None and len(sides) > 1:
-        further = {role: groups_of(part, data) for role, part in sides.items() if role not in known_groups}
-        findings.warnings += on_both_sides({**known_groups, **further}, data)
+    parts = {role: part for role, part in used if part is not None}
+    if data.group is not None and len(parts) > 1:
+        others_groups = {role: groups_of(part, data) for role, part in parts.items() if role not in known_groups}
+        findings.warnings += on_both_sides({**known_groups, **others_groups}, data)
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)

@@ -317,7 +317,7 @@ class _Opened(NamedTuple):
     """None if `images` are paths."""
     labels: LabelColumns
     root: Path
-    groups: list[str | None] | None
+    groups: list[str] | None
     """`Reader.groups`."""
 
 
@@ -387,10 +387,10 @@ def _group_column(names: list[str], columns: Columns, where: str) -> str | None:
     return columns.group_column and find_column(names, columns.group_column, (), "group", where)
 
 
-def _texts(column: pa.ChunkedArray, name: str, where: str) -> list[str | None]:
+def _texts(column: pa.ChunkedArray, name: str, where: str) -> list[str]:
     """Return the cells of a column of groups. Raises DataError for cells that are no text, number or date."""
     try:
-        return list(column.cast(pa.string()).to_pylist())
+        return [cell or "" for cell in column.cast(pa.string()).to_pylist()]
     except pa.ArrowException as error:
         raise DataError(f"{where}: the column {name!r} (data.group) holds {column.type}; valid are texts") from error
 
@@ -440,11 +440,9 @@ def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Fi
     several = isinstance(labels, LabelSets)
     name = label_names if several else label_text
     texts = labels.texts() if isinstance(labels, Numbers) else None
+    groups: Sequence[str | None] = opened.groups or [None] * len(opened.images)
     rows = (
-        (
-            *(f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), ""),
-            opened.groups and (opened.groups[row] or ""),
-        )
+        (f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), "", groups[row])
         for row, path in enumerate(opened.images)
     )
     names = class_names if several else None

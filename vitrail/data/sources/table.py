@@ -269,7 +269,7 @@ def read_records(
         raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
     found = {split: file_source(root, entries, class_names or None) for split, entries in rows.items()}
     for split, source in found.items():
-        source.groups = None if groups[split][0] is None else groups[split]
+        source.groups = [group for group in groups[split] if group is not None] or None
     return found
 
 
