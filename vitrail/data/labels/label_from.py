@@ -232,10 +232,10 @@ def _read_names(argument: str, images: ImageFiles, columns: Columns, findings: F
     wrong = [path for path, cell in zip(images.paths, cells, strict=True) if cell is None]
     if wrong:
         fitting = _propose_names(images)
-        advice = f"The pattern {fitting!r} does. " if fitting and fitting != argument else ""
+        better = f"The pattern {fitting!r} does. " if fitting and fitting != argument else ""
         raise DataError(
             f"the pattern {argument!r} (data.label_from) finds no label in {len(wrong):,} of {len(cells):,} names of "
-            f"images in {images.folder}: {listing(wrong, 3)}. The pattern must match every name. {advice}Change the "
+            f"images in {images.folder}: {listing(wrong, 3)}. The pattern must match every name. {better}Change the "
             "pattern, or move these images to another folder"
         )
     return read_texts(cells, columns, lambda number: images.paths[number], findings, missing=())
