@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,10 +25,12 @@ from vitrail.data.groups import grouped_folds, groups_of, hold_out_groups, serie
 from vitrail.data.item import ids
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets
+from vitrail.data.masks import open_masks
 from vitrail.data.settings import Data
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import open_data, open_split
 from vitrail.errors import DataError, UsageError
+from vitrail.transfer.protocol import arrange
 
 PATIENTS, EACH = 24, 6
 
@@ -87,6 +95,10 @@ def patients(folder: Path, *, splits: bool = False) -> Path:
     return folder
 
 
+def pixels_of(data: bytes) -> bytes:
+    return np.asarray(Image.open(io.BytesIO(data))).tobytes()
+
+
 def pixels(source: object) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path)).ravel() for path in (source.id(i) for i in range(len(source)))])  # type: ignore
 
@@ -121,7 +133,7 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
     assert len(set(by_name)) == PATIENTS
     by_table = groups_of(open_split(folder), Data(str(folder), group="table: patients.csv image -> patient"))
     assert by_table.tolist() == by_name
-    source = open_split(listed)
+    source = open_split(Data(str(listed), group="patient"))
     by_column = groups_of(source, Data(str(listed), group="patient")).tolist()
     assert by_column == [Path(name).name[:3] for name in ids(source, np.arange(len(source)))]
     folders = groups_of(open_split(folder), Data(str(folder), group="folder")).tolist()
@@ -131,7 +143,7 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "error", "message"),
     [
-        ("patient", UsageError, "a column, and .* is no .csv or .tsv table"),
+        ("patient", UsageError, "a column, and the images of .* have none"),
         ("nam: x", UsageError, "valid are 'folder', 'name: PATTERN'"),
         ("name: p[0-9]+", UsageError, "exactly one must stand around"),
         ("name: (p[0-9", UsageError, "not a regular expression"),
@@ -147,6 +159,143 @@ def test_what_does_not_fit_is_said(group: str, error: type[Exception], message: 
     listed = table(folder)
     with pytest.raises(UsageError, match=r"has no column 'patiend'.*Did you mean 'patient'"):
         open_data(Data(str(listed), group="patiend"))
+
+
+def columns_of(folder: Path, kind: str, number: bool = False) -> Path:
+    """The images of `patients` with a column "patient" in another kind of table, or in the JSON of tar shards."""
+    files = sorted(folder.glob("*/*.png"), key=lambda file: file.name[::-1])  # each half has both classes
+    names = [file.parent.name for file in files]
+    groups = [int(file.name[1:3]) if number else file.name[:3] for file in files]
+    pixels: list[object] = [file.read_bytes() for file in files]
+    if kind == "shards":
+        with tarfile.open(folder.parent / "a.tar", "w") as tar:
+            for file, label, patient in zip(files, names, groups, strict=True):
+                record = json.dumps({"label": label, "patient": patient}).encode()
+                for name, data in ((file.name, file.read_bytes()), (f"{file.stem}.json", record)):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        return folder.parent / "a.tar"
+    if kind == "paths":
+        pixels = [str(file.relative_to(folder)) for file in files]
+    columns = {"image": pixels, "label": names, "patient": groups}
+    if kind == "hub":
+        Dataset.from_dict(columns).save_to_disk(folder.parent / "saved")
+        return folder.parent / "saved"
+    if kind == "paths":
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / "paths.parquet")
+        return folder / "paths.parquet"
+    place = folder.parent / "parts"  # two files make one data set
+    place.mkdir()
+    for part, rows in (("a", slice(0, 72)), ("b", slice(72, None))):
+        table = pyarrow.table({name: values[rows] for name, values in columns.items()})
+        pyarrow.parquet.write_table(table, place / f"{part}.parquet", row_group_size=7)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["bytes", "paths", "hub"])
+@pytest.mark.parametrize("number", [False, True])
+def test_a_column_of_parquet_and_of_the_hub(kind: str, number: bool, tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos")
+    data = Data(str(columns_of(folder, kind, number)), group="patient")
+    report = open_data(data).report
+    assert "data.group 'patient' divides 144 images into 24 groups of 6 to 6" in report.warnings
+    assert not any("patient" in name for names in report.examples.values() for name in names), "the column is used"
+    source = open_split(data)
+    pictures = {pixels_of(file.read_bytes()): file.name[:3] for file in folder.glob("*/*.png")}
+    for row, group in enumerate(groups_of(source, data).tolist()):
+        image = source[row].image
+        assert isinstance(image, bytes)
+        assert pictures[pixels_of(image)] == (f"p{int(group):02}" if number else group)
+    with pytest.raises(UsageError, match=r"has no column 'patiend'.*Did you mean 'patient'"):
+        open_data(Data(data.path, group="patiend"))
+
+
+def test_cells_that_are_no_group(tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos")
+    file = columns_of(folder, "bytes") / "a.parquet"
+    whole = pyarrow.parquet.read_table(file)
+    lists = pyarrow.array([[one] for one in whole["patient"].to_pylist()])
+    some = pyarrow.array([None, " ", *whole["patient"].to_pylist()[2:]])
+    for column, said in ((lists, "'patient' .data.group. holds list<"), (some, "2 of 72 images belong to no group")):
+        pyarrow.parquet.write_table(whole.set_column(2, "patient", column), tmp_path / "one.parquet")
+        with pytest.raises(DataError, match=said):
+            open_data(Data(str(tmp_path / "one.parquet"), group="patient"))
+
+
+def test_shards_have_no_columns(tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos")
+    tar = columns_of(folder, "shards")
+    with pytest.raises(UsageError, match=r"a column, and the images of .*a.tar have none.*'name: PATTERN'"):
+        open_data(Data(str(tar), group="patient"))
+    rows = [f"{file.name},{file.name[:3]}" for file in folder.glob("*/*.png")]
+    (tmp_path / "patients.csv").write_text("\n".join(["image,patient", *rows]))
+    for group in ("name: ^(p[0-9]+)_", "table: patients.csv image -> patient"):
+        splits = open_data(Data(str(tar), group=group))
+        assert splits.held_out["groups"] == sorted({Path(name).name[:3] for name in splits.held_out["ids"]})
+        assert "divides 144 images into 24 groups of 6 to 6" in str(splits.report.warnings)
+
+
+def test_splits_that_are_joined_have_one_name_for_a_group(tmp_path: Path) -> None:
+    """Ids of images of joined splits begin with the name of the split, and groups do not."""
+    folder = patients(tmp_path / "photos", splits=True)
+    joined = Data(str(folder), train="train+val", group="folder", holdout=0.0, validation="none")
+    assert set(groups_of(open_data(joined).train, joined).tolist()) == {"sick", "well"}
+
+
+def test_groups_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = patients(tmp_path / "photos"), list[int]()
+
+    def counted(source: Any, data: Data) -> np.ndarray:
+        read.append(len(source))
+        return groups_of(source, data)
+
+    monkeypatch.setattr("vitrail.data.roles.groups_of", counted)
+    for settings in ({}, {"fold": "1/3"}, {"holdout": 0.0}):
+        read.clear()
+        open_data(Data(str(folder), group="name: ^(p[0-9]+)_", **settings))  # type: ignore[arg-type]
+        assert read == ([] if "holdout" in settings else [PATIENTS * EACH])
+
+
+def test_a_sweep_chooses_on_other_groups(tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos")
+    split = arrange(Data(str(folder), group="name: ^(p[0-9]+)_"), 0.25, seed=1)
+    splits = open_data(split.search, seed=1)
+    assert splits.validation is not None
+    sides = [
+        {Path(name).name[:3] for name in ids(part, np.arange(len(part)))} for part in (splits.train, splits.validation)
+    ]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == PATIENTS
+
+
+def test_masks_of_a_group_are_held_out_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng, rows = np.random.default_rng(0), ["image,patient"]
+    for split in ("all", "given"):
+        for number in range(24):
+            place = ("val" if number % 4 == 0 else "train") if split == "given" else ""
+            name = f"p{number // 4}_{number}"
+            for kind, shape in (("images", (4, 4, 3)), ("masks", (4, 4))):
+                file = tmp_path / split / kind / place / f"{name}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(rng.integers(0, 2, shape, np.uint8)).save(file)
+            rows.append(f"{name}.png,{name[:2]}")
+    (tmp_path / "all" / "patients.csv").write_text("\n".join(rows[:25]))
+    for group in ("name: ^(p[0-9]+)_", "table: patients.csv image -> patient"):
+        for seed in range(3):
+            found = open_masks(tmp_path / "all", seed=seed, group=group)
+            sides = [[part.images.id(row)[:2] for row in range(len(part))] for part in (found.train, found.validation)]
+            assert (
+                found.held_out
+                and not {*sides[0]} & {*sides[1]}
+                and sorted(sides[0] + sides[1])[::4] == [f"p{number}" for number in range(6)]
+            )
+            assert len(found.validation) == 4 and found.validation.masks[0].name[:2] == sides[1][0]
+    assert "divides 24 images into 6 groups of 4 to 4" in caplog.text
+    caplog.clear()
+    open_masks(tmp_path / "given", group="name: ^(p[0-9]+)_")
+    assert "6 groups of data.group 'name: ^(p[0-9]+)_' are in split 'train' and in split 'validation'" in caplog.text
+    with pytest.raises(UsageError, match="a column, and"):
+        open_masks(tmp_path / "all", group="patient")
 
 
 def test_check_and_training_say_what_the_groups_are(tmp_path: Path) -> None:

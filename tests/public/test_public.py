@@ -114,7 +114,7 @@ FLAGS = {
     ),
     "probe knn": "model data features k temperature split image_size batch_size workers device precision",
     "probe linear": ("model data features l2 iterations seed split image_size batch_size workers device precision"),
-    "probe segment": ("model data layers ignore steps seed out image_size batch_size workers device precision"),
+    "probe segment": ("model data layers ignore steps seed group out image_size batch_size workers device precision"),
     "cost": (
         "model images epochs image_size classes device batch_size utilisation usd_per_hour core_days devices energy "
         "watts overhead intensity count"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import vitrail
 from vitrail import cli
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Bands, Preprocess
+from vitrail.data.sources.folder import read_file
 from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import calibration
 from vitrail.model.build import build
@@ -136,12 +139,17 @@ def test_what_evaluate_prints(networks: list[Path], photos: Path, capsys: pytest
     assert printed["networks"]["b"]["top1"] == found.networks["b"].top1
 
 
-def test_many_outputs_are_not_kept(networks: list[Path], photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = vitrail.evaluate(networks, photos)
-    monkeypatch.setattr("vitrail.evaluation.confidence.LOGITS", 3)
-    computed_again = vitrail.evaluate(networks, photos)
-    for name, found in kept.networks.items():
-        assert computed_again.networks[name].metrics() == pytest.approx(found.metrics(), rel=1e-6)
+@pytest.mark.parametrize("tta", [None, "flip"])
+def test_each_image_is_read_once(networks: list[Path], photos: Path, monkeypatch: pytest.MonkeyPatch, tta: Any) -> None:
+    read = Counter[str]()
+
+    def counted(path: Any) -> bytes:
+        read[os.fsdecode(path)] += 1
+        return read_file(path)
+
+    monkeypatch.setattr("vitrail.data.sources.folder.read_file", counted)
+    found = vitrail.evaluate(networks, photos, tta=tta, workers=0)
+    assert set(read.values()) == {1} and len(read) == found.results.count
 
 
 def test_labels_have_the_mean_of_sigmoids_and_of_thresholds(photos: Path, tmp_path: Path) -> None:

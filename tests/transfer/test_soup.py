@@ -185,5 +185,7 @@ def test_the_runs_own_validation_images(tmp_path: Path) -> None:
     other = fit(replace(run, seed=5)).folder
     with pytest.raises(UsageError, match="may have been trained on the validation images"):
         average(runs[0], other, out=tmp_path / "soup-2")
-    together = vitrail.evaluate([runs[0], other], split=None)
-    assert not any("held out others" in note for note in together.notes), "the test images of digits are no run's own"
+    both = [runs[0], other]
+    for networks, test, warned in ((runs, "none", False), (both, "none", True), (both, "test", False)):
+        notes = vitrail.evaluate(networks, test=test).notes
+        assert any(f"may be training images of {other}, which held out others" in note for note in notes) == warned

@@ -15,19 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.item import Findings, IndexedSource, ids, split_title
+from vitrail.data.item import Findings, IndexedSource, origin, split_title
 from vitrail.data.labels.label_from import KINDS, ImageFiles, compiled, labels_of, text_in_name
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets, class_counts
-from vitrail.data.settings import Columns, Data
-from vitrail.data.sources.table import IMAGE_COLUMNS, TABLE_SUFFIXES, find_column, read_rows
+from vitrail.data.settings import FOLDER, Columns, Data
 from vitrail.errors import DataError, UsageError
 from vitrail.version import need
 from vitrail.words import counted, listing, shown
 
-FOLDER = "folder"
-"""Value of `Data.group`: images of one folder belong together."""
-FORMS = "'folder', 'name: PATTERN', 'table: FILE ID -> COLUMN', or a column of the table that is the data set"
+FORMS = "'folder', 'name: PATTERN', 'table: FILE ID -> COLUMN', or a column of a CSV, a parquet file or a hub data set"
 
 
 def groups_of(source: IndexedSource, data: Data) -> np.ndarray:
@@ -36,14 +33,21 @@ def groups_of(source: IndexedSource, data: Data) -> np.ndarray:
     Raises UsageError for a setting that does not fit the data, DataError for an image without a group.
     """
     assert data.group is not None
-    names = ids(source, np.arange(len(source)))
+    places = [origin(source, row) for row in range(len(source))]
+    names = [one.id(row) for one, row in places]
     if data.group == FOLDER:
         found: list[str | None] = [os.path.dirname(name) for name in names]
     elif ":" in data.group:
         found = _by_kind(names, data)
     else:
-        column = _column(data)
-        found = [column.get(name) or column.get(name.partition("/")[2]) for name in names]
+        found = []
+        for one, row in places:
+            if (cells := getattr(one, "groups", None)) is None:
+                raise UsageError(
+                    f"data.group is {shown(data.group)}, a column, and the images of {data.path} have none. Valid are "
+                    f"{FORMS}"
+                )
+            found.append(cells[row].strip())
     if lacking := [name for name, group in zip(names, found, strict=True) if not group and data.group != FOLDER]:
         raise DataError(
             f"{len(lacking):,} of {len(names):,} images belong to no group by data.group {data.group!r}: "
@@ -69,27 +73,6 @@ def _by_kind(names: list[str], data: Data) -> list[str | None]:
     except (DataError, UsageError) as error:
         raise type(error)(str(error).replace("data.label_from", "data.group")) from error
     return [cell if isinstance(cell, str) else None for cell in cells]
-
-
-def _column(data: Data) -> dict[str, str]:
-    """Return image -> cell of the column `Data.group` of the tables at `Data.path`."""
-    assert data.group is not None
-    place = Path(data.path).expanduser()
-    inside = sorted(place.iterdir()) if place.is_dir() else [place]
-    tables = [file for file in inside if file.suffix.lower() in TABLE_SUFFIXES and file.is_file()]
-    if not tables:
-        raise UsageError(
-            f"data.group is {shown(data.group)}, a column, and {data.path} is no .csv or .tsv table. Valid are {FORMS}"
-        )
-    found: dict[str, str] = {}
-    for file in tables:
-        header, rows = read_rows(file)
-        column = header.index(find_column(header, data.group, (), "group", str(file)))
-        image = header.index(find_column(header, data.image_column, IMAGE_COLUMNS, "image", str(file)))
-        for _, row in rows:
-            if max(image, column) < len(row):
-                found[os.path.normpath(row[image].strip())] = row[column].strip()
-    return found
 
 
 def grouped_folds(source: IndexedSource, groups: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -102,6 +102,9 @@ def is_remote(source: IndexedSource) -> TypeGuard[RemoteSource]:
 class Reader(ABC):
     """Base of sources that read their images one by one; an `IndexedSource`. `name` begins ids that are numbers."""
 
+    groups: Sequence[str] | None = None
+    """For each image its cell in the column `Data.group`; None without this column."""
+
     def __init__(self, labels: Labels, sizes: np.ndarray, class_names: list[str], name: str = "") -> None:
         self.labels, self.sizes, self.class_names, self._name = labels, sizes, class_names, name
 

@@ -25,6 +25,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from vitrail.data.groups import groups_of, on_both_sides, said_of_groups
 from vitrail.data.image_names import in_junk
 from vitrail.data.images.decode import class_values, decode, upright_size
 from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, role_of
@@ -164,14 +165,15 @@ class MaskedData:
         return table[_values(path)]
 
 
-def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0) -> MaskedData:
+def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, group: str | None = None) -> MaskedData:
     """Return the images and masks in the folder `data`. All masks are read once, to check them.
 
     Pixels with a value in `ignore` do not count. The classes are those of classes.txt, else all other values in the
-    masks. Without validation images a tenth, which is a function of `seed`, is held out. Masks without any pixel that
-    counts are left out with a warning. Raises DataError with the file and the problem.
+    masks. Without validation images a tenth, which is a function of `seed`, is held out, or whole groups of images that
+    belong together (`Data.group`). Masks without any pixel that counts are left out with a warning. Raises DataError
+    with the file and the problem, and UsageError for a group that does not fit.
     """
-    root = Path(data).expanduser()
+    root, settings = Path(data).expanduser(), Data(str(data), group=group)
     images = root / "images"
     masks = next((root / name for name in MASKS if (root / name).is_dir()), None)
     if not images.is_dir() or masks is None:
@@ -191,8 +193,12 @@ def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0) 
         raise DataError(f"the masks in {masks} hold {len(values)} class, and at least 2 are needed. Ignored: {ignore}")
     titles = [names[value] if names else str(value) for value in values]
     train, validation = splits["train"], splits.get("validation")
+    groups = {} if group is None else {role: groups_of(pairs.images, settings) for role, pairs in splits.items()}
+    said = [said_of_groups(train.images, groups["train"], settings)] if groups and validation is None else []
+    for line in [*said, *on_both_sides(groups, settings)]:
+        log.warning("%s", line)
     if validation is None:
-        kept, held = hold_out(train.images, Data().holdout, seed)
+        kept, held = hold_out(train.images, settings.holdout, seed, groups.get("train"))
         if not len(held):
             raise DataError(f"{images} has 1 image, and at least 2 are needed: one of them is held out")
         return MaskedData(train.at(kept.tolist()), train.at(held.tolist()), values, titles, True)

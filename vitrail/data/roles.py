@@ -196,35 +196,39 @@ def split_data_set(
     test = None if measured is None else others[measured]
     if data.subset is not None and data.validation == SUBSET:  # the validation images are some of the subset
         train = Subset(train, subset(train, data.subset, seed))
+    known_groups: dict[str, np.ndarray] = {}
     if chosen is not None:
         validation, origin = others[chosen], dict[str, Any](validation=chosen)
     elif data.fold is not None or data.holdout > 0:
-        remaining, held, origin = _held_out(found, names, train, data, seed)
+        groups = None if data.group is None else groups_of(train, data)
+        remaining, held, origin = _held_out(found, names, train, data, seed, groups)
         train, validation = Subset(train, remaining), Subset(train, held)
+        if groups is not None:
+            known_groups = {"training": groups[remaining], "validation": groups[held]}
     else:
         validation, origin = None, {}
-    if data.group is not None:
-        used = {"training": train, "validation": validation, "test": test}
-        parts = {role: groups_of(part, data) for role, part in used.items() if part is not None}
-        findings.warnings += on_both_sides(parts, data)
+    used = [("training", train), ("validation", validation), ("test", test)]
+    parts = {role: part for role, part in used if part is not None}
+    if data.group is not None and len(parts) > 1:
+        others_groups = {role: groups_of(part, data) for role, part in parts.items() if role not in known_groups}
+        findings.warnings += on_both_sides({**known_groups, **others_groups}, data)
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)
 
 
 def _held_out(
-    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int
+    found: DataSet, names: list[str], train: IndexedSource, data: Data, seed: int, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Return (indices for training, indices held out for validation, `Splits.held_out`); indices int64, ascending.
 
-    names: The splits that `train` consists of. The images are the fold `data.fold`, or a share of them. With a fold, a
-    validation split that is not used causes a warning, and so do classes with fewer images than folds. Raises
-    DataError if no image can be held out, and UsageError if a validation split is named beside a fold, and for more
-    folds than images.
+    names: The splits that `train` consists of. The images are the fold `data.fold`, or a share of them; with `groups`,
+    the group of each image, whole groups. With a fold, a validation split that is not used causes a warning, and so do
+    classes with fewer images than folds. Raises DataError if no image can be held out, and UsageError if a validation
+    split is named beside a fold, and for more folds than images.
     """
     name = "+".join(names)
     part: dict[str, Any] = {"share": data.holdout}
-    groups = None if data.group is None else groups_of(train, data)
     if groups is not None:
         found.findings.warnings.append(said_of_groups(train, groups, data))
     if data.fold is None:

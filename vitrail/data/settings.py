@@ -101,6 +101,8 @@ if TYPE_CHECKING:
     Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 PerImage = Literal["auto", "one", "several", "numbers"]
+FOLDER = "folder"
+"""Value of `Data.group`: images of one folder belong together."""
 ImageResize = Literal["squash", "squash-crop", "small", "pad", "native"]
 Bits = Literal["8", "16", "32f"]
 """Depth of an image's values: 8 and 16 bits, and everything that float32 holds."""
@@ -132,8 +134,8 @@ class Data(Extensible, section="data"):
     group: str | None = None
     """What says which images belong together, such as those of a patient, camera or day: a part that is held out, and
     each fold, has whole groups. 'folder': the folder of an image; 'name: PATTERN': a regular expression whose group ( )
-    is in the name of a file; 'table: FILE ID -> COLUMN': two columns of a CSV; or a column of the table that is the
-    data set (default: each image is on its own)."""
+    is in the name of a file; 'table: FILE ID -> COLUMN': two columns of a CSV; or a column of the data set, if it is a
+    CSV, a parquet file or one of the hub (default: each image is on its own)."""
     test: str | Literal["none"] | None = None
     """Split that is measured once at the end; 'none' for no test (default: test or testing if there is one)."""
     image_column: str | None = None
@@ -240,6 +242,11 @@ class Columns(NamedTuple):
     """`Data.group`, which may be a column."""
     splits: tuple[str, ...] = ()
     """Splits that `Data.train`, `Data.validation` and `Data.test` name: folders of these names are splits."""
+
+    @property
+    def group_column(self) -> str | None:
+        """The column that `Data.group` names; None for its other forms."""
+        return None if self.group is None or self.group == FOLDER or ":" in self.group else self.group
 
 
 @dataclass(frozen=True)

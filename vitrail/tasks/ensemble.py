@@ -8,7 +8,7 @@ resized once for networks that agree. All networks are in memory together, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -18,14 +18,11 @@ import torch
 from torch import Tensor
 
 from vitrail.data.images.ops import SeveralInputs
-from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Preprocess
 from vitrail.device import to_device
 from vitrail.errors import UsageError
-from vitrail.evaluation.ahead import HostCopy
-from vitrail.evaluation.classify import Batches, Predict
-from vitrail.evaluation.confidence import KeptBatches, mean_probabilities
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.evaluation.classify import Predict
+from vitrail.evaluation.confidence import mean_probabilities
 from vitrail.tasks.catalog import task_of
 from vitrail.weights.card import PARENTS, Card
 from vitrail.words import listing
@@ -47,45 +44,27 @@ class Ensemble:
                 raise UsageError(f"{why}. Networks that are averaged must agree in this")
         first = cards[0]
         self._orders = [_order(card, first) for card in cards]
-        chosen = [
-            [card.thresholds[k] for k in order if card.several] for card, order in zip(cards, self._orders, strict=True)
-        ]
+        each = zip(cards, self._orders, strict=True)
+        chosen = [[card.thresholds[k] for k in order if card.several] for card, order in each]
         self.card = replace(
-            first,
+            first.unmeasured(),
             preprocess=SeveralInputs.of([card.preprocess for card in cards]),
             provenance={PARENTS: list(names)},
             thresholds=[sum(of_one) / len(cards) for of_one in zip(*chosen, strict=True)],
-            metrics={},
-            confidence=None,
-            reference={},
         )
         self.cards = [replace(self.card, thresholds=own) for own in chosen]
         """For each network: the card of the mean with the thresholds of the network."""
-
-    @property
-    def config(self) -> ViTConfig | ResNetConfig:
-        """The architecture of the first network."""
-        return self.card.config
-
-    @property
-    def temperatures(self) -> list[float]:
-        """The temperature of each network."""
-        return [member.card.temperature for member in self.members]
 
     def outputs(self, computed: Sequence[Predict]) -> list[Predict]:
         """Return for each network: images of all of them -> its outputs, as the card of this one describes them.
 
         computed: Images of one network -> its own outputs, for each network.
         """
-        pairs = zip(self.members, self._orders, computed, strict=True)
-        return [self._of_one(member.card, order, predict) for member, order, predict in pairs]
+        each = zip(self.members, self._orders, computed, strict=True)
+        return [self._of_one(member.card, order, predict) for member, order, predict in each]
 
-    def mean(self, outputs: Sequence[Predict]) -> Predict:
-        """Return images -> the mean of `outputs`, as logits of probabilities, or numbers."""
-        return lambda images: self.mean_of([predict(images) for predict in outputs])
-
-    def mean_of(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the mean of outputs [batch, classes]."""
+    def mean(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the mean of the outputs [batch, classes] of each network: logits of probabilities, or numbers."""
         if task_of(self.card).probable:
             return mean_probabilities(outputs, several=self.card.several)
         return torch.stack(list(outputs)).mean(dim=0)
@@ -106,35 +85,6 @@ class Ensemble:
         return outputs
 
 
-class KeptOutputs:
-    """The outputs of several networks for one epoch, of which it is both the images and the predict function (mean)."""
-
-    def __init__(self, outputs: Sequence[Predict], mean: Callable[[Sequence[Tensor]], Tensor], loader: Batches) -> None:
-        self._outputs, self._mean, self._loader = outputs, mean, loader
-        self._found: list[Tensor] = []
-        self._kept: list[tuple[HostCopy[list[Tensor]], Tensor, Tensor]] = []
-        self.bad = loader.bad
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the mean for a batch."""
-        self._found = [predict(images) for predict in self._outputs]
-        return self._mean(self._found)
-
-    def epoch(self, epoch: int) -> Iterator[Any]:
-        """See `Batches`. The outputs of a batch are kept when the next one is asked for."""
-        for batch in self._loader.epoch(epoch):
-            yield batch
-            self._kept.append((HostCopy(self._found), batch.labels, batch.index))
-
-    def each(self) -> list[KeptBatches]:
-        """Return for each network its outputs in the place of images."""
-        rows = [(outputs.get(), labels, index) for outputs, labels, index in self._kept]
-        return [
-            KeptBatches([Batch(outputs[place], labels, index) for outputs, labels, index in rows], self.bad)
-            for place in range(len(self._outputs))
-        ]
-
-
 def _order(card: Card, first: Card) -> list[int]:
     """Return the output of a network for each output of the `first` one."""
     if card.class_names == first.class_names:  # names may occur twice, as in some lists of ImageNet's classes
@@ -146,10 +96,8 @@ def _seen_by(own: Preprocess, all_of_them: Preprocess) -> Callable[[Tensor], Ten
     """Return images -> those of the network with its `own` preprocessing, which is a part of `all_of_them`."""
     if not isinstance(all_of_them, SeveralInputs):
         return lambda images: images
-    place = all_of_them.each.index(own)
-    first = sum(prod(one.size) for one in all_of_them.each[:place])
-    pixels = slice(first, first + prod(own.size))
-    return lambda images: images[:, :, pixels, 0].unflatten(2, own.size)
+    place, pixels = all_of_them.each.index(own), [prod(one.size) for one in all_of_them.each]
+    return lambda images: images[..., 0].split(pixels, dim=2)[place].unflatten(2, own.size)
 
 
 def _difference(first: str, of_first: Card, other: str, of_other: Card) -> str:
@@ -158,12 +106,10 @@ def _difference(first: str, of_first: Card, other: str, of_other: Card) -> str:
     if one is not two:
         return f"{first} predicts {one.predicts}, and {other} predicts {two.predicts}"
     names, others = of_first.class_names, of_other.class_names
-    if bool(names) != bool(others) or (not names and of_first.config.classes != of_other.config.classes):
-        counts = [
-            f"{name} has {card.config.classes} outputs {'with' if card.class_names else 'without'} names"
-            for name, card in ((first, of_first), (other, of_other))
-        ]
-        return ", and ".join(counts)
+    if not (names and others) and (names or others or of_first.config.classes != of_other.config.classes):
+        return (
+            f"{first} has {of_first.config.classes} outputs and {other} {of_other.config.classes}, some without names"
+        )
     lacking = {first: sorted({*others} - {*names}), other: sorted({*names} - {*others})}
     if said := [f"{name} does not know {listing(lacks, 5)}" for name, lacks in lacking.items() if lacks]:
         return ", and ".join(said)

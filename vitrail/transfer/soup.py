@@ -33,27 +33,6 @@ Tensors = Mapping[str, Tensor]
 """Name -> tensor of a network."""
 
 
-class TensorMean:
-    """The mean of the tensors of several networks, summed in float64."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}
-        self._count = 0
-
-    def add(self, tensors: Tensors) -> None:
-        """Count the tensors of one more network."""
-        self._totals = {name: self._total(name, tensor) for name, tensor in tensors.items()}
-        self._count += 1
-
-    def including(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Return the mean of all networks that were added and of one more, in the types of its tensors."""
-        count = self._count + 1
-        return {name: (self._total(name, tensor) / count).to(tensor.dtype) for name, tensor in tensors.items()}
-
-    def _total(self, name: str, tensor: Tensor) -> Tensor:
-        return self._totals[name] + tensor if self._count else tensor.double()
-
-
 @dataclass(frozen=True)
 class Ingredient:
     """One of the networks, in the order in which they were tried."""
@@ -69,11 +48,11 @@ class Ingredient:
 
 def uniform(networks: Mapping[str, Callable[[], Tensors]]) -> tuple[dict[str, Tensor], list[Ingredient]]:
     """Return the mean of the tensors of all networks. `networks`: name -> function that loads the tensors."""
-    *others, last = networks.values()
-    mean = TensorMean()
-    for load in others:
-        mean.add(load())
-    return mean.including(last()), [Ingredient(name) for name in networks]
+    total: Tensors = {}
+    for load in networks.values():
+        tensors = load()
+        total = _sum(total, tensors)
+    return _mean(total, len(networks), tensors), [Ingredient(name) for name in networks]
 
 
 def greedy(
@@ -84,17 +63,27 @@ def greedy(
     measure: Tensors -> results on validation images.
     """
     alone = {name: measure(load()) for name, load in networks.items()}
-    mean, soup, best = TensorMean(), dict[str, Tensor](), -float("inf")
-    tried = []
+    total, soup, best = dict[str, Tensor](), dict[str, Tensor](), -float("inf")
+    tried: list[Ingredient] = []
     for name in sorted(alone, key=lambda name: _rank(alone[name]), reverse=True):
         tensors = networks[name]()
-        with_it = mean.including(tensors)
-        found = measure(with_it)
+        with_it = _sum(total, tensors)
+        mean = _mean(with_it, 1 + sum(one.kept for one in tried), tensors)
+        found = measure(mean)
         if kept := _rank(found)[0] >= best:
-            mean.add(tensors)
-            soup, best = with_it, _rank(found)[0]
+            total, soup, best = with_it, mean, _rank(found)[0]
         tried.append(Ingredient(name, kept, alone[name], found))
     return soup, tried
+
+
+def _sum(total: Tensors, tensors: Tensors) -> dict[str, Tensor]:
+    """Return the sum of the tensors of some networks, none at first, and of one more, in float64."""
+    return {name: tensor.double() + total.get(name, 0) for name, tensor in tensors.items()}
+
+
+def _mean(total: Tensors, count: int, like: Tensors) -> dict[str, Tensor]:
+    """Return the mean of `count` networks whose sum is `total`, in the types of the tensors `like`."""
+    return {name: (total[name] / count).to(tensor.dtype) for name, tensor in like.items()}
 
 
 def _rank(found: Results) -> tuple[float, float]:
@@ -117,7 +106,10 @@ def require_alike(cards: Mapping[str, Card]) -> None:
         mine, theirs = _described(card), _described(other)
         if (what := next((field for field in mine if mine[field] != theirs[field]), None)) is None:
             continue
-        values = f"{mine[what]!r} and {theirs[what]!r}" if what != "class_names" else _of_classes(card, other)
+        values = f"{mine[what]!r} and {theirs[what]!r}"
+        if what == "class_names":  # as many as outputs, which are compared first
+            pairs = enumerate(zip(card.class_names, other.class_names, strict=False))
+            values = next((f"class {at} is {one!r} and {two!r}" for at, (one, two) in pairs if one != two), values)
         raise WeightsError(
             f"the weights of {first} and {name} have no mean, because the networks differ in {what}: {values}. Average "
             "networks that were fine-tuned from the same weights on the same classes; or average what others predict: "
@@ -130,14 +122,6 @@ def _described(card: Card) -> dict[str, Any]:
     training_only = {*UNTOLD} - {"mean", "std", "class_token"}
     config = {name: value for name, value in flat(card.config).items() if name not in training_only}
     return config | {"class_names": card.class_names, "preprocess": card.preprocess, "scale": card.scale}
-
-
-def _of_classes(card: Card, other: Card) -> str:
-    """Return the first class that differs, in words."""
-    place, (mine, theirs) = next(
-        (at, pair) for at, pair in enumerate(zip(card.class_names, other.class_names, strict=False)) if len({*pair}) > 1
-    )
-    return f"class {place} is {mine!r} and {theirs!r}"
 
 
 def soup_card(card: Card, names: Sequence[str], parents: Sequence[Card], kind: str) -> Card:

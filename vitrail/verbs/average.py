@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.ranges import Count, Threads, checked
@@ -16,8 +15,14 @@ from vitrail.terminal import ProgressLine, page, table
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
-from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import held_out, load_network, network_labels, run_images
+from vitrail.verbs.network import (
+    held_out,
+    load_network,
+    network_labels,
+    other_held_out,
+    run_images,
+    settings_of,
+)
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -152,12 +157,12 @@ def _validation_images(
     from vitrail.data.sources.open import open_and_warn
     from vitrail.tasks.catalog import task_of
 
-    run = recorded_run(sources[0])
-    settings = Data() if run is None else run.data
-    advice = "Name images that no network was trained on: --on DATA; or average all networks: --kind uniform"
+    first, run = sources[0], recorded_run(sources[0])
+    settings = settings_of(run, card, on, reading)
+    source: IndexedSource | None = None
+    why, said = f"{first} has no validation images that may choose", f"the validation images of {settings.path}"
     if on is not None:
-        settings = Data(str(on), label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
-        found = open_and_warn(read_settings(reading, on, task_of(card).settings(settings, card), READ))
+        found = open_and_warn(settings)
         names = of_role(found, "validation") or [name for name in found.splits if role_of(name) is None]
         if len(names) != 1:
             splits = ", ".join(found.splits)
@@ -166,39 +171,28 @@ def _validation_images(
                 "validation images. Test images must not choose anything"
             )
         source, said = found.splits[names[0]], str(on)
-    else:
-        held = [held_out(place) for place in sources]
-        other = next((place for place, ids in zip(sources, held, strict=True) if ids != held[0]), None)
-        of_run = None
-        if run is None:
-            why = f"{sources[0]} is no run, so it has no validation images"
-        elif role_of(str(held[0].get("validation"))) == "test":
-            why = f"{sources[0]} was validated on test images, which must not choose anything"
-        elif other is not None:
-            why = f"{other} may have been trained on the validation images of {sources[0]}: it held out other images"
-        else:
-            why = f"{sources[0]} was trained without validation images"
-            settings = read_settings(reading, None, task_of(card).settings(settings, card), READ)
-            of_run = run_images(run, settings, ("validation",))
-        if of_run is None and needed:
-            raise UsageError(f"{why}. {advice}")
-        if of_run is None:
-            return None
-        source, said = of_run[1], f"the validation images of {settings.path}"
-    return Subset(task_of(card).images(source, str(sources[0])), class_names=card.class_names), said
+    elif run is None:
+        why = f"{first} is no run, so it has no validation images"
+    elif (other := other_held_out(sources)) is not None:
+        why = f"{other} may have been trained on the validation images of {first}: it held out other images"
+    elif role_of(str(held_out(first).get("validation"))) != "test":
+        _, source = run_images(run, settings, ("validation",)) or ("", None)
+    if source is not None:
+        return Subset(task_of(card).images(source, str(first)), class_names=card.class_names), said
+    if needed:
+        raise UsageError(
+            f"{why}. Name images that no network was trained on: --on DATA; or average all networks: --kind uniform"
+        )
+    return None
 
 
 def show(result: Averaged) -> Any:
     """Return the result as a table and lines for a terminal."""
-    rows = [
-        (
-            one.name,
-            "" if one.alone is None else one.alone.in_words(),
-            "" if one.soup is None else one.soup.in_words(),
-            "yes" if one.kept else "no",
-        )
-        for one in result.ingredients
-    ]
+
+    def words(found: Results | None) -> str:
+        return "" if found is None else found.in_words()
+
+    rows = [(one.name, words(one.alone), words(one.soup), "yes" if one.kept else "no") for one in result.ingredients]
     lines = [f"wrote {result.path}: the mean of {sum(one.kept for one in result.ingredients)} networks"]
     if result.results is None:
         lines.append("nothing was measured, so its card has no temperature: name validation images with --on DATA")
@@ -213,10 +207,11 @@ def as_json(result: Averaged) -> Any:
     """Return the result as JSON values."""
     from vitrail.config import plain
 
-    numbers: dict[str, dict[str, Any]] = {one.name: {"kept": one.kept} for one in result.ingredients}
+    numbers: dict[str, dict[str, Any]] = {}
     for one in result.ingredients:
-        found = {"alone": one.alone, "soup": one.soup}
-        numbers[one.name] |= {name: each.metrics() for name, each in found.items() if each is not None}
-    about = {"path": result.path, "kind": result.kind, "data": result.data, "networks": numbers}
+        measured = {"alone": one.alone, "soup": one.soup}
+        found = {name: each.metrics() for name, each in measured.items() if each is not None}
+        numbers[one.name] = {"kept": one.kept, **found}
     metrics = None if result.results is None else result.results.metrics()
-    return {**about, "metrics": metrics, "confidence": plain(result.confidence)}
+    about = {"path": result.path, "kind": result.kind, "data": result.data, "networks": numbers, "metrics": metrics}
+    return {**about, "confidence": plain(result.confidence)}

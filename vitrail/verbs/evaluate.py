@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.disk import writing
 from vitrail.errors import UsageError, VitrailError
@@ -21,21 +21,24 @@ from vitrail.training.recorded import recorded_run
 from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike, NetworksLike
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
+from vitrail.verbs.flags.reading import READ, SPLIT
 from vitrail.verbs.network import (
     each_network,
     held_out,
     load_together,
     network_labels,
+    other_held_out,
     output_names,
     run_images,
     said_of_networks,
+    settings_of,
 )
 from vitrail.version import need
 from vitrail.words import brief
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
@@ -50,8 +53,6 @@ if TYPE_CHECKING:
     from vitrail.training.run import Run
     from vitrail.weights.card import Card
 
-HELD_OUT = "the validation images of "
-"""What begins the name of the images that a run has held out."""
 ViewKind = Literal["flip", "crops"]
 
 
@@ -178,11 +179,7 @@ def evaluate(
         given = task_of(card).given(*held, list(map(str, names)), bands=bands)
         task = _task(network, said, given, "the given images")
     elif protocol is None:
-        source, name = _source(networks[0], folder, split, reading, network.card)
-        known = _of_other_runs(networks) if name.startswith(HELD_OUT) else []
-        if folder is not None and split is None:
-            known = [line for each in networks for line in _trained_on(Path(each), Path(folder))]
-        task = _task(network, said, source, name, known)
+        task = _task(network, said, *_source(networks, folder, split, reading, network.card))
     else:
         task = _protocol(network, protocol, str(data), answers)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
@@ -208,12 +205,15 @@ def _classify(
     network: ViT | ResNet | Engine | Ensemble, task: _Evaluated, compute: Compute, tta: ViewKind | None = None
 ) -> tuple[Results, list[Results]]:
     """Return the results of a network; for the mean of several networks also those of each."""
+    import torch
+
     from vitrail.data.images.ops import VIEWS, views
-    from vitrail.evaluation.ahead import Refusing
-    from vitrail.evaluation.confidence import LOGITS, averaged
+    from vitrail.data.loading.loader import Batch
+    from vitrail.evaluation.ahead import Refusing, ahead
+    from vitrail.evaluation.confidence import KeptBatches, averaged
     from vitrail.evaluation.imagenet import choosing
     from vitrail.tasks.catalog import task_of
-    from vitrail.tasks.ensemble import Ensemble, KeptOutputs
+    from vitrail.tasks.ensemble import Ensemble
 
     card, transform, temperature = network.card, task.transform, network.card.temperature
     height, width = card.preprocess.size
@@ -236,13 +236,14 @@ def _classify(
 
         if not isinstance(network, Ensemble):
             return measure(outputs[0], loader), []
-        if len(task.source) * len(task.class_names) * len(outputs) > LOGITS:
-            found = measure(network.mean(outputs), loader)
-            return found, [measure(one, loader, of_one) for one, of_one in zip(outputs, network.cards, strict=True)]
-        kept = KeptOutputs(outputs, network.mean_of, loader)
-        found = measure(kept, kept)
-        of_each = zip(kept.each(), network.cards, strict=True)
-        return found, [measure(lambda outputs: outputs, outputs, of_one) for outputs, of_one in of_each]
+
+        def of_each(batch: Batch) -> Tensor:  # [batch, networks, classes]
+            return torch.stack([predict(batch.images) for predict in outputs], dim=1)
+
+        computed_once = ahead(loader.epoch(0), of_each)
+        kept = KeptBatches([Batch(found, batch.labels, batch.index) for batch, found in computed_once], loader.bad)
+        each = [measure(itemgetter((slice(None), place)), kept, own) for place, own in enumerate(network.cards)]
+        return measure(lambda found: network.mean(found.unbind(dim=1)), kept), each
 
 
 def _said_of_views(tta: ViewKind, networks: Sequence[str | Path], found: Results, seconds: float) -> list[str]:
@@ -301,18 +302,6 @@ def _trained_on(run: Path, data: Path) -> list[str]:
     ]
 
 
-def _of_other_runs(networks: Sequence[str | Path]) -> list[str]:
-    """Return a warning if the first of several runs held out other images than another one, which may know them."""
-    held = [held_out(run) for run in networks]
-    other = next((str(run) for run, ids in zip(networks, held, strict=True) if ids != held[0]), None)
-    if other is None:
-        return []
-    return [
-        f"warning: the images that {networks[0]} held out may be training images of {other}, which held out others. "
-        "Name images that no network was trained on"
-    ]
-
-
 def _run_of(model: str | Path) -> Run | None:
     """Return the settings of a run; None if it is none, or has a class of the user's own that is not imported here."""
     try:
@@ -339,31 +328,33 @@ def _protocol(
 
 
 def _source(
-    model: str | Path, data: str | Path | None, split: str | None, reading: Mapping[str, Any], card: Card
-) -> tuple[IndexedSource, str]:
-    """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
+    networks: Sequence[str | Path], data: str | Path | None, split: str | None, reading: Mapping[str, Any], card: Card
+) -> tuple[IndexedSource, str, list[str]]:
+    """Open the images to evaluate, name them, and warn if a network knows them. Labels are read as the run's were."""
     from vitrail.data.sources.folder import Located
     from vitrail.data.sources.open import open_split
-    from vitrail.tasks.catalog import task_of
 
+    model, names = networks[0], card.class_names or None
     run = recorded_run(model) if data is None else _run_of(model)
-    settings = Data() if run is None else run.data
-    if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
-        settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
-    settings = task_of(card).settings(settings, card)
-    settings = read_settings(reading, data, settings, (*READ, *(SPLIT if data is None and split is None else ())))
-    names = card.class_names or None
+    used = (*READ, *(SPLIT if data is None and split is None else ()))
+    settings = settings_of(run, card, data, reading, used)
     if data is not None:
-        return Located(open_split(settings, split, names), "", data), str(data)
+        known = [line for one in networks for line in _trained_on(Path(one), Path(data)) if split is None]
+        return Located(open_split(settings, split, names), "", data), str(data), known
     if run is None:
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
-        return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}"
+        return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}", []
     if (images := run_images(run, settings, ("test", "validation"))) is None:
         raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
     role, source = images
-    name = f"{HELD_OUT if role == 'validation' else 'the test images of '}{settings.path}"
-    return Located(source, "", settings.path), name
+    known = []
+    if role == "validation" and (other := other_held_out(networks)) is not None:
+        known = [
+            f"warning: the images that {model} held out may be training images of {other}, which held out others. Name "
+            "images that no network was trained on"
+        ]
+    return Located(source, "", settings.path), f"the {role} images of {settings.path}", known
 
 
 def _check_writable(out: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
 from vitrail.files import read_json_object
@@ -15,11 +16,11 @@ from vitrail.ranges import InputSize
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import NetworksLike
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
-    from vitrail.data.settings import Data
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
@@ -37,11 +38,10 @@ WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin")
 def is_network(word: str) -> bool:
     """Return whether a word of a command line names a network on this machine, and no images."""
     path = Path(word).expanduser()
-    if path.is_dir():
-        return find_program(path) is not None or any((path / name).is_file() for name in IN_FOLDERS)
-    if path.exists():
-        return find_program(path) is not None or path.suffix in WEIGHT_FILES
-    return word.startswith("vitrail/")
+    if not path.exists():
+        return word.startswith("vitrail/")
+    weights = path.is_file() and path.suffix in WEIGHT_FILES
+    return weights or any((path / name).is_file() for name in IN_FOLDERS) or find_program(path) is not None
 
 
 def load_network(source: str | Path, image_size: InputSize | None = None) -> ViT | ResNet:
@@ -116,8 +116,8 @@ def fingerprint_of(sources: NetworksLike) -> str | list[str]:
 
 def temperature_of(network: ViT | ResNet | Engine | Ensemble) -> float | list[float]:
     """Return the temperature of the probabilities of a network, or of each of several."""
-    of_each = getattr(network, "temperatures", None)
-    return network.card.temperature if of_each is None else of_each
+    members = getattr(network, "members", None)
+    return network.card.temperature if members is None else [one.card.temperature for one in members]
 
 
 def said_of_networks(sources: NetworksLike) -> str:
@@ -191,7 +191,7 @@ def output_names(network: ViT | ResNet | Engine | Ensemble, images: IndexedSourc
     """
     if network.card.class_names:
         return list(network.card.class_names)
-    classes, names = network.config.classes, list(images.class_names)
+    classes, names = network.card.config.classes, list(images.class_names)
     if classes != len(names):
         raise DataError(
             f"{source} has {classes} outputs without names and the images have {len(names)} classes, so they cannot "
@@ -212,6 +212,26 @@ def held_out(source: str | Path) -> dict[str, Any]:
         return read_json_object(Path(source) / "split.json", DataError)
     except DataError:
         return {}
+
+
+def other_held_out(runs: Sequence[str | Path]) -> str | Path | None:
+    """Return a run that held out other images than the first one, which it may have learned; None if there is none."""
+    return next((run for run in runs if held_out(run) != held_out(runs[0])), None)
+
+
+def settings_of(
+    run: Run | None, card: Card, data: str | Path | None, reading: Mapping[str, Any], used: tuple[str, ...] = READ
+) -> Data:
+    """Return the settings of images at `data` (default: those of the run), whose labels are read as the run's were.
+
+    reading, used: See `read_settings`.
+    """
+    from vitrail.tasks.catalog import task_of
+
+    settings = Data() if run is None else run.data
+    if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
+        settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
+    return read_settings(reading, data, task_of(card).settings(settings, card), used)
 
 
 def network_labels(networks: Sequence[str | Path]) -> list[str]:

@@ -53,6 +53,7 @@ def segment(
     ignore: tuple[Annotated[int, Range(0, 255)], ...] = (255,),
     steps: Count = 1000,
     seed: Seed = 0,
+    group: str | None = None,
     out: str | Path | None = None,
     image_size: InputSize | None = None,
     batch_size: Count = 64,
@@ -75,6 +76,8 @@ def segment(
         ignore: Values in the masks whose pixels do not count. Of ADE20K, it is 0.
         steps: Number of training steps of the linear layer, each with 16 images.
         seed: Seed of the held-out images, the first weights and the order of the images.
+        group: What says which images belong together, as `--data.group` does in training: 'folder', 'name: PATTERN' or
+            'table: FILE ID -> COLUMN'. Whole groups are held out (default: each image is on its own).
         out: Write the scores (result.json, classes.csv) and a picture of predictions to this folder.
         batch_size: Number of images per batch while tokens are computed.
     """
@@ -83,7 +86,7 @@ def segment(
     from vitrail.data.masks import open_masks
     from vitrail.transfer.segmentation import probe_segmentation as measure
 
-    images = open_masks(data, tuple(ignore), seed)
+    images = open_masks(data, tuple(ignore), seed, group)
     embedder = Embedder(model, compute, whole=True)
     numbers = embedder.layers(layers or 1)
     found = measure(

@@ -232,10 +232,10 @@ def _read_names(argument: str, images: ImageFiles, columns: Columns, findings: F
     wrong = [path for path, cell in zip(images.paths, cells, strict=True) if cell is None]
     if wrong:
         fitting = _propose_names(images)
-        advice = f"The pattern {fitting!r} does. " if fitting and fitting != argument else ""
+        better = f"The pattern {fitting!r} does. " if fitting and fitting != argument else ""
         raise DataError(
             f"the pattern {argument!r} (data.label_from) finds no label in {len(wrong):,} of {len(cells):,} names of "
-            f"images in {images.folder}: {listing(wrong, 3)}. The pattern must match every name. {advice}Change the "
+            f"images in {images.folder}: {listing(wrong, 3)}. The pattern must match every name. {better}Change the "
             "pattern, or move these images to another folder"
         )
     return read_texts(cells, columns, lambda number: images.paths[number], findings, missing=())
@@ -458,7 +458,7 @@ def _read_table(argument: str, images: ImageFiles, columns: Columns, findings: F
     file = find_file(match["file"], images.folder, "table")
     if match["id"]:
         columns = columns._replace(image=match["id"], label=match["label"], classes=None)
-    table = read_table(file, columns, findings, ID_COLUMNS)
+    table = read_table(file, columns._replace(group=None), findings, ID_COLUMNS)
     if any(table.splits):
         findings.warnings.append(
             f"column 'split' of {file.name} is not used: data.label_from reads labels alone, and splits are folders. "

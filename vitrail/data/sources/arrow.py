@@ -317,6 +317,8 @@ class _Opened(NamedTuple):
     """None if `images` are paths."""
     labels: LabelColumns
     root: Path
+    groups: list[str] | None
+    """`Reader.groups`."""
 
 
 def read_parquet(path: Path, files: list[Path], columns: Columns) -> DataSet:
@@ -339,7 +341,8 @@ def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings, 
         if one.paths is None:
             found.splits[name] = _files(one, labels, class_names, findings)
         else:
-            found.splits[name] = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root)
+            source = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root)
+            source.groups, found.splits[name] = one.groups, source
             if one.images.null_count and one.paths.null_count < len(one.paths):
                 for path in one.paths.filter(pc.is_null(one.images)).drop_null().to_pylist():
                     if leaves(one.root, path):
@@ -354,10 +357,12 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
     image = find_column(schema.names, columns.image, IMAGE_COLUMNS, "image", where)
     kind = schema.field(image).type
     labels = _label_names(schema, image, columns, where, lambda name: _read_columns(files, [name])[name])
-    unused_columns(schema.names, {image, *labels}, files[0].name, findings)
+    group = _group_column(schema.names, columns, where)
+    groups = None if group is None else _texts(_read_columns(files, [group])[group], group, where)
+    unused_columns(schema.names, {image, *labels, group}, files[0].name, findings)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         table = _read_columns(files, [image, *labels])
-        return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent)
+        return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent, groups)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
     names = [f"label{number or ''}" for number in range(len(labels))]
@@ -373,7 +378,21 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
     settings: dict[str, object] = {"image": image, "label": labels[0] if len(labels) == 1 else list(labels)}
     table = cached_table(files, settings, target, copy)
     renamed = table.select(names).rename_columns(list(labels))
-    return _Opened(table["image"], table["path"], _label_column(renamed, labels, schema, where), files[0].parent)
+    labelled = _label_column(renamed, labels, schema, where)
+    return _Opened(table["image"], table["path"], labelled, files[0].parent, groups)
+
+
+def _group_column(names: list[str], columns: Columns, where: str) -> str | None:
+    """Return the column that `Data.group` names; None if it names none. Raises UsageError if it does not exist."""
+    return columns.group_column and find_column(names, columns.group_column, (), "group", where)
+
+
+def _texts(column: pa.ChunkedArray, name: str, where: str) -> list[str]:
+    """Return the cells of a column of groups. Raises DataError for cells that are no text, number or date."""
+    try:
+        return [cell or "" for cell in column.cast(pa.string()).to_pylist()]
+    except pa.ArrowException as error:
+        raise DataError(f"{where}: the column {name!r} (data.group) holds {column.type}; valid are texts") from error
 
 
 def _read_columns(files: list[Path], names: list[str]) -> pa.Table:
@@ -421,8 +440,9 @@ def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Fi
     several = isinstance(labels, LabelSets)
     name = label_names if several else label_text
     texts = labels.texts() if isinstance(labels, Numbers) else None
+    groups: Sequence[str | None] = opened.groups or [None] * len(opened.images)
     rows = (
-        (f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), "")
+        (f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), "", groups[row])
         for row, path in enumerate(opened.images)
     )
     names = class_names if several else None
@@ -453,12 +473,14 @@ def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
         table = split.flatten_indices().data if split._indices is not None else split.data
         image = find_column(split.column_names, columns.image, IMAGE_COLUMNS, "image", name)
         names = _label_names(table.schema, image, columns, name, table.column)
-        unused_columns(split.column_names, {image, *names}, f"split {name!r}", findings)
+        group = _group_column(split.column_names, columns, name)
+        groups = None if group is None else _texts(table.column(group), group, name)
+        unused_columns(split.column_names, {image, *names, group}, f"split {name!r}", findings)
         feature = split.features[names[0]] if len(names) == 1 else None
         class_names = getattr(getattr(feature, "feature", feature), "names", None)
         images, paths = _bytes_and_paths(table.column(image))
         labels = LabelColumns(name, {label: table.column(label) for label in names}, class_names)
-        opened[name] = _Opened(images, paths, labels, root)
+        opened[name] = _Opened(images, paths, labels, root, groups)
     return _labelled(opened, columns, findings)
 
 

@@ -76,6 +76,8 @@ class CsvTable(NamedTuple):
     labels: list[str | tuple[str, ...]]
     """A cell, or the names of the classes whose column holds a 1."""
     splits: list[str]
+    groups: list[str | None]
+    """Cells of the column `Data.group`; None without this column."""
     classes: tuple[str, ...]
     """Columns that are classes; empty if there is a column of labels."""
     predictions: bool
@@ -99,7 +101,7 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
         splits = table.splits if len(files) == 1 else [""] * len(table.rows)
         if len(files) > 1 and len({*table.splits}) > 1:
             findings.warnings.append(f"column 'split' of {table.file.name} is not used: each of the tables is a split")
-        records = zip(table.rows, table.paths, labels, splits, strict=True)
+        records = zip(table.rows, table.paths, labels, splits, table.groups, strict=True)
         read = read_records(records, str(table.file), table.file.parent, findings, table.classes)
         for split, source in read.items():
             found.splits[name if len(files) > 1 else split] = source
@@ -135,19 +137,22 @@ def read_table(
     others = {name: place for place, name in enumerate(header) if place not in (image, split)}
     holds = {name: partial(_holds_marks, rows, place) for name, place in others.items()}
     labels, are_classes = label_columns(header, columns, str(file), holds)
-    used = {header[place] for place in (image, split) if place is not None} | {*labels, columns.group or ""}
+    named = columns.group_column
+    group = None if named is None else header.index(find_column(header, named, (), "group", str(file)))
+    used = {header[place] for place in (image, split, group) if place is not None} | {*labels}
     unused_columns(header, used, file.name, findings)
     predictions = any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
     text = unescape_formula if predictions else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
     numbers = columns.per_image == "numbers"
-    table = CsvTable(file, [], [], [], [], labels if are_classes and not numbers else (), predicted)
+    table = CsvTable(file, [], [], [], [], [], labels if are_classes and not numbers else (), predicted)
     places = [header.index(name) for name in labels]
     for number, row in rows:
         where = f"row {number}"
         table.rows.append(where)
         table.paths.append(text(_cell(row, image)))
         table.splits.append("" if split is None else _cell(row, split))
+        table.groups.append(None if group is None else _cell(row, group))
         if are_classes:
             if len(row) != len(header):
                 raise DataError(
@@ -168,7 +173,7 @@ def read_table(
     return table
 
 
-def unused_columns(names: Iterable[str], used: Iterable[str], where: str, findings: Findings) -> None:
+def unused_columns(names: Iterable[str], used: Iterable[str | None], where: str, findings: Findings) -> None:
     """List the columns of a table that are not used, with a warning for those that may say the split of an image."""
     used = {*used}
     for name in names:
@@ -226,20 +231,21 @@ def _holds_marks(rows: list[tuple[int, list[str]]], place: int) -> bool:
 
 
 def read_records(
-    records: Iterable[tuple[str, str, str | Sequence[str], str]],
+    records: Iterable[tuple[str, str, str | Sequence[str], str, str | None]],
     where: str,
     root: Path,
     findings: Findings,
     class_names: Sequence[str] | None = None,
 ) -> dict[str, FileSource]:
-    """Return split -> source of (row, path, label, split) records; paths are relative to `root`.
+    """Return split -> source of (row, path, label, split, group) records; paths are relative to `root`.
 
     A row is dropped, with its number, if its file is missing or was listed in an earlier row. A label is a name, or the
     names of a set. Raises DataError for a row without a name, and for a table without any usable row.
     """
     seen: dict[str, str] = {}
     rows: dict[str, list[tuple[str, str | Sequence[str], int]]] = {}
-    for row, name, label, split in records:
+    groups: dict[str, list[str | None]] = {}
+    for row, name, label, split, group in records:
         if isinstance(label, str) and label.lower() in MISSING:
             raise DataError(
                 f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row. If "
@@ -256,11 +262,15 @@ def read_records(
             if leaves(root, file):
                 findings.lies_outside(name)
             rows.setdefault(split, []).append((file, label, size))
+            groups.setdefault(split, []).append(group)
     if not rows:
         dropped = findings.dropped
         reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
         raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
-    return {split: file_source(root, entries, class_names or None) for split, entries in rows.items()}
+    found = {split: file_source(root, entries, class_names or None) for split, entries in rows.items()}
+    for split, source in found.items():
+        source.groups = [group for group in groups[split] if group is not None] or None
+    return found
 
 
 def _located(root: Path, name: str) -> tuple[str, int | None]:

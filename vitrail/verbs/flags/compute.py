@@ -78,7 +78,8 @@ class Compute(Settings):
         from vitrail.tasks.ensemble import Ensemble
 
         if isinstance(network, Ensemble):
-            return network.mean(self.of_each(network, images=images))
+            each = self.of_each(network, images=images)
+            return lambda images: network.mean([predict(images) for predict in each])
         place, engine = self.place(), self.engine
         return engine_predictor(network, place, self.precision, engine=engine, features=features, images=images)
 
