@@ -272,6 +272,14 @@ def test_without_a_web_server_the_page_says_what_to_do(vendored: Path, open_site
     site.status("python -m http.server")
 
 
+def cdn(files: dict[str, bytes], change: bytes) -> Any:
+    def answer(route: Any) -> None:
+        content = files[route.request.url.removeprefix(web.CDN)] + change
+        route.fulfill(body=content, headers={"Access-Control-Allow-Origin": "*"})
+
+    return answer
+
+
 @browser_test
 def test_the_runtime_of_the_cdn_must_be_the_pinned_one(package: Path, open_site: Any, tmp_path: Path) -> None:
     folder = export_model(network(NETWORKS["cover"][0]), tmp_path / "web", "web").folder
@@ -280,9 +288,7 @@ def test_the_runtime_of_the_cdn_must_be_the_pinned_one(package: Path, open_site:
     for change, status in ((b"", "Ready."), (b" ", "is not the expected one")):
         site = open_site(folder)
 
-        for name in (web.SCRIPT["file"], web.WASM["file"]):
-            sent = {"body": files[name] + change, "headers": {"Access-Control-Allow-Origin": "*"}}
-            site.page.route(web.CDN + name, lambda route, sent=sent: route.fulfill(**sent))
+        site.page.route(f"{web.CDN}*", cdn(files, change))
         site.page.goto(site.url)
         site.status(status)
         assert any(url.startswith(web.CDN) for url in site.asked)

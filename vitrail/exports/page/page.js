@@ -157,8 +157,8 @@ async function start() {
     const run = await started(about);
     listen(about, run);
     const { name, version } = about.program.runtime;
-    const classes = about.card.scale ? "numbers" : "classes";
-    byId("about").textContent = `${about.output.shape[1]} ${classes}; ${name} ${version}`;
+    const marked = about.card.thresholds?.length ? "✓ marks the classes that are predicted. " : "";
+    byId("about").textContent = `${marked}Computed by ${name} ${version}.`;
     say("Ready.");
   } catch (error) {
     say(error.message, true);
