@@ -81,12 +81,11 @@ class Exported:
                 f"divide the logits by the temperature {self.temperature:.6g} before they become probabilities. A "
                 "program with the output probabilities does so itself"
             )
+        lines += [str(self.quantised)] if self.quantised else []
         if self.to == "web":
-            lines.append(
-                f"to try it: python -m http.server 8000 --bind 127.0.0.1 --directory {shlex.quote(str(self.folder))}, "
-                "then open http://127.0.0.1:8000"
-            )
-        return "\n".join([*lines, *([str(self.quantised)] if self.quantised else [])])
+            folder = shlex.quote(str(self.folder))
+            lines.append(f"to try it: python -m http.server --directory {folder}, then open http://localhost:8000")
+        return "\n".join(lines)
 
 
 def export_model(
