@@ -84,7 +84,7 @@ class Exported:
         lines += [str(self.quantised)] if self.quantised else []
         if self.to == "web":
             folder = shlex.quote(str(self.folder))
-            lines.append(f"to try it: python -m http.server --directory {folder}, then open http://localhost:8000")
+            lines.append(f"to try it: python -m http.server -b 127.0.0.1 -d {folder}, then open http://127.0.0.1:8000")
         return "\n".join(lines)
 
 
