@@ -13,6 +13,7 @@ import tarfile
 import threading
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -105,6 +106,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 # the browser
+
+DROP = """([name, data]) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name, { type: "image/png" }));
+  const event = new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true });
+  document.querySelector("#drop").dispatchEvent(event);
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -261,8 +269,9 @@ def test_an_unreadable_file_does_not_stop_the_others(
     (said,) = site.page.locator("article .bad").all_text_contents()
     assert said.startswith("<b>bad<b>.png: this browser cannot read it")
     assert site.page.locator("figcaption").all_text_contents() == [images[0].name, images[1].name]
-    site.choose(images[2])  # they replace the others
-    assert site.page.locator("figcaption").all_text_contents() == [images[2].name] and site.errors == []
+    site.page.evaluate(DROP, ["dropped.png", b64encode(images[2].read_bytes()).decode()])  # replaces the others
+    site.status("1 image classified.")
+    assert site.page.locator("figcaption").all_text_contents() == ["dropped.png"] and site.errors == []
 
 
 @browser_test
