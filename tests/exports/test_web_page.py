@@ -362,6 +362,14 @@ def test_183_a_runtime_that_is_not_there_or_not_the_pinned_one(
     for name in ("cut.tgz", "other.tgz", "empty", "missing.tgz"):
         with pytest.raises(ExportError, match=rf"{name} has no usable onnxruntime-web .*npm pack"):
             web.runtime_files(tmp_path / name)
+    whole, changed, refused = small_package.read_bytes(), tmp_path / "changed.tgz", 0
+    for place in range(len(whole)):
+        changed.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            assert web.runtime_files(changed)[web.WASM["file"]] == b"program"
+        except ExportError:
+            refused += 1
+    assert refused > len(whole) / 2
     monkeypatch.setitem(web.WASM, "integrity", web.integrity(b"another version", "sha384"))
     with pytest.raises(ExportError, match=rf"wasm in .* is not that of onnxruntime-web {web.VERSION}.*npm pack"):
         web.runtime_files(small_package)

@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import io
 import tarfile
+import zlib
 from base64 import b64encode
 from dataclasses import dataclass
 from importlib.resources import files
@@ -96,7 +97,7 @@ def runtime_files(source: str | Path | None) -> dict[str, bytes]:
             found = {file["file"]: _in_folder(place, file["file"]) for file in (SCRIPT, WASM)}
         else:
             found = _in_tarball(_downloaded() if isinstance(place, str) else _read(place))
-    except (OSError, EOFError, http.client.HTTPException, tarfile.TarError, LookupError) as error:
+    except (OSError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error, LookupError) as error:
         raise ExportError(f"{place} has no usable {NAME} {VERSION} ({error}). {_cure()}") from error
     for file in (SCRIPT, WASM):
         if integrity(found[file["file"]], "sha384") != file["integrity"]:
