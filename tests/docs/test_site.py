@@ -23,7 +23,7 @@ from vitrail.verbs.table import VERBS
 PAGES = sorted([*(ROOT / name for name in repository.EMBEDDED), *(ROOT / "docs").rglob("*.md")])
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 OTHERS = {
-    *("curl", "docker", "jupyter", "kill", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky"),
+    *("curl", "docker", "jupyter", "kill", "mkdocs", "mypy", "npm", "pip", "pytest", "python", "ruff", "sbatch", "sky"),
     *("source", "time"),
 }
 """Programs of other people that the pages name."""

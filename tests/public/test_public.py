@@ -108,7 +108,10 @@ FLAGS = {
         "models host port allow_host allow_origin root_path forwarded_allow_ips keep_alive reject calibrate image_size "
         "batch_size queue max_mb max_megapixels deadline drain log device precision engine"
     ),
-    "export": "model images to out image_size output precision calibrate max_drop any_size opset device overwrite",
+    "export": (
+        "model images to out image_size output precision calibrate max_drop any_size opset device vendor vendor_from "
+        "overwrite"
+    ),
     "probe fewshot": (
         "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
     ),

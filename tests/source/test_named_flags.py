@@ -46,6 +46,7 @@ UNREACHED = {
     "vitrail.exports.int8": ({*VERBS} - {"export"}, "int8 is asked for by export alone"),
     "vitrail.exports.write:check_export": ({*VERBS} - {"export"}, "the other verbs write into a cache of their own"),
     "vitrail.exports.write:check_calibration": ({*VERBS} - {"export"}, "int8 is asked for by export alone"),
+    "vitrail.exports.web": ({*VERBS} - {"export"}, "a web page is asked for by export alone"),
     "vitrail.objective.beit": (OTHERS, "the objective of a run is built to train it"),
     "vitrail.objective.masks": (OTHERS, "the objective of a run is built to train it"),
     "vitrail.verbs.features:_as_arrays": ({*VERBS} - {"embed"}, "float16 is asked for by embed alone"),

@@ -13,7 +13,7 @@ from vitrail.data.images.ops import CROPPED, covering
 from vitrail.data.images.pillow import BACKGROUND
 from vitrail.data.settings import GREY, Preprocess
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX_IR, OutputName
+from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX, ONNX_IR, OutputName
 from vitrail.tasks.catalog import task_of
 from vitrail.version import __version__
 from vitrail.weights.card import Card
@@ -91,7 +91,7 @@ def needs(to: str, opset: int) -> dict[str, Any]:
 
     Those of OpenVINO are known when it has converted the program (`vitrail.exports.openvino`).
     """
-    if to == "onnx":
+    if KINDS[to].file == ONNX.file:
         return {"opset": opset, "ir_version": ONNX_IR, "needs": f"onnxruntime>={FIRST_RUNTIME[opset]}"}
     if to == "aoti":  # a library fits the torch that compiled it
         return {"needs": f"torch=={torch.__version__.partition('+')[0]}"}

@@ -6,7 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-To = Literal["onnx", "openvino", "program", "aoti"]
+To = Literal["onnx", "openvino", "program", "aoti", "web"]
 ProgramPrecision = Literal["float32", "float16", "bf16", "int8"]
 """Type in which a program stores its weights, or computes."""
 EngineName = Literal["auto", "torch", "compiled", "graphs", "openvino", "onnx", "aoti"]
@@ -92,16 +92,19 @@ class ProgramKind:
     attention: Literal["fused", "explicit"]
     """How attention is traced (`vitrail.model.fast.attention`). ONNX has no operator for the fused one: torch would
     write it with more transpositions than the explicit one has."""
+    module: str = ""
+    """Kind whose module writes and reads it; "" for its own."""
 
 
+ONNX = ProgramKind(
+    "model.onnx",
+    ("onnx", "onnxscript", "onnxruntime"),
+    ("float32", "float16", "int8"),
+    ("float32", "float16"),
+    "explicit",
+)
 KINDS: dict[str, ProgramKind] = {
-    "onnx": ProgramKind(
-        "model.onnx",
-        ("onnx", "onnxscript", "onnxruntime"),
-        ("float32", "float16", "int8"),
-        ("float32", "float16"),
-        "explicit",
-    ),
+    "onnx": ONNX,
     "openvino": ProgramKind(
         "model.xml",
         ("onnx", "onnxscript", "openvino"),
@@ -115,6 +118,7 @@ KINDS: dict[str, ProgramKind] = {
     "aoti": ProgramKind(
         "model.aoti", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
     ),
+    "web": replace(ONNX, precisions=("float32", "int8"), module="onnx"),
 }
 
 
@@ -129,7 +133,7 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
             raise UsageError(f"{what}: {install_extra('engines')}") from error
-    return importlib.import_module(f"vitrail.exports.{to}")  # type: ignore[return-value]
+    return importlib.import_module(f"vitrail.exports.{KINDS[to].module or to}")  # type: ignore[return-value]
 
 
 def find_program(source: str | Path) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe_export
 from vitrail.exports.int8 import Quantisable, Quantised, draw_samples, quantise
-from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, OPSET, OutputName, ProgramPrecision, To, runtime
+from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, ONNX, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import (
     Parity,
@@ -26,6 +27,7 @@ from vitrail.exports.parity import (
     origin_here,
     runtime_version,
 )
+from vitrail.exports.web import page_of
 from vitrail.files import beside, check_writable, json_text, sha256, take_place
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
@@ -79,7 +81,11 @@ class Exported:
                 f"divide the logits by the temperature {self.temperature:.6g} before they become probabilities. A "
                 "program with the output probabilities does so itself"
             )
-        return "\n".join([*lines, *([str(self.quantised)] if self.quantised else [])])
+        lines += [str(self.quantised)] if self.quantised else []
+        if self.to == "web":
+            folder = shlex.quote(str(self.folder))
+            lines.append(f"to try it: python -m http.server -b 127.0.0.1 -d {folder}, then open http://127.0.0.1:8000")
+        return "\n".join(lines)
 
 
 def export_model(
@@ -95,6 +101,8 @@ def export_model(
     any_size: bool = False,
     opset: int | None = None,
     device: torch.device | str = "cpu",
+    vendor: bool = False,
+    vendor_from: str | Path | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
@@ -109,7 +117,8 @@ def export_model(
     `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`).
 
     opset: Version of ONNX's operators in a program for ONNX Runtime (default: 20). device: Where the program is run
-    and compared, and for which AOTInductor compiles it.
+    and compared, and for which AOTInductor compiles it. vendor: Put the runtime of a web page beside it, downloaded, or
+    from `vendor_from`, a tarball or a folder of its npm package.
 
     Raises UsageError for invalid arguments or a package that is not installed; ExportError if the network cannot be
     expressed, the outputs differ, or the folder is taken or cannot be written; DataError for unusable `images`.
@@ -126,6 +135,7 @@ def export_model(
         raise UsageError("a program of this network takes images of any shape already: leave out any_size")
     check_opset(opset, to)
     check_calibration(precision, output, calibrate)
+    page = page_of(card, output, to, vendor, vendor_from)
     kind, module = KINDS[to], runtime(to)
     given = None if calibrate is None else draw_samples(calibrate, card)
     stored = "float32" if given else precision
@@ -141,6 +151,8 @@ def export_model(
         width, digest = outputs_per_image(traced), checksum(model.state_dict())
         options: dict[str, Any] = {"opset": opset or OPSET, "step": step, "device": place.type}
         about = describe_export(card, to, output, stored, width, digest, **options)
+        if page is not None:
+            about["program"]["runtime"] = page.about()
         module.write(traced, temporary / kind.file, about)
         opened = module.read(temporary / kind.file, str(device))
         ran = runtime_version(to, str(device))
@@ -161,6 +173,8 @@ def export_model(
             about["quantised"] = asdict(quantised)
         final = opened if quantised is None else module.read(temporary / kind.file, str(device))
         about["origin"] = asdict(origin_here(final.run, to, card, str(device)))
+        if page is not None:
+            page.write(temporary)
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
     taken, program = about["input"], about["program"]
@@ -204,8 +218,8 @@ def check_export(card: Card, folder: Path, to: str, output: str, precision: str,
 
 def check_opset(opset: int | None, to: str) -> None:
     """Raise UsageError for an opset that torch cannot write, and for one of a program that has none."""
-    if opset is not None and to != "onnx":
-        raise UsageError(f"opset is {opset}, and only programs for onnx have one: remove it, or export to onnx")
+    if opset is not None and KINDS[to].file != ONNX.file:
+        raise UsageError(f"opset is {opset}, and only programs for onnx and web have one: remove it, or export to onnx")
     if opset not in (None, *FIRST_RUNTIME):
         raise UsageError(f"opset is {shown(opset)}; valid: {', '.join(map(str, FIRST_RUNTIME))} (default: {OPSET})")
 

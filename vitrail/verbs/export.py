@@ -29,6 +29,8 @@ def export(
     any_size: bool = False,
     opset: Opset | None = None,
     device: str = "cpu",
+    vendor: bool = False,
+    vendor_from: str | Path | None = None,
     overwrite: bool = False,
     **reading: Unpack[DataKeywords],
 ) -> Exported:
@@ -41,12 +43,12 @@ def export(
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders and patterns of images on which outputs are compared (default: synthetic images).
-        to: Runtime: ONNX Runtime, OpenVINO, 'program' for PyTorch's exported program, or 'aoti' for a library that
-            AOTInductor compiles for one kind of device.
+        to: Runtime: ONNX Runtime, OpenVINO, 'program' for PyTorch's exported program, 'aoti' for a library that
+            AOTInductor compiles for one kind of device, or 'web' for a page that classifies images in the browser.
         out: Folder to write (default: a folder here, named after the model and the runtime).
         output: Output of the program; 'features' are the input of the classifier.
         precision: Number format: float32; float16 for onnx, program and aoti, in openvino for storage only; bf16 for
-            openvino, program and aoti; int8 for onnx and openvino.
+            openvino, program and aoti; int8 for onnx, openvino and web.
         device: Device that an aoti program is compiled for, and on which any program is run and compared: cpu, cuda or
             cuda:1.
         calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
@@ -57,6 +59,9 @@ def export(
             program (default: only images of the network's size).
         opset: Version of ONNX's operators, for runtimes that do not know the default (default: 20). The output
             names the first ONNX Runtime that knows it.
+        vendor: Put the runtime of a web page into the folder, too, so that the page works without the internet; it is
+            downloaded from the npm registry (default: the page loads it from a public CDN).
+        vendor_from: The same from a local copy of the npm package onnxruntime-web, a tarball or a folder.
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
@@ -78,6 +83,8 @@ def export(
         any_size=any_size,
         opset=opset,
         device=choose_device(device),
+        vendor=vendor,
+        vendor_from=vendor_from,
         overwrite=overwrite,
     )
 

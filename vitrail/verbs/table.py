@@ -38,7 +38,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "embed": Verb("embed:embed", "write the features of images to a file"),
         "search": Verb("search:search", "find the images that are most like given ones"),
         "serve": Verb("serve:serve", "serve networks: a page for images, and an HTTP interface"),
-        "export": Verb("export:export", "export a network to ONNX Runtime, OpenVINO or torch.export"),
+        "export": Verb("export:export", "export a network to ONNX Runtime, OpenVINO, torch.export or a web page"),
     },
     "understand": {
         "inspect": Verb("inspect:inspect", "look inside a network: filters, positions, attention, features"),
