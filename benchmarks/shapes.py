@@ -48,7 +48,7 @@ TIMED = 64
 SMALL = dict(width=128, depth=4, heads=2, mlp_dim=256)
 TIMED_NETWORKS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "the network that was trained": ("Ti/8", 1, SMALL),
-    "Ti/16, images three times as large": ("Ti/16", 3, {}),
+    "Ti/16, images four times as large": ("Ti/16", 4, {}),
 }
 """Networks whose steps are timed: name, factor of the sizes, and what is changed in them."""
 
