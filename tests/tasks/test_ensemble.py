@@ -37,10 +37,11 @@ def network(folder: Path, seed: int, side: int = 16, *, resize: str = "squash", 
     channels = card.pop("channels", 3)
     torch.manual_seed(seed)
     sizes: dict[str, Any] = dict(width=16, depth=1, heads=2, mlp_dim=32, patch=4)
-    model: Any = build(ViTConfig(**sizes, image_size=(side, side), classes=len(names), channels=channels))
+    preprocess = card.pop("preprocess", Preprocess((side, side), resize=resize))  # type: ignore[arg-type]
+    sizes |= dict(image_size=(side, side), native=preprocess.resize == "native")
+    model: Any = build(ViTConfig(**sizes, classes=len(names), channels=channels))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
-    preprocess = card.pop("preprocess", Preprocess((side, side), resize=resize))  # type: ignore[arg-type]
     model.card = Card(model.config, preprocess=preprocess, **card)
     vitrail.save(model, folder)
     return folder
@@ -83,10 +84,12 @@ def table(file: Path) -> dict[tuple[str, ...], dict[str, float]]:
 def test_probabilities_are_the_mean_of_those_in_the_files(
     networks: list[Path], photos: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    for number, one in enumerate(networks):
+    any_shape = network(tmp_path / "any", 4, preprocess=Preprocess((16, 16), resize="native", patch=4))
+    members = [*networks, any_shape]
+    for number, one in enumerate(members):
         assert run("predict", one, photos, "--out", tmp_path / f"{number}.csv", *flags) == 0
-    assert run("predict", *networks, photos, "--out", tmp_path / "mean.csv", *flags) == 0
-    alone = [table(tmp_path / f"{number}.csv") for number in range(3)]
+    assert run("predict", *members, photos, "--out", tmp_path / "mean.csv", *flags) == 0
+    alone = [table(tmp_path / f"{number}.csv") for number in range(len(members))]
     found = table(tmp_path / "mean.csv")
     assert found.keys() == alone[0].keys() and len(found) >= 4
     for place, shares in found.items():

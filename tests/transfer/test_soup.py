@@ -44,7 +44,8 @@ def network(folder: Path, seed: int, *, names: tuple[str, ...] = ("blue", "red")
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and "normalise" not in name:
             nn.init.uniform_(tensor, 0.05, 0.4) if "running" in name else nn.init.normal_(tensor, std=0.3)
-    model.card = Card(model.config, list(names), Preprocess((16, 16), resize=resize), **card)
+    patch = model.config.patch if resize == "native" else None
+    model.card = Card(model.config, list(names), Preprocess((16, 16), resize=resize, patch=patch), **card)
     vitrail.save(model, folder)
     return folder
 
@@ -63,6 +64,12 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def run(*argv: object) -> int:
     return cli.main([str(word) for word in argv])
+
+
+def test_networks_for_any_shape_are_measured_on_strips(photos: Path, tmp_path: Path) -> None:
+    both = [network(tmp_path / name, seed, resize="native", native=True) for seed, name in enumerate("ab")]
+    assert run("weights", "average", *both, "--on", photos, "--out", tmp_path / "soup") == 0
+    assert vitrail.load(tmp_path / "soup").card.preprocess.resize == "native"
 
 
 def test_the_uniform_soup_is_the_mean_of_the_files(networks: list[Path], photos: Path, tmp_path: Path) -> None:

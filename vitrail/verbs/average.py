@@ -118,7 +118,7 @@ def average(
     with ExitStack() as opened:
         if validation is not None:
             images, said = validation
-            shown, size = eval_transform(card.preprocess), card.preprocess.image_size
+            shown, size = eval_transform(card.preprocess), card.preprocess.size
             loader = opened.enter_context(closing(compute.loader(images, shown, size, ProgressLine("computed"))))
 
         def measure(tensors: Mapping[str, Tensor]) -> Results:
