@@ -34,6 +34,22 @@ SHORT: dict[str, Any] = dict(
 """What makes `tiny_run` one epoch of four steps, with an evaluation and a save after every second one."""
 
 
+def still_run(out: Path, data: Data, weights: Path, /, **changes: Any) -> Run:
+    """Two steps from weights that hardly move, on images as evaluation sees them: what came before them shows."""
+    run = Run(
+        out=str(out),
+        data=data,
+        weights=str(weights),
+        augment=Augment("center", flip=False),
+        optim=Optim(lr=1e-9),
+        duration=Steps(2),
+        precision="float32",
+        workers=0,
+        device="cpu",
+    )
+    return replace(run, **changes)
+
+
 def tiny_run(out: Path, **changes: Any) -> Run:
     """Four epochs of four steps on handwritten digits: everything random switched on."""
     run = Run(

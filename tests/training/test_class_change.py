@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from tiny_runs import still_run
 
 import vitrail
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.settings import Augment, Data
+from vitrail.data.settings import Data
 from vitrail.durations import Epochs, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.metric import Metric
@@ -62,20 +63,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_of(weights: Path, data: Path, *classes: str, **changes: object) -> Run:
-    run = Run(
-        out=str(data.parent),
-        data=Data(path=str(data), holdout=0.2),
-        weights=str(weights),
-        classes=classes,
-        augment=Augment("center", flip=False),
-        optim=Optim(lr=1e-9),
-        duration=Steps(2),
-        batch_size=16,
-        precision="float32",
-        workers=0,
-        device="cpu",
-    )
-    return replace(run, **changes)  # type: ignore[arg-type]
+    images = Data(path=str(data), holdout=0.2)
+    return still_run(data.parent, images, weights, **{"classes": classes, "batch_size": 16, **changes})
 
 
 def started(run: Run) -> Setup:

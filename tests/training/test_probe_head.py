@@ -12,10 +12,10 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
+from tiny_runs import still_run
 from torch import nn
 
-from vitrail.data.settings import Augment, Data
-from vitrail.durations import Steps
+from vitrail.data.settings import Data
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
@@ -37,20 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_of(base: Path, out: Path, **changes: object) -> Run:
-    run = Run(
-        out=str(out),
-        data=Data(path="digits"),
-        weights=str(base),
-        probe_head=True,
-        augment=Augment("center", flip=False),
-        optim=Optim(lr=1e-9),
-        duration=Steps(2),
-        batch_size=64,
-        precision="float32",
-        workers=0,
-        device="cpu",
-    )
-    return replace(run, **changes)  # type: ignore[arg-type]
+    return still_run(out, Data(path="digits"), base, **{"probe_head": True, "batch_size": 64, **changes})
 
 
 @pytest.mark.full_size
