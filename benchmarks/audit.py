@@ -52,7 +52,7 @@ def measured(model: str, name: str, options: argparse.Namespace) -> dict[str, An
     """Return the mean of each number over the seeds, in percent."""
     from vitrail.data.item import Subset
     from vitrail.data.sources.open import open_path
-    from vitrail.transfer.audit import out_of_fold, suspects
+    from vitrail.transfer.audit import folds_of, out_of_fold, suspects
     from vitrail.verbs.features import Embedder
     from vitrail.verbs.flags.compute import Compute
 
@@ -63,7 +63,7 @@ def measured(model: str, name: str, options: argparse.Namespace) -> dict[str, An
     results: dict[str, list[float]] = {number: [] for number in NUMBERS}
     for seed in options.seeds:
         given, wrong = flipped(found.labels, len(found.class_names), options.share, seed)
-        probabilities = out_of_fold(found.features, given, len(found.class_names), seed=seed)
+        probabilities = out_of_fold(found.features, given, len(found.class_names), folds_of(given, seed=seed))
         rows = suspects(probabilities, given).rows
         hits, count = wrong[rows], max(1, int(wrong.sum()))
         right = (probabilities.argmax(axis=1) == found.labels).mean()

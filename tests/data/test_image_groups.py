@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,13 +27,19 @@ from vitrail.data.item import ids
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.masks import open_masks
-from vitrail.data.settings import Data
+from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import open_data, open_split
 from vitrail.errors import DataError, UsageError
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.transfer.protocol import arrange
+from vitrail.verbs.data.audit import audit
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
 
 PATIENTS, EACH = 24, 6
+NETWORK = ViTConfig(width=64, depth=1, heads=2, mlp_dim=64, patch=2, image_size=(8, 8), classes=2)
 
 
 def images_of(labels: object) -> ArraySource:
@@ -117,6 +124,19 @@ def test_a_random_split_leaks_and_a_grouped_one_does_not(tmp_path: Path, monkeyp
             right.append(nearest.score(pixels(splits.validation), splits.validation.labels))
         found[group] = float(np.mean(right))
     assert found[None] > 0.99 and 0.3 < found["name: ^(p[0-9]+)_"] < 0.7
+
+
+@pytest.mark.train
+def test_an_audit_does_not_know_the_patient(tmp_path: Path) -> None:
+    """With a class by chance, a probe predicts the labels only if its other images of the patient have told it."""
+    torch.manual_seed(0)
+    save_model(tmp_path / "network", ViT(NETWORK), Card(NETWORK, ["a", "b"], Preprocess((8, 8))))
+    folder, group = patients(tmp_path / "photos"), "name: ^(p[0-9]+)_"
+    asked = {"weights": tmp_path / "network", "device": "cpu", "workers": 1, "seed": 3}
+    assert audit(folder, **asked).accuracy > 0.9
+    assert audit(folder, group=group, **asked).accuracy < 0.7
+    with pytest.raises(UsageError, match="into 24 groups, too few for 25 parts"):
+        audit(folder, group=group, folds=25, **asked)
 
 
 def table(folder: Path) -> Path:

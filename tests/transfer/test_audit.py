@@ -29,8 +29,8 @@ def test_folds_hold_each_class_in_equal_parts() -> None:
 
 def test_probabilities_are_scikit_learns_without_the_image() -> None:
     features, labels = clusters(15)
-    found = out_of_fold(features, labels, 4, folds=3, strengths=[0.1], seed=1)
     fold = folds_of(labels, 3, seed=1)
+    found = out_of_fold(features, labels, 4, fold, strengths=[0.1])
     for number in range(3):
         rows = fold != number
         mean, deviation = features[rows].mean(axis=0), features[rows].std(axis=0)
@@ -38,7 +38,7 @@ def test_probabilities_are_scikit_learns_without_the_image() -> None:
         theirs = LogisticRegression(C=1 / (0.1 * rows.sum()), tol=1e-6, max_iter=1000).fit(scaled[rows], labels[rows])
         np.testing.assert_allclose(found[~rows], theirs.predict_proba(scaled[~rows]), atol=2e-3)
     with pytest.raises(UsageError, match="folds is 1"):
-        out_of_fold(features, labels, 4, folds=1)
+        folds_of(labels, 1)
 
 
 def test_the_likelihood_chooses_temperature_and_share_of_wrong_labels() -> None:
@@ -82,7 +82,7 @@ def test_flipped_labels_are_found() -> None:
     flipped = random.permutation(len(labels))[:12]
     given = labels.copy()
     given[flipped] = (labels[flipped] + random.integers(1, 4, 12)) % 4
-    found = suspects(out_of_fold(features, given, 4), given)
+    found = suspects(out_of_fold(features, given, 4, folds_of(given)), given)
     assert len(set(found.rows) & set(flipped)) >= 10 and len(found.rows) <= 12
     right = {row: label for row, label in zip(found.rows.tolist(), found.suggested.tolist(), strict=True)}
     assert all(right[row] == labels[row] for row in set(right) & set(flipped.tolist()))

@@ -59,11 +59,14 @@ class Suspects:
     """float64 [S]: estimated probability that the label is wrong."""
 
 
-def folds_of(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
+def folds_of(labels: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray:
     """Return the fold of each image, int64 [N]: the images of each class are dealt out in random order.
 
-    Raises DataError unless two classes have two images or more, which a probe needs.
+    Raises UsageError for fewer than two folds, and DataError unless two classes have two images or more, which a probe
+    needs.
     """
+    if folds < 2:
+        raise UsageError(f"folds is {folds}; valid is 2 or more")
     found = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         rows = stream(seed, 0, int(label), TURNS).permutation(np.flatnonzero(labels == label))
@@ -77,20 +80,15 @@ def out_of_fold(
     features: np.ndarray,
     labels: np.ndarray,
     classes: int,
+    fold: np.ndarray,
     *,
-    folds: int = FOLDS,
     strengths: Sequence[float] = STRENGTHS,
-    seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Return the probability of each class, float32 [N, K], from a probe that has not seen the image.
 
-    features float32 [N, D], labels int64 [N]. Raises UsageError for fewer than two folds, and DataError for too few
-    images.
+    features float32 [N, D], labels int64 [N]; fold int64 [N]: see `folds_of`.
     """
-    if folds < 2:
-        raise UsageError(f"folds is {folds}; valid is 2 or more")
-    fold = folds_of(labels, folds, seed)
     found = np.zeros((len(strengths), len(labels), classes), np.float32)
     for number in np.unique(fold).tolist():
         rows, out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)

@@ -17,7 +17,7 @@ from vitrail.verbs.data.outputs import output_files, write_rows
 from vitrail.verbs.features import Embedder
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
-from vitrail.verbs.flags.reading import read_settings
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -98,23 +98,31 @@ def audit(
         weights: A run, weights or a name on the hub, whose features are used. Best is a network that was not trained on
             these labels (default: vitrail/tiny, a small network that vitrail ships).
         split: Split to examine (default: the training split).
-        folds: Number of parts of the images; each is judged by a probe trained on the others.
+        folds: Number of parts of the images; each is judged by a probe trained on the others. With --data.group no
+            group is in two of them.
         seed: Seed of the folds.
         out: Write all of them to this CSV file, which `--data.exclude` reads.
         sheet: Draw the first 60 in this PNG file, each beside an image of the suggested class.
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
     from vitrail.data.copies.dedup import splits_to_clean
+    from vitrail.data.groups import grouped_folds, groups_of
+    from vitrail.data.item import Subset
     from vitrail.data.roles import named_split
     from vitrail.data.sources.open import open_and_warn
+    from vitrail.transfer.audit import folds_of
 
     files = output_files({".csv": (out,), ".png": (sheet,)}, [str(path)])
-    found = open_and_warn(read_settings(reading, path))
+    settings = read_settings(reading, path, used=(*READ, "group"))
+    found = open_and_warn(settings)
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
     features = Embedder(weights, compute)(images)
     features.labelled("examined")  # before the images are read again
-    accuracy, labels = _labels(features, folds, seed, compute)
+    labelled = Subset(images, features.index[features.labels >= 0])
+    groups = None if settings.group is None else groups_of(labelled, settings)
+    fold = folds_of(labelled.labels, folds, seed) if groups is None else grouped_folds(labelled, groups, folds, seed)
+    accuracy, labels = _labels(features, fold, compute)
     copies = _copies(str(path), name, images, compute.threads(alone=True))
     pairs = [*labels, *copies, *_outliers(features, compute)]
     doubts = [
@@ -135,7 +143,7 @@ Found = tuple[Reason, int, int, float, str]
 """Reason, image, image to compare it with, score, suggested class."""
 
 
-def _labels(features: Features, folds: int, seed: int, compute: Compute) -> tuple[float, list[Found]]:
+def _labels(features: Features, fold: np.ndarray, compute: Compute) -> tuple[float, list[Found]]:
     """Return the accuracy of the probe, and images whose label is probably wrong."""
     from vitrail.evaluation.features import unit_rows
     from vitrail.transfer.audit import ABLE, out_of_fold, surest, suspects
@@ -143,7 +151,7 @@ def _labels(features: Features, folds: int, seed: int, compute: Compute) -> tupl
     rows, labels = features.labelled("examined")
     index = features.index[features.labels >= 0]
     names = features.class_names
-    probabilities = out_of_fold(rows, labels, len(names), folds=folds, seed=seed, device=compute.place())
+    probabilities = out_of_fold(rows, labels, len(names), fold, device=compute.place())
     if (sure := surest(probabilities, labels)) < ABLE:
         log.warning(
             "no label is listed: of the fifth of the images that the probe is surest of, it predicts only %.0f %% of "
