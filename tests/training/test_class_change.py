@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from tiny_runs import still_run
 
@@ -277,6 +278,35 @@ def test_old_images_that_are_gone_are_said(trained: Path, tmp_path: Path) -> Non
             assert "is not measured: no validation image shows them, and no data at" in setup.why["classes"]
     finally:
         images.write_bytes(there)
+
+
+def files(place: Path, arrays: Path) -> Path:
+    """Write the images of an .npz as files, in a folder for each class."""
+    with np.load(arrays) as found:
+        for number, (pixels, name) in enumerate(zip(found["x_train"], found["y_train"], strict=True)):
+            (place / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / name / f"{number}.png")
+    return place
+
+
+@pytest.mark.train
+def test_old_images_that_the_weights_may_have_learned_do_not_choose_the_best_model(base: Path, tmp_path: Path) -> None:
+    """Those of the weights' own run do, without any that are trained on now."""
+    known = files(tmp_path / "known", digits(tmp_path / "old.npz", "0123456", each=10))
+    now = files(tmp_path / "now", digits(tmp_path / "both.npz", "0123456789", each=10))
+    first = fit(run_of(base, known, "replace", duration=Steps(1)))
+    with started(run_of(first.folder, now, "add", seed=5)) as setup:
+        splits, earlier = setup.splits, splits_of(from_yaml(first.folder / "config.yaml", Run())).validation
+    assert splits.validation is not None and earlier is not None
+    seen = {splits.train[row].image for row in range(len(splits.train))}
+    free = {earlier[row].image for row in range(len(earlier))} - seen
+    labels = splits.validation.labels.tolist()
+    held = {splits.validation[row].image: label for row, label in enumerate(labels)}
+    of_them = {held[image] for image in free}
+    assert {image for image, label in held.items() if label in of_them} == free and not seen & held.keys()
+    assert f"{len(free)} validation images" in setup.why["classes"] and len(free) > 0
+    with started(run_of(base, now, "add")) as setup:
+        assert "favour it" in setup.why["classes"]
 
 
 @pytest.mark.train

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.item import UNKNOWN, Concatenated, IndexedSource, Relabelled, Subset
+from vitrail.data.item import UNKNOWN, Concatenated, IndexedSource, Relabelled, Subset, ids
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.roles import Splits
 from vitrail.data.sources.open import open_data
@@ -216,35 +216,48 @@ def _relabelled(splits: Splits, names: list[str], meant: dict[str, str]) -> Spli
 
 
 def _earlier_images(run: Run, splits: Splits, old: Sequence[str]) -> tuple[IndexedSource | None, list[str]]:
-    """Return the validation images, with those of the weights' own run for each class of `old` that has none.
+    """Return the validation images, where those of the weights' own run stand for the classes of `old`, if necessary.
 
-    The second value says which they are, or why there are none. What a network forgets shows only on such images, and
-    without them the best model would be the one that has forgotten most.
+    They do for classes that have none, because without them the best model would be the one that has forgotten most,
+    and for all if the validation images were held out of the training images: the weights may have learned from these,
+    and then they favour the start. The second value says which they are, or why there are none.
     """
     ours, names = splits.validation, splits.class_names
     if ours is None:
         return None, []
     counts = class_counts(ours.labels, len(names))
-    lacking = [name for name, count in zip(names, counts, strict=True) if name in old and not count]
-    if not lacking:
+    held_out = "ids" in splits.held_out
+    wanted = [name for name, count in zip(names, counts, strict=True) if name in old and (held_out or not count)]
+    if not wanted:
         return ours, []
     try:
         found, where = _validation_of(run)
     except VitrailError as error:
-        return ours, [f"the accuracy on {_some(lacking)} is not measured: no validation image shows them, and {error}"]
+        lacking = [name for name in wanted if not counts[names.index(name)]]
+        told = [f"the accuracy on {_some(lacking)} is not measured: no validation image shows them, and {error}"]
+        doubt = f"if {run.weights} learned from the images of old classes, those held out for validation favour it"
+        return ours, told * bool(lacking) + [doubt] * (len(lacking) < len(wanted))
     table = {name: name for name in found.class_names}
     if run.classes[0] == "merge":
         table |= _pairs(run.classes[1:], found.class_names)
-    position = {name: places for places, name in enumerate(names) if name in lacking}
+    position = {name: places for places, name in enumerate(names) if name in wanted}
     places = np.array([position.get(table[name], UNKNOWN) for name in found.class_names])
     every = Relabelled(found, names, places)
-    theirs = Subset(every, np.flatnonzero(every.labels != UNKNOWN))
+    theirs = Subset(every, np.flatnonzero((every.labels != UNKNOWN) & ~_among(every, splits.train)))
     if not len(theirs):
         return ours, []
-    return Concatenated({"new": ours, "old": theirs}), [
-        f"{len(theirs)} more validation images, of {_some(lacking)}, are those of {where} by which {run.weights} was "
-        "chosen"
+    new = Subset(ours, np.flatnonzero(~np.isin(ours.labels, theirs.labels)))
+    return Concatenated({"new": new, "old": theirs} if len(new) else {"old": theirs}), [
+        f"{len(theirs)} validation images, of {_some(wanted)}, are those of {where} by which {run.weights} was chosen"
     ]
+
+
+def _among(images: IndexedSource, others: IndexedSource) -> np.ndarray:
+    """Return which images are among `others`, bool [N]: with the same id and the same content."""
+    place = {name: row for row, name in enumerate(ids(others, np.arange(len(others))))}
+    there = [place.get(name) for name in ids(images, np.arange(len(images)))]
+    same = [at is not None and np.array_equal(images[row].image, others[at].image) for row, at in enumerate(there)]
+    return np.array(same, dtype=bool)
 
 
 def _some(names: Sequence[str]) -> str:
