@@ -30,8 +30,8 @@ from vitrail.weights.load import Changes
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown
 
-READ = ("onnx", "openvino")
-"""Kinds of program that are safe to open from any origin. PyTorch would run the code in an exported program."""
+READ = ("onnx", "openvino", "executorch", "litert")
+"""Kinds of program whose files hold no code. PyTorch would run the code in an exported program."""
 
 
 class Engine(nn.Module):
@@ -60,7 +60,7 @@ class Engine(nn.Module):
         if kind not in READ and not trusted:
             raise ExportError(
                 f"{path} is not run, because such files can hold code. Use the model itself, or export it to "
-                f"{' or '.join(READ)}"
+                f"{', '.join(READ[:-1])} or {READ[-1]}"
             )
         for file in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
             if os.path.lexists(file):  # a runtime would wait for a pipe, and end the process at a loop of links

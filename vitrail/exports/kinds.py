@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 from vitrail.errors import ExportError, UsageError
-from vitrail.files import parse_json
+from vitrail.files import parse_json, read_json_object
 from vitrail.ranges import Range
 from vitrail.version import install_extra
 from vitrail.words import shown
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-To = Literal["onnx", "openvino", "program", "aoti", "web"]
+To = Literal["onnx", "openvino", "program", "aoti", "web", "executorch", "litert", "coreml"]
 ProgramPrecision = Literal["float32", "float16", "bf16", "int8"]
 """Type in which a program stores its weights, or computes."""
 EngineName = Literal["auto", "torch", "compiled", "graphs", "openvino", "onnx", "aoti"]
@@ -94,6 +95,12 @@ class ProgramKind:
     write it with more transpositions than the explicit one has."""
     module: str = ""
     """Kind whose module writes and reads it; "" for its own."""
+    extra: str = "engines"
+    """Extra that brings its packages."""
+    single: bool = False
+    """Whether it takes one image of one size at a time, as on phones, whose runtimes plan their memory in advance."""
+    runs: bool = True
+    """Whether it is run and compared. The runtime of Core ML is a part of macOS and iOS."""
 
 
 ONNX = ProgramKind(
@@ -119,6 +126,28 @@ KINDS: dict[str, ProgramKind] = {
         "model.aoti", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
     ),
     "web": replace(ONNX, precisions=("float32", "int8"), module="onnx"),
+    "executorch": ProgramKind(
+        "model.pte", ("executorch",), ("float32",), ("float32",), "fused", extra="executorch", single=True
+    ),
+    "litert": ProgramKind(
+        "model.tflite",
+        ("litert_torch", "ai_edge_litert"),
+        ("float32",),
+        ("float32",),
+        "explicit",
+        extra="litert",
+        single=True,
+    ),
+    "coreml": ProgramKind(
+        "model.mlpackage",
+        ("coremltools",),
+        ("float32", "float16"),
+        ("float32",),
+        "fused",
+        extra="coreml",
+        single=True,
+        runs=False,
+    ),
 }
 
 
@@ -129,10 +158,11 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
     """
     for package in KINDS[to].packages if writing else KINDS[to].packages[-1:]:
         try:
-            importlib.import_module(package)
+            with without_chatter():
+                importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: {install_extra('engines')}") from error
+            raise UsageError(f"{what}: {install_extra(KINDS[to].extra)}") from error
     return importlib.import_module(f"vitrail.exports.{KINDS[to].module or to}")  # type: ignore[return-value]
 
 
@@ -157,6 +187,23 @@ def parse_description(texts: Mapping[str, str]) -> dict[str, Any]:
     return about
 
 
+def description_beside(path: Path) -> dict[str, Any]:
+    """Return the description in the card beside a program whose format has no place for it; empty without a card."""
+    card = path.with_name(CARD)
+    return read_json_object(card, ExportError) if card.is_file() else {}
+
+
+def one_at_a_time(run: RunProgram) -> RunProgram:
+    """Return a program for one image as a program for any number of them."""
+
+    def each(images: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        return np.concatenate([run(image[None]) for image in images])
+
+    return each
+
+
 def reason(error: BaseException) -> str:
     """Return the first line that says something, of the innermost message that is not empty.
 
@@ -169,6 +216,19 @@ def reason(error: BaseException) -> str:
         texts += [line for line in lines if not line.endswith(":")][:1] or lines[:1]
         cause = cause.__cause__
     return texts[-1]
+
+
+@contextmanager
+def without_chatter() -> Iterator[None]:
+    """Hide what packages print to the process's stderr, native code included. What is wrong they raise."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
 @contextmanager
