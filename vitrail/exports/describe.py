@@ -103,7 +103,7 @@ def needs(to: str, opset: int) -> dict[str, Any]:
         return {"needs": "macOS 13 or iOS 16"}
     if KINDS[to].single:
         name = KINDS[to].packages[-1]
-        return {"needs": f"{name.replace('_', '-')}>={version(name)}"}  # phones: the runtime of this version or a later
+        return {"needs": f"{name.replace('_', '-')}>={version(name)}"}  # none older was tried
     return {}
 
 

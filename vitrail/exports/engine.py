@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ExportError, UsageError, WeightsError
 from vitrail.exports.describe import card_in
-from vitrail.exports.kinds import KINDS, find_program, runtime
+from vitrail.exports.kinds import CARD, KINDS, find_program, runtime
 from vitrail.exports.parity import check_here
 from vitrail.files import open_regular
 from vitrail.model.limits import ResizeMode
@@ -72,6 +72,8 @@ class Engine(nn.Module):
         try:
             opened = here.read(path, device)
             self._run, about = opened.run, opened.about
+            if not about and KINDS[kind].single:
+                raise ExportError(f"its description is missing, the {CARD} that was written beside it")
             self.card: Card = card_in(about)
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error

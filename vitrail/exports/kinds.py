@@ -167,13 +167,21 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
 
 
 def find_program(source: str | Path) -> Path | None:
-    """Return the file of the program at `source`, a file or a folder; None if there is no program."""
+    """Return the file of the program at `source`, a file or a folder; None if there is no program.
+
+    Raises ExportError for one that does not run here.
+    """
     path = Path(source).expanduser()
     files = [path]
-    if path.is_dir():
-        files = [path / kind.file for kind in KINDS.values() if (path / CARD).is_file()]
-    endings = {Path(kind.file).suffix for kind in KINDS.values()}
-    return next((file for file in files if file.suffix in endings and file.is_file()), None)
+    if path.is_dir() and (path / CARD).is_file():
+        files += [path / kind.file for kind in KINDS.values()]
+    kinds = {Path(kind.file).suffix: kind for kind in KINDS.values()}
+    for file in files:
+        if file.suffix in kinds and not kinds[file.suffix].runs and file.is_dir():
+            raise ExportError(f"{file} is a program for Core ML, which runs on macOS and iOS. Use the network itself")
+        if file.suffix in kinds and file.is_file():
+            return file
+    return None
 
 
 def parse_description(texts: Mapping[str, str]) -> dict[str, Any]:

@@ -7,12 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, Opened, description_beside, one_at_a_time, reason, without_chatter
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+
+class Named(nn.Module):
+    """A traced network whose input and output have the names of its description, which a program for LiteRT keeps."""
+
+    def __init__(self, traced: nn.Module, output: str) -> None:
+        super().__init__()
+        self.traced, self.output = traced, output
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """See the class."""
+        return {self.output: self.traced(images)}
 
 
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
@@ -26,7 +39,8 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     (image,), _ = traced.example_inputs
     try:
         with without_chatter():
-            litert_torch.convert(traced.module(), sample_kwargs={INPUT: image}).export(str(path))
+            network = Named(traced.module(), about["output"]["name"])
+            litert_torch.convert(network, sample_kwargs={INPUT: image}).export(str(path))
     except OSError:
         raise
     except Exception as error:  # the converter's passes raise exceptions of many kinds

@@ -49,7 +49,8 @@ def trace(
     """
     network = Exportable(model, size, output, dtype, any_size=any_size)
     place = next(model.parameters()).device
-    example = torch.zeros(1 if single else EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card), device=place)
+    shape = (1 if single else EXAMPLES, model.config.channels, *size)
+    example = torch.zeros(shape, dtype=_input_type(model.card), device=place)
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if any_size:
         step = step_of_size(model)

@@ -200,8 +200,8 @@ def check_export(card: Card, folder: Path, to: str, output: str, precision: str,
             raise UsageError(f"{name} is {value!r}.{did_you_mean(value, valid)} Valid: {', '.join(valid)}")
     if precision not in KINDS[to].precisions:
         raise UsageError(
-            f"{to} programs cannot be {precision}, because their runtime does not support it on a CPU and the outputs "
-            f"could not be compared; valid: {', '.join(KINDS[to].precisions)}"
+            f"vitrail does not write programs for {to} in {precision}; valid: {', '.join(KINDS[to].precisions)}. "
+            "Choose one of these, or another runtime"
         )
     if output != "features" and not card.config.classes:
         raise UsageError(f"this model has no classifier, so it has no {output}. Export it with output features")
