@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from small_models import NAMES, Programs, made
 
 import vitrail
 from vitrail import cli
+from vitrail.data.settings import Preprocess
 from vitrail.errors import ExportError, UsageError
 from vitrail.exports.kinds import KINDS
 from vitrail.exports.write import export_model
@@ -101,6 +103,36 @@ def test_numbers_that_differ(to: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.export
+def test_int8_is_measured_and_refused_if_it_loses_more(tmp_path: Path) -> None:
+    """Labels are those of the network itself, so that float32 has 100 %; its margins are so small that int8 errs."""
+    needed("litert")
+    model = made()
+    for number, pixels in enumerate(pictures(model, 60)):
+        with torch.no_grad():
+            best = NAMES[int(model(torch.from_numpy(pixels[None])).argmax())]
+        place = tmp_path / "data" / ("test" if number % 3 else "train") / best
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.transpose(1, 2, 0)).save(place / f"{number}.png")
+    model.card = replace(model.card, preprocess=Preprocess(model.config.image_size, "squash"))
+    how: Any = dict(precision="int8", calibrate=tmp_path / "data")
+    result = export_model(model, tmp_path / "out", "litert", max_drop=100, **how)
+    found = result.quantised
+    assert found is not None and (found.calibrated, found.held_out, found.float_top1) == (0, 40, 1.0)
+    assert 0 < found.int8_layers <= found.layers
+    files = sorted((tmp_path / "data" / "test").rglob("*.png"))
+    images = np.stack([np.asarray(Image.open(file)).transpose(2, 0, 1) for file in files])
+    outputs = np.concatenate([by_itself(tmp_path / "out" / "model.tflite", image[None]) for image in images])
+    right = [NAMES[row.argmax()] == file.parent.name for row, file in zip(outputs, files, strict=True)]
+    assert found.top1 == pytest.approx(np.mean(right)) and "ranges of each image's own" in str(result)
+    with torch.no_grad():
+        exact = model(torch.from_numpy(images)).numpy()
+    assert 1e-4 < np.linalg.norm(outputs - exact) / np.linalg.norm(exact) < 0.1  # int8, neither float32 nor noise
+    with pytest.raises(ExportError, match=r"int8 loses .* at most -1 are allowed"):
+        export_model(model, tmp_path / "worse", "litert", max_drop=-1, **how)
+    assert not (tmp_path / "worse").exists()
+
+
+@pytest.mark.export
 def test_a_program_for_core_ml_is_written_and_not_run(tmp_path: Path) -> None:
     needed("coreml")
     import coremltools
@@ -128,8 +160,8 @@ def test_186_what_no_program_for_phones_can_be(
     for to in PHONES:
         with pytest.raises(UsageError, match=f"a program for {to} takes images of one size: leave out any_size"):
             export_model(made(), tmp_path / "out", to, any_size=True)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match=f"does not write programs for {to} in int8; valid: float32"):
-            export_model(made(), tmp_path / "out", to, precision="int8")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"does not write programs for {to} in bf16; valid: float32"):
+            export_model(made(), tmp_path / "out", to, precision="bf16")  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, KINDS[to].packages[0], None)
         assert cli.main(["export", str(tmp_path / "saved"), "--to", to, "--out", str(tmp_path / "out")]) == 2
         assert f"(vitrail's extra {to})" in capsys.readouterr().err

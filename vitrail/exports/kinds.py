@@ -132,7 +132,7 @@ KINDS: dict[str, ProgramKind] = {
     "litert": ProgramKind(
         "model.tflite",
         ("litert_torch", "ai_edge_litert"),
-        ("float32",),
+        ("float32", "int8"),
         ("float32",),
         "explicit",
         extra="litert",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,9 @@ from vitrail.exports.kinds import INPUT, Opened, description_beside, one_at_a_ti
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+PRODUCTS = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "BATCH_MATMUL")
+"""Operators of matrix products and convolutions. The second input is the weight."""
 
 
 class Named(nn.Module):
@@ -68,3 +73,20 @@ def read(path: Path, device: str = "cpu") -> Opened:
         return interpreter.get_tensor(given["index"])
 
     return Opened(one_at_a_time(run), description_beside(path))
+
+
+def write_int8(path: Path, changed: Path) -> tuple[int, int]:
+    """See `vitrail.exports.int8.OwnInt8`. Weights become int8; activations do as it runs, by each one's range."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    from ai_edge_quantizer import quantizer, recipe
+
+    with without_chatter(), redirect_stdout(io.StringIO()):
+        quantizer.Quantizer(str(path), recipe.dynamic_wi8_afp32()).quantize().export_model(str(changed))
+        plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # which lists each operation
+        interpreter = Interpreter(str(changed), experimental_op_resolver_type=plain)
+    types = {tensor["index"]: tensor["dtype"] for tensor in interpreter.get_tensor_details()}
+    operations = interpreter._get_ops_details()
+    computed = {output for operation in operations for output in operation["outputs"]}
+    products = (operation for operation in operations if operation["op_name"] in PRODUCTS)
+    weights = [types[taken[1]] for taken in (product["inputs"] for product in products) if taken[1] not in computed]
+    return len(weights), sum(kind == np.int8 for kind in weights)

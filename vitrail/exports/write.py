@@ -16,7 +16,7 @@ from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe_export
-from vitrail.exports.int8 import Quantisable, Quantised, draw_samples, quantise
+from vitrail.exports.int8 import OwnInt8, Quantisable, Quantised, draw_samples, quantise
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, ONNX, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import (
@@ -173,7 +173,7 @@ def export_model(
                 )
             if given is not None:
                 about["program"]["precision"] = precision
-                assert isinstance(module, Quantisable)  # the kinds that have int8
+                assert isinstance(module, Quantisable | OwnInt8)  # the kinds that have int8
                 quantised = quantise(module, temporary / kind.file, about, given, max_drop)
                 about["quantised"] = asdict(quantised)
                 opened = module.read(temporary / kind.file, str(device))
