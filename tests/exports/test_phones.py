@@ -29,7 +29,7 @@ RUN = PHONES[:2]
 
 def needed(to: str) -> None:
     for package in KINDS[to].packages:
-        pytest.importorskip(package, reason=f"the extra {KINDS[to].extra} is not installed")
+        pytest.importorskip(package, reason=f"the extra {to} is not installed")
 
 
 def pictures(model: Any, count: int, seed: int = 1) -> np.ndarray:

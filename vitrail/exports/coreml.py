@@ -40,9 +40,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
                 minimum_deployment_target=coremltools.target.iOS16,
                 compute_precision=coremltools.precision.FLOAT16 if half else coremltools.precision.FLOAT32,
             )
-            model.user_defined_metadata.update({key: json_text(value) for key, value in about.items()})
-            model.save(str(path))
-    except OSError:
-        raise
     except Exception as error:  # the converter raises what its operators do
         raise ExportError(f"Core ML cannot express this network: {reason(error)}") from error
+    model.user_defined_metadata.update({key: json_text(value) for key, value in about.items()})
+    model.save(str(path))

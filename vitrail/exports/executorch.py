@@ -25,12 +25,10 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
 
-            lowered = to_edge_transform_and_lower(traced, partitioner=[XnnpackPartitioner()])
-            path.write_bytes(lowered.to_executorch().buffer)
-    except OSError:
-        raise
+            program = to_edge_transform_and_lower(traced, partitioner=[XnnpackPartitioner()]).to_executorch()
     except Exception as error:  # each of its passes has exceptions of its own
         raise ExportError(f"ExecuTorch cannot express this network: {reason(error)}") from error
+    path.write_bytes(program.buffer)
 
 
 def read(path: Path, device: str = "cpu") -> Opened:

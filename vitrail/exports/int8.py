@@ -63,7 +63,7 @@ class Quantised:
     """The effect of quantisation on a program."""
 
     calibrated: int
-    """Number of training images for calibration; 0 if activations are rounded by the range that each has as it runs."""
+    """Number of training images for calibration; 0 if the program takes ranges as it runs."""
     held_out: int
     """Number of held-out images on which the following values were measured."""
     top1: float

@@ -95,8 +95,6 @@ class ProgramKind:
     write it with more transpositions than the explicit one has."""
     module: str = ""
     """Kind whose module writes and reads it; "" for its own."""
-    extra: str = "engines"
-    """Extra that brings its packages."""
     single: bool = False
     """Whether it takes one image of one size at a time, as on phones, whose runtimes plan their memory in advance."""
     runs: bool = True
@@ -110,6 +108,7 @@ ONNX = ProgramKind(
     ("float32", "float16"),
     "explicit",
 )
+PHONE = ProgramKind("model.pte", ("executorch",), ("float32",), ("float32",), "fused", single=True)
 KINDS: dict[str, ProgramKind] = {
     "onnx": ONNX,
     "openvino": ProgramKind(
@@ -126,27 +125,14 @@ KINDS: dict[str, ProgramKind] = {
         "model.aoti", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
     ),
     "web": replace(ONNX, precisions=("float32", "int8"), module="onnx"),
-    "executorch": ProgramKind(
-        "model.pte", ("executorch",), ("float32",), ("float32",), "fused", extra="executorch", single=True
+    "executorch": PHONE,
+    "litert": replace(
+        PHONE,
+        **dict(file="model.tflite", packages=("litert_torch", "ai_edge_litert"), precisions=("float32", "int8")),
+        attention="explicit",
     ),
-    "litert": ProgramKind(
-        "model.tflite",
-        ("litert_torch", "ai_edge_litert"),
-        ("float32", "int8"),
-        ("float32",),
-        "explicit",
-        extra="litert",
-        single=True,
-    ),
-    "coreml": ProgramKind(
-        "model.mlpackage",
-        ("coremltools",),
-        ("float32", "float16"),
-        ("float32",),
-        "fused",
-        extra="coreml",
-        single=True,
-        runs=False,
+    "coreml": replace(
+        PHONE, file="model.mlpackage", packages=("coremltools",), precisions=("float32", "float16"), runs=False
     ),
 }
 
@@ -162,7 +148,7 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
                 importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: {install_extra(KINDS[to].extra)}") from error
+            raise UsageError(f"{what}: {install_extra(to if KINDS[to].single else 'engines')}") from error
     return importlib.import_module(f"vitrail.exports.{KINDS[to].module or to}")  # type: ignore[return-value]
 
 

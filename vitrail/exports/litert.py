@@ -45,11 +45,11 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     try:
         with without_chatter():
             network = Named(traced.module(), about["output"]["name"])
-            litert_torch.convert(network, sample_kwargs={INPUT: image}).export(str(path))
-    except OSError:
-        raise
+            program = litert_torch.convert(network, sample_kwargs={INPUT: image})
     except Exception as error:  # the converter's passes raise exceptions of many kinds
         raise ExportError(f"LiteRT cannot express this network: {reason(error)}") from error
+    with without_chatter():
+        program.export(str(path))
 
 
 def read(path: Path, device: str = "cpu") -> Opened:

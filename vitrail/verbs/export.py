@@ -49,11 +49,12 @@ def export(
         out: Folder to write (default: a folder here, named after the model and the runtime).
         output: Output of the program; 'features' are the input of the classifier.
         precision: Number format: float32; float16 for onnx, program and aoti, in openvino for storage only; bf16 for
-            openvino, program and aoti; int8 for onnx, openvino and web; float16 for coreml.
+            openvino, program and aoti; int8 for onnx, openvino, web and litert; float16 for coreml.
         device: Device that an aoti program is compiled for, and on which any program is run and compared: cpu, cuda or
             cuda:1.
         calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
-            trained on. int8 takes its ranges from training images, and its accuracy is measured on held-out ones.
+            trained on. int8 takes its ranges from training images (litert does without), and its accuracy is measured
+            on held-out ones.
         max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay out of int8 if
             necessary; a larger loss is an error.
         any_size: Take images of any height and width that the patch divides; positions are resampled inside the
