@@ -79,6 +79,8 @@ def test_it_takes_the_place_of_the_network(
     engine = vitrail.load(file, kind=vitrail.Engine)
     with torch.no_grad():
         torch.testing.assert_close(engine(images), model(images), rtol=1e-4, atol=1e-4)
+        pixels = images.to(memory_format=torch.channels_last)  # as decoded images lie in memory
+        torch.testing.assert_close(engine(pixels), model(images), rtol=1e-4, atol=1e-4)
     assert engine.card.class_names == NAMES
     Image.fromarray(pictures(model, 1)[0].transpose(1, 2, 0)).save(tmp_path / "a.png")
     assert cli.main(["predict", str(file), str(tmp_path / "a.png")]) == 0

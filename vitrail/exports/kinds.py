@@ -188,12 +188,15 @@ def description_beside(path: Path) -> dict[str, Any]:
 
 
 def one_at_a_time(run: RunProgram) -> RunProgram:
-    """Return a program for one image as a program for any number of them."""
+    """Return a program for one image as a program for any number of them, whatever their order in memory is.
+
+    ExecuTorch would read images that lie pixel by pixel, as they are decoded, in the wrong order.
+    """
 
     def each(images: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        return np.concatenate([run(image[None]) for image in images])
+        return np.concatenate([run(np.ascontiguousarray(image[None])) for image in images])
 
     return each
 
