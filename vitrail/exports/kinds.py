@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 from vitrail.errors import ExportError, UsageError
@@ -128,7 +129,9 @@ KINDS: dict[str, ProgramKind] = {
     "executorch": PHONE,
     "litert": replace(
         PHONE,
-        **dict(file="model.tflite", packages=("litert_torch", "ai_edge_litert"), precisions=("float32", "int8")),
+        file="model.tflite",
+        packages=("litert_torch", "ai_edge_litert"),
+        precisions=("float32", "int8"),
         attention="explicit",
     ),
     "coreml": replace(
@@ -190,13 +193,16 @@ def description_beside(path: Path) -> dict[str, Any]:
 def one_at_a_time(run: RunProgram) -> RunProgram:
     """Return a program for one image as a program for any number of them, whatever their order in memory is.
 
-    ExecuTorch would read images that lie pixel by pixel, as they are decoded, in the wrong order.
+    ExecuTorch would read images that lie pixel by pixel, as they are decoded, in the wrong order. Each program has one
+    place for its image, so threads wait for each other.
     """
+    lock = Lock()
 
     def each(images: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        return np.concatenate([run(np.ascontiguousarray(image[None])) for image in images])
+        with lock:
+            return np.concatenate([run(np.ascontiguousarray(image[None])) for image in images])
 
     return each
 
