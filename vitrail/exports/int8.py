@@ -85,7 +85,8 @@ class Quantised:
         return 100 * (self.float_top1 - self.top1)
 
     def __str__(self) -> str:
-        ranges = f"calibrated on {self.calibrated} training images" if self.calibrated else "rounded by each image's own ranges"
+        own = "rounded by each image's own ranges"
+        ranges = f"calibrated on {self.calibrated} training images" if self.calibrated else own
         return (
             f"int8: {ranges}; on {self.held_out} held-out images top-1 is "
             f"{self.top1:.2%} (float32 {self.float_top1:.2%}), top-5 {self.top5:.2%} ({self.float_top5:.2%}), and the "
