@@ -216,6 +216,8 @@ def take_place(temporary: Path, path: Path) -> None:
         sync(file)
     if temporary.is_dir() and path.is_dir():
         for file in temporary.iterdir():
+            if file.is_dir() and (old := path / file.name).is_dir():  # a folder replaces an empty folder only
+                shutil.rmtree(old)
             os.replace(file, path / file.name)
     else:
         os.replace(temporary, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, get_args
 
 import torch
@@ -56,6 +57,7 @@ def describe_export(
     """
     preprocess = card.preprocess
     size = ["height", "width"] if step else list(preprocess.size)
+    batch = 1 if KINDS[to].single else "batch"
     meaning = "RGB, 0 to 255, prepared as in preprocess; normalised inside"
     if preprocess.bands is not None:
         meaning = "(value - mean) / std of each band, with the statistics in preprocess, then prepared as in preprocess"
@@ -74,11 +76,11 @@ def describe_export(
         "input": {
             "name": INPUT,
             "type": card.input_type,
-            "shape": ["batch", card.config.channels, *size],
+            "shape": [batch, card.config.channels, *size],
             "meaning": meaning,
         },
         "preprocess": steps(preprocess),
-        "output": {"name": output, "type": "float32", "shape": ["batch", width], **meaning_of(output, card)},
+        "output": {"name": output, "type": "float32", "shape": [batch, width], **meaning_of(output, card)},
         "class_names": names,
         **own,
         "made_by": made,
@@ -97,6 +99,11 @@ def needs(to: str, opset: int) -> dict[str, Any]:
         return {"needs": f"torch=={torch.__version__.partition('+')[0]}"}
     if to == "program":
         return {"needs": f"torch>={torch.__version__.partition('+')[0]}"}  # torch reads what earlier versions wrote
+    if not KINDS[to].runs:
+        return {"needs": "macOS 13 or iOS 16"}
+    if KINDS[to].single:
+        name = KINDS[to].packages[-1]
+        return {"needs": f"{name.replace('_', '-')}>={version(name)}"}  # none older was tried
     return {}
 
 

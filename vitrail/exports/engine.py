@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ExportError, UsageError, WeightsError
 from vitrail.exports.describe import card_in
-from vitrail.exports.kinds import KINDS, find_program, runtime
+from vitrail.exports.kinds import CARD, KINDS, find_program, runtime
 from vitrail.exports.parity import check_here
 from vitrail.files import open_regular
 from vitrail.model.limits import ResizeMode
@@ -30,8 +30,8 @@ from vitrail.weights.load import Changes
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown
 
-READ = ("onnx", "openvino")
-"""Kinds of program that are safe to open from any origin. PyTorch would run the code in an exported program."""
+READ = ("onnx", "openvino", "executorch", "litert")
+"""Kinds of program whose files hold no code. PyTorch would run the code in an exported program."""
 
 
 class Engine(nn.Module):
@@ -60,7 +60,7 @@ class Engine(nn.Module):
         if kind not in READ and not trusted:
             raise ExportError(
                 f"{path} is not run, because such files can hold code. Use the model itself, or export it to "
-                f"{' or '.join(READ)}"
+                f"{', '.join(READ[:-1])} or {READ[-1]}"
             )
         for file in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
             if os.path.lexists(file):  # a runtime would wait for a pipe, and end the process at a loop of links
@@ -72,6 +72,8 @@ class Engine(nn.Module):
         try:
             opened = here.read(path, device)
             self._run, about = opened.run, opened.about
+            if not about and KINDS[kind].single:
+                raise ExportError(f"its description is missing, the {CARD} that was written beside it")
             self.card: Card = card_in(about)
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error

@@ -28,7 +28,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.device import available_cores
 from vitrail.errors import DataError, ExportError, UsageError
-from vitrail.exports.kinds import Scheme, errors_only
+from vitrail.exports.kinds import Opened, Scheme, errors_only
 from vitrail.version import install_extra
 from vitrail.weights.card import Card
 
@@ -63,7 +63,7 @@ class Quantised:
     """The effect of quantisation on a program."""
 
     calibrated: int
-    """Number of training images for calibration."""
+    """Number of training images for calibration; 0 if the program takes ranges as it runs."""
     held_out: int
     """Number of held-out images on which the following values were measured."""
     top1: float
@@ -85,8 +85,10 @@ class Quantised:
         return 100 * (self.float_top1 - self.top1)
 
     def __str__(self) -> str:
+        own = "rounded by each image's own ranges"
+        ranges = f"calibrated on {self.calibrated} training images" if self.calibrated else own
         return (
-            f"int8: calibrated on {self.calibrated} training images; on {self.held_out} held-out images top-1 is "
+            f"int8: {ranges}; on {self.held_out} held-out images top-1 is "
             f"{self.top1:.2%} (float32 {self.float_top1:.2%}), top-5 {self.top5:.2%} ({self.float_top5:.2%}), and the "
             f"best class is the same for {self.agreement:.2%}; {self.int8_layers} of {self.layers} layers are in int8"
         )
@@ -119,6 +121,17 @@ class Quantisable(Protocol):
 
     def layers(self, network: Any) -> tuple[int, int]:
         """Return the number of products with weights, and how many of them are computed in int8."""
+
+
+@runtime_checkable
+class OwnInt8(Protocol):
+    """Functions of the module of a runtime that quantises in a way of its own."""
+
+    def read(self, path: Path, device: str = "cpu") -> Opened:
+        """Open a program."""
+
+    def write_int8(self, path: Path, changed: Path) -> tuple[int, int]:
+        """Write the program at `path` in int8 to `changed`; return the numbers of products as `Quantisable.layers`."""
 
 
 def draw_samples(data: Data | str | Path, card: Card) -> Samples:
@@ -162,15 +175,18 @@ def _some(source: IndexedSource, most: int, card: Card) -> list[Labelled]:
     return images
 
 
-def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samples, max_drop: float) -> Quantised:
+def quantise(
+    module: Quantisable | OwnInt8, path: Path, about: dict[str, Any], given: Samples, max_drop: float
+) -> Quantised:
     """Replace the float32 program at `path` by an int8 program, and return what that changed.
 
     The classifier stays out of int8. `max_drop` is the largest loss of top-1 accuracy on the held-out images in points.
     While it is exceeded, twice as many layers as before stay out of it, too. Raises ExportError if no program with a
     layer in int8 keeps the limit; the program is then unchanged. Raises UsageError if NNCF is not installed.
     """
+    if isinstance(module, OwnInt8):
+        return _in_its_own_way(module, path, given, max_drop)
     network = module.read_network(path)
-    labels = np.array([label for _, label in given.held_out])
     before = _outputs(module.function(network), given.held_out)
     scheme = module.scheme(network)
     *names, classifier = module.products(network)  # one token's product, whose rounding goes straight into the answer
@@ -179,22 +195,42 @@ def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samp
     kept = 0
     while True:
         changed = _in_int8(module, network, given, scheme, [*worst[:kept], classifier])
-        quantised = _compared(module, changed, given, before, labels)
+        after = _outputs(module.function(changed, "int8"), given.held_out)
+        quantised = _compared(given, before, after, len(given.calibration), module.layers(changed))
         if quantised.drop <= max_drop:
             break
         worst = worst or _by_error(module, network, changed, given, names)
         kept = max(1, 2 * kept)
         log.info("int8 loses %.2f points; %d of %d products stay out of int8", quantised.drop, kept + 1, len(worst) + 1)
         if kept >= len(worst):
-            raise ExportError(
-                f"int8 loses {quantised.drop:.2f} points of top-1 accuracy, and at most {max_drop:g} are allowed, so "
-                f"nothing was written. {quantised}. Allow a larger loss (--max-drop), or calibrate on more images"
-            )
+            raise _too_much(quantised, max_drop, "calibrate on more images")
     with TemporaryDirectory(dir=path.parent) as folder:  # the runtime may still read the old file
         module.write_network(changed, Path(folder) / path.name, {**about, "quantised": asdict(quantised)})
         for file in Path(folder).iterdir():
             os.replace(file, path.parent / file.name)
     return quantised
+
+
+def _in_its_own_way(module: OwnInt8, path: Path, given: Samples, max_drop: float) -> Quantised:
+    """Replace the program at `path` as `quantise` does, by what its runtime's own quantisation makes of it."""
+    changed = path.with_name(f"int8-{path.name}")
+    layers = module.write_int8(path, changed)
+    before, after = (
+        np.concatenate([run(image) for image, _ in given.held_out])
+        for run in (module.read(file).run for file in (path, changed))
+    )
+    quantised = _compared(given, before, after, 0, layers)
+    if quantised.drop > max_drop:
+        raise _too_much(quantised, max_drop, "export it in float32")
+    changed.replace(path)
+    return quantised
+
+
+def _too_much(quantised: Quantised, max_drop: float, instead: str) -> ExportError:
+    return ExportError(
+        f"int8 loses {quantised.drop:.2f} points of top-1 accuracy, and at most {max_drop:g} are allowed, so nothing "
+        f"was written. {quantised}. Allow a larger loss (--max-drop), or {instead}"
+    )
 
 
 def _in_int8(module: Quantisable, network: Any, given: Samples, scheme: Scheme, kept: list[str]) -> Any:
@@ -211,20 +247,21 @@ def _in_int8(module: Quantisable, network: Any, given: Samples, scheme: Scheme, 
         )
 
 
-def _compared(module: Quantisable, changed: Any, given: Samples, before: np.ndarray, labels: np.ndarray) -> Quantised:
-    """Measure an int8 network. `before` are the outputs of the float32 network for the held-out images."""
-    after = _outputs(module.function(changed, "int8"), given.held_out)
-    layers, int8_layers = module.layers(changed)
+def _compared(
+    given: Samples, before: np.ndarray, after: np.ndarray, calibrated: int, layers: tuple[int, int]
+) -> Quantised:
+    """Compare the outputs of a float32 network for the held-out images with those of its int8 network."""
+    labels = np.array([label for _, label in given.held_out])
     return Quantised(
-        calibrated=len(given.calibration),
+        calibrated=calibrated,
         held_out=len(labels),
         top1=_accuracy(after, labels),
         top5=_accuracy(after, labels, best=5),
         float_top1=_accuracy(before, labels),
         float_top5=_accuracy(before, labels, best=5),
         agreement=float((before.argmax(axis=1) == after.argmax(axis=1)).mean()),
-        layers=layers,
-        int8_layers=int8_layers,
+        layers=layers[0],
+        int8_layers=layers[1],
     )
 
 

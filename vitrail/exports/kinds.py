@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 from vitrail.errors import ExportError, UsageError
-from vitrail.files import parse_json
+from vitrail.files import parse_json, read_json_object
 from vitrail.ranges import Range
 from vitrail.version import install_extra
 from vitrail.words import shown
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-To = Literal["onnx", "openvino", "program", "aoti", "web"]
+To = Literal["onnx", "openvino", "program", "aoti", "web", "executorch", "litert", "coreml"]
 ProgramPrecision = Literal["float32", "float16", "bf16", "int8"]
 """Type in which a program stores its weights, or computes."""
 EngineName = Literal["auto", "torch", "compiled", "graphs", "openvino", "onnx", "aoti"]
@@ -94,6 +96,10 @@ class ProgramKind:
     write it with more transpositions than the explicit one has."""
     module: str = ""
     """Kind whose module writes and reads it; "" for its own."""
+    single: bool = False
+    """Whether it takes one image of one size at a time, as on phones, whose runtimes plan their memory in advance."""
+    runs: bool = True
+    """Whether it is run and compared. The runtime of Core ML is a part of macOS and iOS."""
 
 
 ONNX = ProgramKind(
@@ -103,6 +109,7 @@ ONNX = ProgramKind(
     ("float32", "float16"),
     "explicit",
 )
+PHONE = ProgramKind("model.pte", ("executorch",), ("float32",), ("float32",), "fused", single=True)
 KINDS: dict[str, ProgramKind] = {
     "onnx": ONNX,
     "openvino": ProgramKind(
@@ -119,6 +126,17 @@ KINDS: dict[str, ProgramKind] = {
         "model.aoti", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
     ),
     "web": replace(ONNX, precisions=("float32", "int8"), module="onnx"),
+    "executorch": PHONE,
+    "litert": replace(
+        PHONE,
+        file="model.tflite",
+        packages=("litert_torch", "ai_edge_litert"),
+        precisions=("float32", "int8"),
+        attention="explicit",
+    ),
+    "coreml": replace(
+        PHONE, file="model.mlpackage", packages=("coremltools",), precisions=("float32", "float16"), runs=False
+    ),
 }
 
 
@@ -129,21 +147,30 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
     """
     for package in KINDS[to].packages if writing else KINDS[to].packages[-1:]:
         try:
-            importlib.import_module(package)
+            with without_chatter():
+                importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: {install_extra('engines')}") from error
+            raise UsageError(f"{what}: {install_extra(to if KINDS[to].single else 'engines')}") from error
     return importlib.import_module(f"vitrail.exports.{KINDS[to].module or to}")  # type: ignore[return-value]
 
 
 def find_program(source: str | Path) -> Path | None:
-    """Return the file of the program at `source`, a file or a folder; None if there is no program."""
+    """Return the file of the program at `source`, a file or a folder; None if there is no program.
+
+    Raises ExportError for one that does not run here.
+    """
     path = Path(source).expanduser()
     files = [path]
-    if path.is_dir():
-        files = [path / kind.file for kind in KINDS.values() if (path / CARD).is_file()]
-    endings = {Path(kind.file).suffix for kind in KINDS.values()}
-    return next((file for file in files if file.suffix in endings and file.is_file()), None)
+    if path.is_dir() and (path / CARD).is_file():
+        files += [path / kind.file for kind in KINDS.values()]
+    kinds = {Path(kind.file).suffix: kind for kind in KINDS.values()}
+    for file in files:
+        if file.suffix in kinds and not kinds[file.suffix].runs and file.is_dir():
+            raise ExportError(f"{file} is a program for Core ML, which runs on macOS and iOS. Use the network itself")
+        if file.suffix in kinds and file.is_file():
+            return file
+    return None
 
 
 def parse_description(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -155,6 +182,29 @@ def parse_description(texts: Mapping[str, str]) -> dict[str, Any]:
         except ValueError as error:
             raise ExportError(f"it has an unusable description: {shown(key)}: {error}") from error
     return about
+
+
+def description_beside(path: Path) -> dict[str, Any]:
+    """Return the description in the card beside a program whose format has no place for it; empty without a card."""
+    card = path.with_name(CARD)
+    return read_json_object(card, ExportError) if card.is_file() else {}
+
+
+def one_at_a_time(run: RunProgram) -> RunProgram:
+    """Return a program for one image as a program for any number of them, whatever their order in memory is.
+
+    ExecuTorch would read images that lie pixel by pixel, as they are decoded, in the wrong order. Each program has one
+    place for its image, so threads wait for each other.
+    """
+    lock = Lock()
+
+    def each(images: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        with lock:
+            return np.concatenate([run(np.ascontiguousarray(image[None])) for image in images])
+
+    return each
 
 
 def reason(error: BaseException) -> str:
@@ -169,6 +219,19 @@ def reason(error: BaseException) -> str:
         texts += [line for line in lines if not line.endswith(":")][:1] or lines[:1]
         cause = cause.__cause__
     return texts[-1]
+
+
+@contextmanager
+def without_chatter() -> Iterator[None]:
+    """Hide what packages print to the process's stderr, native code included. What is wrong they raise."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
 @contextmanager

@@ -37,9 +37,10 @@ def trace(
     dtype: torch.dtype,
     *,
     any_size: bool = False,
+    single: bool = False,
     attention: Literal["fused", "explicit"] = "fused",
 ) -> ExportedProgram:
-    """Return the program images [batch, channels, *size] -> `output` of a model, for any batch size.
+    """Return the program images [batch, channels, *size] -> `output` of a model, for any batch size, or for one image.
 
     Images are uint8, or float32 where the card says so (`Card.input_type`).
     `size` is in pixels; with `any_size`, height and width may be any multiples of `step_of_size`. `attention` is the
@@ -48,7 +49,8 @@ def trace(
     """
     network = Exportable(model, size, output, dtype, any_size=any_size)
     place = next(model.parameters()).device
-    example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card), device=place)
+    shape = (1 if single else EXAMPLES, model.config.channels, *size)
+    example = torch.zeros(shape, dtype=_input_type(model.card), device=place)
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if any_size:
         step = step_of_size(model)
@@ -58,7 +60,7 @@ def trace(
         shapes |= {place: step * side for place, side in enumerate(sides, start=2)}
     try:
         with torch.no_grad(), attention_path(attention):
-            return export(network, (example,), dynamic_shapes={INPUT: shapes}, strict=False)
+            return export(network, (example,), dynamic_shapes=None if single else {INPUT: shapes}, strict=False)
     except Exception as error:  # traced code may raise anything: torch has no common class for it
         raise ExportError(f"torch.export cannot trace this network: {reason(error)}") from error
 

@@ -16,7 +16,7 @@ from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe_export
-from vitrail.exports.int8 import Quantisable, Quantised, draw_samples, quantise
+from vitrail.exports.int8 import OwnInt8, Quantisable, Quantised, draw_samples, quantise
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, ONNX, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import (
@@ -41,6 +41,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bflo
 MAX_DROP = 0.5
 """Largest loss of top-1 accuracy of an int8 program, in points."""
 
+NOT_RUN = "not compared, because only macOS and iOS run Core ML: compare it there with what `vitrail predict` says here"
+
 
 @one_line
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Exported:
     output_shape: list[Any]
     files: dict[str, int]
     """Name -> bytes; the program comes first."""
-    parity: Parity
-    """That of an int8 program is its float32 program's."""
+    parity: Parity | None
+    """That of an int8 program is its float32 program's; None for a kind that does not run here."""
     quantised: Quantised | None = None
     """What int8 changed."""
     temperature: float = 1.0
@@ -74,7 +76,7 @@ class Exported:
             f"wrote {', '.join(self.files)} into {self.folder}: {self.to}, {self.precision}, {total:,.1f} MB",
             f"{self.input_type} images [{images}] -> float32 {self.output} [{numbers}]",
             f"{'' if self.opset is None else f'ONNX opset {self.opset}, '}needs {self.needs}",
-            f"parity{' before int8' if self.quantised else ''}: {self.parity}",
+            f"parity{' before int8' if self.quantised else ''}: {self.parity or NOT_RUN}",
         ]
         if self.temperature != 1:
             lines.append(
@@ -133,6 +135,8 @@ def export_model(
     check_export(card, folder, to, output, precision, overwrite)
     if any_size and card.preprocess.resize == "native":
         raise UsageError("a program of this network takes images of any shape already: leave out any_size")
+    if any_size and KINDS[to].single:
+        raise UsageError(f"a program for {to} takes images of one size: leave out any_size, or export to onnx")
     check_opset(opset, to)
     check_calibration(precision, output, calibrate)
     page = page_of(card, output, to, vendor, vendor_from)
@@ -146,7 +150,7 @@ def export_model(
         size = card.preprocess.size
         place = torch.device(device if to == "aoti" else "cpu")
         there = model if place.type == "cpu" else copy.deepcopy(model).to(place)
-        traced = trace(there, size, output, dtype, any_size=any_size, attention=kind.attention)
+        traced = trace(there, size, output, dtype, any_size=any_size, single=kind.single, attention=kind.attention)
         step = step_of_size(model) if any_size else 0
         width, digest = outputs_per_image(traced), checksum(model.state_dict())
         options: dict[str, Any] = {"opset": opset or OPSET, "step": step, "device": place.type}
@@ -154,25 +158,26 @@ def export_model(
         if page is not None:
             about["program"]["runtime"] = page.about()
         module.write(traced, temporary / kind.file, about)
-        opened = module.read(temporary / kind.file, str(device))
-        ran = runtime_version(to, str(device))
-        parity = compare_outputs(opened.run, model, compared, output, stored, runtime=ran, real=real)
-        if any_size and parity.passed:
-            other = images_of_another_size(card, step)
-            parity = parity.and_(compare_outputs(opened.run, model, other, output, stored, runtime=parity.runtime))
-        if not parity.passed:
-            raise ExportError(
-                f"the outputs of the {to} program differ from the network's, so nothing was written to {folder}: "
-                f"{parity}"
-            )
-        quantised = None
-        if given is not None:
-            about["program"]["precision"] = precision
-            assert isinstance(module, Quantisable)  # the kinds that have int8
-            quantised = quantise(module, temporary / kind.file, about, given, max_drop)
-            about["quantised"] = asdict(quantised)
-        final = opened if quantised is None else module.read(temporary / kind.file, str(device))
-        about["origin"] = asdict(origin_here(final.run, to, card, str(device)))
+        parity = quantised = None
+        if kind.runs:
+            opened = module.read(temporary / kind.file, str(device))
+            ran = runtime_version(to, str(device))
+            parity = compare_outputs(opened.run, model, compared, output, stored, runtime=ran, real=real)
+            if any_size and parity.passed:
+                other = images_of_another_size(card, step)
+                parity = parity.and_(compare_outputs(opened.run, model, other, output, stored, runtime=ran))
+            if not parity.passed:
+                raise ExportError(
+                    f"the outputs of the {to} program differ from the network's, so nothing was written to {folder}: "
+                    f"{parity}"
+                )
+            if given is not None:
+                about["program"]["precision"] = precision
+                assert isinstance(module, Quantisable | OwnInt8)  # the kinds that have int8
+                quantised = quantise(module, temporary / kind.file, about, given, max_drop)
+                about["quantised"] = asdict(quantised)
+                opened = module.read(temporary / kind.file, str(device))
+            about["origin"] = asdict(origin_here(opened.run, to, card, str(device)))
         if page is not None:
             page.write(temporary)
         files = _finish(temporary, kind.file, about, parity)
@@ -195,8 +200,8 @@ def check_export(card: Card, folder: Path, to: str, output: str, precision: str,
             raise UsageError(f"{name} is {value!r}.{did_you_mean(value, valid)} Valid: {', '.join(valid)}")
     if precision not in KINDS[to].precisions:
         raise UsageError(
-            f"{to} programs cannot be {precision}, because their runtime does not support it on a CPU and the outputs "
-            f"could not be compared; valid: {', '.join(KINDS[to].precisions)}"
+            f"vitrail does not write programs for {to} in {precision}; valid: {', '.join(KINDS[to].precisions)}. "
+            "Choose one of these, or another runtime"
         )
     if output != "features" and not card.config.classes:
         raise UsageError(f"this model has no classifier, so it has no {output}. Export it with output features")
@@ -237,11 +242,11 @@ def check_calibration(precision: str, output: str, calibrate: Data | str | Path 
         raise UsageError(f"only int8 programs are calibrated, and precision is {precision}: remove --calibrate")
 
 
-def _finish(temporary: Path, program: str, about: dict[str, Any], parity: Parity) -> dict[str, int]:
+def _finish(temporary: Path, program: str, about: dict[str, Any], parity: Parity | None) -> dict[str, int]:
     """Write the card and return the size of each file in bytes, the program first and the card last."""
-    files = sorted(temporary.iterdir(), key=lambda file: (file.name != program, file.name))
-    sizes = {file.name: file.stat().st_size for file in files}
-    listed = {file.name: {"bytes": sizes[file.name], "sha256": sha256(file)} for file in files}
-    text = json_text({**about, "files": listed, "parity": asdict(parity)}, indent=1)
+    names = {str(file.relative_to(temporary)): file for file in temporary.rglob("*") if file.is_file()}
+    sizes = {name: names[name].stat().st_size for name in sorted(names, key=lambda name: (name != program, name))}
+    listed = {name: {"bytes": size, "sha256": sha256(names[name])} for name, size in sizes.items()}
+    text = json_text({**about, "files": listed, "parity": parity and asdict(parity)}, indent=1)
     (temporary / CARD).write_text(text + "\n", encoding="utf-8")
     return {**sizes, CARD: (temporary / CARD).stat().st_size}

@@ -37,22 +37,24 @@ def export(
     """Write a network as a program for another runtime. The program reads images and knows its classes.
 
     The runtime reads the program back, and its outputs must equal those of the network; otherwise the program is
-    deleted. The card.json next to it holds the preprocessing, the class names and the largest difference of the
-    outputs.
+    deleted. Only programs for Core ML are not run, because it is a part of Apple's systems. The card.json next to a
+    program holds the preprocessing, the class names and the largest difference of the outputs.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders and patterns of images on which outputs are compared (default: synthetic images).
         to: Runtime: ONNX Runtime, OpenVINO, 'program' for PyTorch's exported program, 'aoti' for a library that
-            AOTInductor compiles for one kind of device, or 'web' for a page that classifies images in the browser.
+            AOTInductor compiles for one kind of device, 'web' for a page that classifies images in the browser, or
+            for phones 'executorch', 'litert' (TensorFlow Lite) and 'coreml', which takes one image at a time.
         out: Folder to write (default: a folder here, named after the model and the runtime).
         output: Output of the program; 'features' are the input of the classifier.
         precision: Number format: float32; float16 for onnx, program and aoti, in openvino for storage only; bf16 for
-            openvino, program and aoti; int8 for onnx, openvino and web.
+            openvino, program and aoti; int8 for onnx, openvino, web and litert; float16 for coreml.
         device: Device that an aoti program is compiled for, and on which any program is run and compared: cpu, cuda or
             cuda:1.
         calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
-            trained on. int8 takes its ranges from training images, and its accuracy is measured on held-out ones.
+            trained on. int8 takes its ranges from training images (litert does without), and its accuracy is measured
+            on held-out ones.
         max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay out of int8 if
             necessary; a larger loss is an error.
         any_size: Take images of any height and width that the patch divides; positions are resampled inside the
