@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -147,7 +147,7 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
     """
     for package in KINDS[to].packages if writing else KINDS[to].packages[-1:]:
         try:
-            with without_chatter():
+            with without_chatter() if KINDS[to].single else nullcontext():
                 importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"

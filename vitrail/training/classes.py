@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.item import UNKNOWN, Concatenated, IndexedSource, Relabelled, Subset, ids
-from vitrail.data.labels.sets import class_counts
+from vitrail.data.labels.sets import class_counts, one_label
 from vitrail.data.roles import Splits
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, UsageError, VitrailError, did_you_mean
@@ -246,7 +246,8 @@ def _earlier_images(run: Run, splits: Splits, old: Sequence[str]) -> tuple[Index
     theirs = Subset(every, np.flatnonzero((every.labels != UNKNOWN) & ~_among(every, splits.train)))
     if not len(theirs):
         return ours, []
-    new = Subset(ours, np.flatnonzero(~np.isin(ours.labels, theirs.labels)))
+    of_ours, of_theirs = (one_label(part.labels, "a change of classes") for part in (ours, theirs))
+    new = Subset(ours, np.flatnonzero(~np.isin(of_ours, of_theirs)))
     return Concatenated({"new": new, "old": theirs} if len(new) else {"old": theirs}), [
         f"{len(theirs)} validation images, of {_some(wanted)}, are those of {where} by which {run.weights} was chosen"
     ]

@@ -119,9 +119,12 @@ def audit(
     images = found.splits[name]
     features = Embedder(weights, compute)(images)
     features.labelled("examined")  # before the images are read again
-    labelled = Subset(images, features.index[features.labels >= 0])
-    groups = None if settings.group is None else groups_of(labelled, settings)
-    fold = folds_of(labelled.labels, folds, seed) if groups is None else grouped_folds(labelled, groups, folds, seed)
+    known = features.labels >= 0
+    labelled = Subset(images, features.index[known])
+    if settings.group is None:
+        fold = folds_of(features.labels[known], folds, seed)
+    else:
+        fold = grouped_folds(labelled, groups_of(labelled, settings), folds, seed)
     accuracy, labels = _labels(features, fold, compute)
     copies = _copies(str(path), name, images, compute.threads(alone=True))
     pairs = [*labels, *copies, *_outliers(features, compute)]
