@@ -381,9 +381,10 @@ def balancing_centre(
     row.
 
     outputs: this process's rows in parts [..., outputs], at least one row. Temporary memory is that of one part.
-    counted: For each part bool [...], whether a row counts; by default all do. All processes must call the function. Nothing overflows or vanishes: the largest value of each column is subtracted
-    first, so each column has an element of 1. Scaling the column leaves at least 1 / rows of it, and scaling the row at
-    least 1 / (rows * outputs), so every later sum is at least that.
+    counted: For each part bool [...], whether a row counts; by default all do. All processes must call the function.
+    Nothing overflows or vanishes: the largest value of each column is subtracted first, so each column has an element
+    of 1. Scaling the column leaves at least 1 / rows of it, and scaling the row at least 1 / (rows * outputs), so every
+    later sum is at least that.
     """
     rows = tuple(range(outputs[0].ndim - 1))
 

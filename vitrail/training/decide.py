@@ -219,8 +219,8 @@ def _check_objective(run: Run) -> None:
     if isinstance(run.objective, DINOv2) and run.objective.gram_weight and run.weights is None:
         raise UsageError(
             f"objective.gram_weight is {run.objective.gram_weight:g}: similarities of patches stay near those in the "
-            "weights that training continues from. Name them: --from vitrail/tiny, or others. To begin from nothing, set "
-            "--objective.gram-weight 0"
+            "weights that training continues from. Name them: --from vitrail/tiny, or others. To begin from nothing, "
+            "set --objective.gram-weight 0"
         )
     if isinstance(run.objective, DINO):
         kind = run.objective.kind
