@@ -16,9 +16,10 @@ from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.dino import DINOObjective
+from vitrail.objective.dinov2 import DINOv2Objective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, DINOv2, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective
 from vitrail.training.flops import ForwardMacs, forward_macs
 
@@ -67,6 +68,10 @@ def objectives() -> dict[str, tuple]:
     resnet = ResNetConfig(units=(1, 1), width=32, image_size=(16, 24), classes=0)
     every = NETWORK.changed(class_token=False, pool="gap")  # for a class token the last layer is spared the others
     found["dino"] = (DINOObjective(build(every), CROPS, 0), CROPS, every)
+    patches = DINOv2(
+        outputs=32, hidden=12, bottleneck=8, local_crops=3, global_size=0.75, local_size=0.5, gram_weight=1
+    )
+    found["dinov2"] = (DINOv2Objective(build(every), patches, 0), patches, every)
     found["dino, resnet"] = (DINOObjective(build(resnet), CROPS, 0), CROPS, resnet)
     return found
 

@@ -35,7 +35,7 @@ from vitrail.training.checkpoints import checkpoint
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.weights.load import load
 
-OBJECTIVES = ("masked-patch", "masked-patch-pixels", "mae", "beit", "tokenizer", "dino", "dino-sinkhorn")
+OBJECTIVES = ("masked-patch", "masked-patch-pixels", "mae", "beit", "tokenizer", "dino", "dino-sinkhorn", "dinov2")
 """Rows of tests/properties/every_kind.py; `whole` is the run of one."""
 
 
@@ -134,7 +134,7 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
+@pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino", "dinov2"])
 def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name: str) -> None:
     first = whole(name)
     still = dict(weights=str(first), vit=Model(), optim=Optim(lr=1e-30, weight_decay=0.0), average=Average())
@@ -145,10 +145,14 @@ def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name
     assert before is not None and after is not None
     theirs, ours = (checkpoint.load(path) for path in (before, after))
     learned = theirs["model"] | theirs["average"]["mean"]
-    owned = [key for key in learned if not key.startswith("model.") and key != "centre"]  # it moves without gradients
+    moving = ("model.", "centre", "patch_centre", "anchor.", "refreshes")  # the centres move without gradients
+    owned = [key for key in learned if not key.startswith(moving)]
     assert owned
     for key in owned:
         assert torch.equal(ours["model"][key], learned[key]), key
+    anchored = {key.removeprefix("anchor."): value for key, value in ours["model"].items() if key.startswith("anchor.")}
+    assert bool(anchored) == (name == "dinov2")  # what was loaded, not what the other run was anchored to
+    assert all(torch.equal(value, learned[f"teacher.{key}"]) for key, value in anchored.items())
 
 
 @pytest.mark.train

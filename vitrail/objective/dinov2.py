@@ -16,14 +16,15 @@ The loss of an image is a weighted sum of four (`vitrail.objective.dino` has the
 What differs from the published code: KoLeo's neighbours are sought in the whole step, not among the images of one GPU,
 so that they do not depend on the machine. The masked crop and its share of patches are drawn for each image
 (`masks.one_crop_masked`). The anchor sees the crops of the student, not larger ones without changes of colour. Patches
-are masked after the stem, which is the same only for stems that do not mix patches.
+are masked after the stem, which is the same only for stems that do not mix patches. A BatchNorm, which their networks do
+not have, keeps the statistics of the weights: the teacher sees whole images in the end, and crops have others.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +95,14 @@ class DINOv2Objective(DINOObjective):
 
     def _learning(self) -> list[nn.Module]:
         return [*super()._learning(), *([] if self.patch_head is None else [self.patch_head])]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the student, whose BatchNorms keep their statistics."""
+        super().train(mode)
+        for part in self.model.modules():
+            if isinstance(part, torch_private.BatchNorm):
+                part.eval()
+        return self
 
     def at(self, moment: Moment) -> None:
         """See `Objective`. Refreshes the anchor."""
@@ -186,12 +195,12 @@ class DINOv2Objective(DINOObjective):
 
     def _pull(self, pieces: list[Prepared]) -> tuple[Tensor, Tensor]:
         """Return the gradient of the KoLeo loss of all processes [batch, 2, features], and the losses [batch]."""
-        self.model.eval()  # nothing is drawn, and no statistics change
+        self.model.eval()  # nothing is drawn
         near = ((piece, self._normalised(piece, self._pictures(piece, near=True))) for piece in pieces)
         found = torch.cat(
             [self._encoded(self.model, crops, self._masked(piece)[0])[0].float() for piece, crops in near]
         )
-        self.model.train()
+        self.train()
         first = world.rank() * len(found)
         everyone = world.joined(found).requires_grad_()
         with torch.enable_grad():

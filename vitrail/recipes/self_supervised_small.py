@@ -130,6 +130,7 @@ def dinov2_small() -> Run:
     assert isinstance(small, DINO)
     return replace(
         COMMON,
+        model=NARROW,
         objective=DINOv2(
             outputs=small.outputs,
             hidden=small.hidden,
