@@ -114,7 +114,6 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
             gram_refresh=Steps(2),
         ),
         optim=replace(run.optim, lr=0.01),
-        knn=3,
         accumulate=2,
     ),
     "pixels": lambda run: replace(run, objective=MaskedPatch(target="pixels"), accumulate=2),

@@ -37,6 +37,8 @@ def counted(objective, size, monkeypatch: pytest.MonkeyPatch) -> int:
         crops = tuple(crops.double() for crops in objective.crops(prepared))
         monkeypatch.setattr(objective, "crops", lambda prepared: crops)
         compared = 2 * 2 * (2 + CROPS.local_crops) * CROPS.outputs
+    if isinstance(objective, DINOv2Objective):  # similarities of all patches with each other
+        compared += 2 * 4 * (crops[0].shape[-1] * crops[0].shape[-2] // 16) ** 2 * NETWORK.width
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # torch's counter does not know fused kernels
     objective.double()
     if isinstance(objective, BEiTObjective):
@@ -71,7 +73,7 @@ def objectives() -> dict[str, tuple]:
     patches = DINOv2(
         outputs=32, hidden=12, bottleneck=8, local_crops=3, global_size=0.75, local_size=0.5, gram_weight=1
     )
-    found["dinov2"] = (DINOv2Objective(build(every), patches, 0), patches, every)
+    found["dinov2"] = (DINOv2Objective(build(NETWORK), patches, 0), patches, NETWORK)  # which needs all tokens
     found["dino, resnet"] = (DINOObjective(build(resnet), CROPS, 0), CROPS, resnet)
     return found
 

@@ -110,9 +110,12 @@ def _dino(settings: DINO, config: Config) -> ForwardMacs:
     student += settings.local_crops * (macs(network, small) + head)
     if isinstance(settings, DINOv2):
         assert isinstance(config, ViTConfig)
+        # the last layer computes all tokens, of which a class token alone is spared the others
+        every = macs(network.changed(pool="gap", class_token=config.has_class_token), large)
         masked = hidden_count(large[0] // patch * (large[1] // patch), settings.mask_shares[1])
-        student, teacher = student + masked * head, teacher + masked * head
-        teacher += GLOBAL * macs(network, large) if settings.gram_weight else 0
+        more = GLOBAL * (every - macs(network, large)) + masked * head
+        student, teacher = student + more, teacher + more
+        teacher += GLOBAL * every if settings.gram_weight else 0
     return ForwardMacs(student, teacher)
 
 
