@@ -221,7 +221,7 @@ def test_networks_of_every_kind_learn_so() -> None:
     assert sorted(float(share) > 0.01 for share in hatched) == [False, True]
 
 
-def test_what_cannot_be_masked_or_has_no_common_head_is_refused() -> None:
+def test_187_what_cannot_be_masked_or_has_no_common_head_is_refused() -> None:
     with pytest.raises(UsageError, match="objective dinov2 masks patches, so it needs a Vision Transformer"):
         DINOv2Objective(create("R50x1", units=(1, 1, 1, 1), width=8, image_size=(32, 32), classes=0), TINY, 0)
     with pytest.raises(UsageError, match=r"objective\.patch_head shared: the network has 32 features .* use separate"):

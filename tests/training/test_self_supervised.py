@@ -246,6 +246,30 @@ def test_what_a_teacher_makes_pointless_is_refused(tmp_path: Path) -> None:
         loop.fit(tiny(tmp_path, "dino", early_stop=2))
 
 
+def test_186_an_anchor_needs_weights(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"objective\.gram_weight is 1: .* set --objective\.gram-weight 0"):
+        loop.fit(tiny(tmp_path, "dinov2", weights=None, model="Ti/4"))
+
+
+@pytest.mark.train
+def test_weights_that_learn_on_are_measured_first(tmp_path: Path) -> None:
+    """By the neighbours that a probe of the weights finds; and a step at no rate changes nothing."""
+    run = tiny(tmp_path, "dinov2", optim=Optim(lr=1e-30, weight_decay=0.0), duration=Steps(1))
+    folder = loop.fit(run).folder
+    recorded = from_yaml(folder / "config.yaml", Run())
+    splits = open_data(recorded.data, seed=recorded.seed)
+    assert splits.validation is not None and run.weights is not None
+    network = load(run.weights, classes=0, image_size=16)
+    train, held_out = (
+        extract(network, evaluation_loader(recorded, source), splits.class_names, precision="float32")
+        for source in (splits.train, splits.validation)
+    )
+    found = knn(train, held_out, k=(3,)).top1[3]
+    assert [(line["step"], line["knn"]) for line in lines(folder, "knn")] == [(0, found), (1, found)]
+    parts = [name for name in lines(folder, "train")[-1] if name.endswith(" loss")]
+    assert parts == ["DINO loss", "iBOT loss", "KoLeo loss", "Gram loss"]
+
+
 def test_crops_are_cut_from_a_larger_view(tmp_path: Path) -> None:
     run = replace(tiny(tmp_path, "dino"), preprocess=Preprocess((16, 16)), augment=Augment(crop="random"))
     splits = open_data(run.data)

@@ -16,8 +16,8 @@ The loss of an image is a weighted sum of four (`vitrail.objective.dino` has the
 What differs from the published code: KoLeo's neighbours are sought in the whole step, not among the images of one GPU,
 so that they do not depend on the machine. The masked crop and its share of patches are drawn for each image
 (`masks.one_crop_masked`). The anchor sees the crops of the student, not larger ones without changes of colour. Patches
-are masked after the stem, which is the same only for stems that do not mix patches. A BatchNorm, which their networks do
-not have, keeps the statistics of the weights: the teacher sees whole images in the end, and crops have others.
+are masked after the stem, which is the same only for stems that do not mix patches. A BatchNorm, which the published
+networks lack, keeps the statistics of the weights, because crops have others than the images that features are for.
 """
 
 from __future__ import annotations
