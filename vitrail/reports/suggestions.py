@@ -82,13 +82,11 @@ def _after_pretraining(record: RunRecord, image_size: int) -> list[Suggestion]:
     _, neighbours = record.curve("knn", having="knn")
     if isinstance(record.run.objective, DINOv2) and len(neighbours) > 1 and neighbours[-1] < neighbours[0] - WORSE:
         reason = (
-            f"The features have become worse: by their neighbours {neighbours[0]:.1%} of the validation images were right "
-            f"with the weights, and {neighbours[-1]:.1%} are now. Learn on with a lower rate, or keep the weights."
+            f"The features have become worse: by neighbours {neighbours[0]:.1%} of the validation images were right with "
+            f"the weights, and {neighbours[-1]:.1%} are now. Learn on with a lower rate, or keep the weights."
         )
-        command = (
-            f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --lr {record.run.optim.lr / 4:g}"
-        )
-        return [Suggestion(reason, command)]
+        again = f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml"
+        return [Suggestion(reason, f"{again} --lr {record.run.optim.lr / 4:g}")]
     recipe = " --recipe finetune-small" if 0 < image_size < PHOTOGRAPHS else ""
     reason = "The network has learned without labels, so it has no classes yet. Fine-tune it on images with labels."
     return [Suggestion(reason, f"vitrail finetune labelled/ --from {shlex.quote(str(record.folder))}{recipe}")]
