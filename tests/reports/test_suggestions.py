@@ -266,7 +266,7 @@ def test_features_that_learning_on_made_worse_are_told() -> None:
         (only,) = suggestions(replace(record(run=run), metrics=measured), 128)
         assert only.command == command
         assert refused(shlex.split(command)) == ""
-        assert ("80.0% of the validation images were right with the weights, and 60.0% are now" in only.reason) == (
+        assert ("80.0% of the validation images were right at the start, and 60.0% are now" in only.reason) == (
             last == 0.6
         )
 

@@ -82,8 +82,8 @@ def _after_pretraining(record: RunRecord, image_size: int) -> list[Suggestion]:
     _, neighbours = record.curve("knn", having="knn")
     if isinstance(record.run.objective, DINOv2) and len(neighbours) > 1 and neighbours[-1] < neighbours[0] - WORSE:
         reason = (
-            f"The features have become worse: by neighbours {neighbours[0]:.1%} of the validation images were right with "
-            f"the weights, and {neighbours[-1]:.1%} are now. Learn on with a lower rate, or keep the weights."
+            f"The features have become worse: by neighbours {neighbours[0]:.1%} of the validation images were right at "
+            f"the start, and {neighbours[-1]:.1%} are now. Learn on with a lower rate, or keep the weights."
         )
         again = f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml"
         return [Suggestion(reason, f"{again} --lr {record.run.optim.lr / 4:g}")]
