@@ -64,6 +64,7 @@ class DINOv2Objective(DINOObjective):
     """
 
     model: ViT
+    teacher: ViT
     config: DINOv2
 
     def __init__(self, model: nn.Module, config: DINOv2, seed: int, *, flip: bool = True, cubic: bool = True) -> None:
@@ -182,8 +183,9 @@ class DINOv2Objective(DINOObjective):
         rows = [self._columns(part) for part in values.tensor_split(len(pieces))]
         for piece, (_, places, _), row in zip(pieces, masked, rows, strict=True):
             near = self._normalised(piece, self._pictures(piece, near=True))
-            for known, answers in zip((row.images, row.patches), self._both_taught(near, places), strict=True):
-                known.copy_(answers)
+            of_images, of_patches = self._both_taught(near, places)
+            row.images.copy_(of_images)
+            row.patches.copy_(of_patches)
         counted = [one for _, _, one in masked]
         self._total = self._balance([row.images for row in rows], self.centre)
         self._patch_total = self._balance([row.patches for row in rows], self.patch_centre, counted)

@@ -281,7 +281,7 @@ class DINOv2(DINO):
 
     made_by: ClassVar[str] = "vitrail.objective.dinov2:DINOv2Objective"
     pairs: ClassVar[tuple[str, ...]] = (*DINO.pairs, "mask_shares")
-    kind: Literal["dinov2"] = "dinov2"
+    kind: Literal["dinov2"] = "dinov2"  # type: ignore[assignment]
     """The objective: self-distillation of images and of masked patches (DINOv2, DINOv3), also from loaded weights."""
     global_scale: tuple[Part, Part] = (0.32, 1.0)
     """Smallest and largest share of the image's area in a global crop. There are two; the teacher sees them."""

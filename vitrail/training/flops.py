@@ -109,9 +109,9 @@ def _dino(settings: DINO, config: Config) -> ForwardMacs:
     student = teacher = GLOBAL * (macs(network, large) + head)
     student += settings.local_crops * (macs(network, small) + head)
     if isinstance(settings, DINOv2):
-        assert isinstance(config, ViTConfig)
+        assert isinstance(network, ViTConfig)
         # the last layer computes all tokens, of which a class token alone is spared the others
-        every = macs(network.changed(pool="gap", class_token=config.has_class_token), large)
+        every = macs(network.changed(pool="gap", class_token=network.has_class_token), large)
         masked = hidden_count(large[0] // patch * (large[1] // patch), settings.mask_shares[1])
         more = GLOBAL * (every - macs(network, large)) + masked * head
         student, teacher = student + more, teacher + more
