@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.objective.settings import DINO as DINO
     from vitrail.objective.settings import MAE as MAE
     from vitrail.objective.settings import BEiT as BEiT
+    from vitrail.objective.settings import DINOv2 as DINOv2
     from vitrail.objective.settings import MaskedPatch as MaskedPatch
     from vitrail.objective.settings import ObjectiveSettings as ObjectiveSettings
     from vitrail.objective.settings import Regression as Regression
@@ -129,7 +130,7 @@ _MODULES = {
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",
     "vitrail.objective.self_supervised": "SelfSupervised",
-    "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Supervised Tokenizer",
+    "vitrail.objective.settings": "BEiT DINO DINOv2 MAE MaskedPatch ObjectiveSettings Regression Supervised Tokenizer",
     "vitrail.recipes.registry": "recipe",
     "vitrail.training.loop": "fit",
     "vitrail.training.result": "Result",

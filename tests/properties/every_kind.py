@@ -27,6 +27,7 @@ from vitrail.objective.settings import (
     DINO,
     MAE,
     BEiT,
+    DINOv2,
     Distill,
     MaskedPatch,
     ObjectiveSettings,
@@ -46,6 +47,11 @@ STILL = Model(width=16, depth=1, heads=2, mlp_dim=32)
 PRETRAINED = dict(model="Ti/4", image_size=16, augment=Augment(scale=(0.5, 1.0), also=("rotate90", "noise")))
 TOKENIZER = Tokenizer(codes=16, width=16, depth=1, features=4, decay=0.9)
 VIEWS = DINO(outputs=32, hidden=32, bottleneck=8, view=1.5, local_crops=2, local_size=0.5, freeze_last_layer=Steps(1))
+PATCHES = DINOv2(
+    **{name: getattr(VIEWS, name) for name in ("outputs", "hidden", "bottleneck", "view", "local_crops", "local_size")},
+    gram_weight=1.0,
+    gram_refresh=Steps(2),
+)
 LORA: dict[str, Any] = dict(lora_rank=2, lora_alpha=4.0, lora_on="both")
 BASE = ViTConfig(
     width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7, stem="hmlp", layer_scale=0.1
@@ -82,6 +88,11 @@ def materials() -> Path:
 
 def tuned(tune: Any, **changes: Any) -> dict[str, Any]:
     return {"weights": str(materials() / "base"), "tune": tune, "vit": Model(dropout=0.1, drop_path=0.1), **changes}
+
+
+def continued(objective: DINOv2, **changes: Any) -> dict[str, Any]:
+    weights = {"weights": str(materials() / "base"), "vit": Model(dropout=0.1), "average": Average()}
+    return {**PRETRAINED, "model": None, **weights, "objective": objective, **changes}
 
 
 class Net(nn.Sequential):
@@ -206,6 +217,8 @@ ROWS: dict[str, Row] = {
     "tokenizer": pretraining(TOKENIZER),
     "dino": pretraining(VIEWS, average=Average()),  # whose teacher is an average
     "dino-sinkhorn": pretraining(replace(VIEWS, centring="sinkhorn"), average=Average()),
+    "dinov2": Row(lambda: continued(PATCHES, knn=3)),
+    "dinov2-shared": Row(lambda: continued(replace(PATCHES, patch_head="shared", centring="mean"), accumulate=1)),
     "attention": Row(lambda: tuned("attention", optim=Optim(lr=1e-2, weight_decay=0.1))),
     "ffn": Row(lambda: tuned("ffn", teacher=str(materials() / "teacher"), distill=Distill(kind="soft"))),
     "head": Row(

@@ -24,7 +24,7 @@ BUILT_IN = {"None", "Any", "Path", "Iterator", "Mapping", "Tensor", "Module", "N
 """Types of Python and torch, and names of unions."""
 
 NAMES = """
-BEiT DINO MAE Regression Tokenizer
+BEiT DINO DINOv2 MAE Regression Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
@@ -43,7 +43,9 @@ objective.local_scale objective.local_size objective.norm_last_layer objective.o
 objective.teacher_momentum objective.teacher_temperature objective.temperature_warmup objective.view
 objective.aspect objective.codes objective.commitment objective.decay objective.decoder_depth objective.decoder_heads
 objective.decoder_width objective.depth objective.features objective.normalise objective.ratio
-objective.smallest_block objective.tokenizer objective.width objective.huber_delta
+objective.smallest_block objective.tokenizer objective.width objective.huber_delta objective.gram_refresh
+objective.gram_start objective.gram_weight objective.koleo_weight objective.mask_shares objective.patch_head
+objective.patch_weight
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.also augment.mixup augment.pad augment.randaugment augment.randaugment_form
 augment.ratio augment.repeats augment.scale augment.three_augment

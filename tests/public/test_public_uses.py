@@ -163,6 +163,9 @@ run.objective.local_crops == 4
 # MaskedPatch
 run = vitrail.Run(objective=vitrail.MaskedPatch(corrupt=0.4))
 run.objective.corrupt == 0.4
+# DINOv2
+run = vitrail.Run(objective=vitrail.DINOv2(gram_weight=2.0), weights="vitrail/tiny")
+run.objective.centring == 'sinkhorn'
 # Tokenizer
 run = vitrail.Run(objective=vitrail.Tokenizer(codes=64))
 run.objective.codes == 64

@@ -17,7 +17,7 @@ from vitrail.data.settings import Data, Preprocess
 from vitrail.durations import Epochs
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
-from vitrail.objective.settings import MAE, Supervised, Tokenizer
+from vitrail.objective.settings import MAE, DINOv2, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
 from vitrail.training.run import Optim, Run
@@ -254,6 +254,21 @@ def test_a_network_without_classes_is_fine_tuned_next(image_size: int | None, re
     (only,) = suggestions(record(run=Run(objective=MAE())), image_size)
     assert only.command == f"vitrail finetune labelled/ --from 'runs/train 1'{recipe}"
     assert refused(shlex.split(only.command)) == ""
+
+
+def test_features_that_learning_on_made_worse_are_told() -> None:
+    run = Run(objective=DINOv2(gram_weight=2.0), weights="vitrail/tiny", optim=Optim(lr=1e-3))
+    for last, command in (
+        (0.6, "vitrail train --config 'runs/train 1'/config.yaml --lr 0.00025"),
+        (0.79, "vitrail finetune labelled/ --from 'runs/train 1'"),
+    ):
+        measured = [{"step": 0, "knn": 0.8}, {"step": 5, "knn": 0.9}, {"step": 9, "knn": last}]
+        (only,) = suggestions(replace(record(run=run), metrics=measured), 128)
+        assert only.command == command
+        assert refused(shlex.split(command)) == ""
+        assert ("80.0% of the validation images were right at the start, and 60.0% are now" in only.reason) == (
+            last == 0.6
+        )
 
 
 @pytest.mark.full_size

@@ -46,7 +46,7 @@ from vitrail.durations import Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.settings import DINO, MAE, BEiT, Distill, MaskedPatch, Regression, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, DINOv2, Distill, MaskedPatch, Regression, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop, processes
 from vitrail.training import step as stepping
@@ -99,6 +99,22 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         run,
         objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, freeze_last_layer=Steps(3)),
         optim=replace(run.optim, lr=0.01),
+    ),
+    "dinov2": lambda run: replace(  # the most similar image may be another process's
+        run,
+        weights=str(Path(run.out) / "base"),
+        vit=Model(),
+        objective=DINOv2(
+            outputs=64,
+            hidden=32,
+            bottleneck=16,
+            local_crops=2,
+            koleo_weight=1.0,
+            gram_weight=2.0,
+            gram_refresh=Steps(2),
+        ),
+        optim=replace(run.optim, lr=0.01),
+        accumulate=2,
     ),
     "pixels": lambda run: replace(run, objective=MaskedPatch(target="pixels"), accumulate=2),
     "small": lambda run: replace(

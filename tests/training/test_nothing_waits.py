@@ -26,10 +26,11 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Moment, Objective, RunFacts
 from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.dino import DINOObjective
+from vitrail.objective.dinov2 import DINOv2Objective
 from vitrail.objective.distillation import DistillationObjective, Teacher
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, Distill, MaskedPatch, Regression, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, DINOv2, Distill, MaskedPatch, Regression, Supervised, Tokenizer
 from vitrail.objective.supervised import RegressionObjective, SupervisedObjective
 from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective
 from vitrail.torch_private import FakeTensorMode
@@ -44,6 +45,7 @@ CLASSES, BATCH = 5, 4
 NETWORK = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=CLASSES)
 HMLP = NETWORK.changed(stem="hmlp", layer_scale=0.1, drop_path=0.1, dropout=0.1)  # with statistics of BatchNorm
 CODES = Tokenizer(codes=12, width=8, depth=1, features=4, decay=0.5)
+PATCHES = DINOv2(outputs=24, hidden=32, bottleneck=12, local_crops=1, local_size=0.5, gram_weight=1.0)
 VIEWS = DINO(outputs=24, hidden=32, bottleneck=12, local_crops=3, local_size=0.5, freeze_last_layer=Steps(0))
 
 
@@ -113,6 +115,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Tensor]] = {
     "tokenizer": (lambda: TokenizerObjective(ImageTokenizer(CODES, 4)), PLAIN),
     "dino": (lambda: DINOObjective(network(HMLP, classes=0), VIEWS, 0), PLAIN),
     "dino, sinkhorn": (lambda: DINOObjective(network(classes=0), replace(VIEWS, centring="sinkhorn"), 0), PLAIN),
+    "dinov2": (lambda: DINOv2Objective(network(classes=0), PATCHES, 0), PLAIN),
     "dino, global crops": (lambda: DINOObjective(network(classes=0), replace(VIEWS, local_crops=0), 0), PLAIN),
     "soft teacher": (lambda: distilled(Distill(kind="soft")), PLAIN),
     "hard teacher": (lambda: distilled(Distill(kind="hard"), distilled=True), PLAIN),
@@ -143,6 +146,7 @@ def fake_cuda(objective: Objective) -> Iterator[None]:
     with (
         patch.object(torch.cuda, "Event", lambda: event),
         patch.object(Tensor, "backward", gradients),
+        patch.object(torch.autograd, "grad", lambda loss, value: (torch.empty_like(value),)),
         patch.object(StepSums, "numbers", property(lambda sums: dict.fromkeys(sums.names, 1.0))),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):

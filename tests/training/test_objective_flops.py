@@ -16,9 +16,10 @@ from vitrail.model.compute import attention_path
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.dino import DINOObjective
+from vitrail.objective.dinov2 import DINOv2Objective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, DINOv2, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer, TokenizerObjective
 from vitrail.training.flops import ForwardMacs, forward_macs
 
@@ -36,6 +37,8 @@ def counted(objective, size, monkeypatch: pytest.MonkeyPatch) -> int:
         crops = tuple(crops.double() for crops in objective.crops(prepared))
         monkeypatch.setattr(objective, "crops", lambda prepared: crops)
         compared = 2 * 2 * (2 + CROPS.local_crops) * CROPS.outputs
+    if isinstance(objective, DINOv2Objective):  # similarities of all patches with each other
+        compared += 2 * 4 * (crops[0].shape[-1] * crops[0].shape[-2] // 16) ** 2 * NETWORK.width
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # torch's counter does not know fused kernels
     objective.double()
     if isinstance(objective, BEiTObjective):
@@ -67,6 +70,10 @@ def objectives() -> dict[str, tuple]:
     resnet = ResNetConfig(units=(1, 1), width=32, image_size=(16, 24), classes=0)
     every = NETWORK.changed(class_token=False, pool="gap")  # for a class token the last layer is spared the others
     found["dino"] = (DINOObjective(build(every), CROPS, 0), CROPS, every)
+    patches = DINOv2(
+        outputs=32, hidden=12, bottleneck=8, local_crops=3, global_size=0.75, local_size=0.5, gram_weight=1
+    )
+    found["dinov2"] = (DINOv2Objective(build(NETWORK), patches, 0), patches, NETWORK)  # which needs all tokens
     found["dino, resnet"] = (DINOObjective(build(resnet), CROPS, 0), CROPS, resnet)
     return found
 

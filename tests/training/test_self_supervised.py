@@ -35,7 +35,7 @@ from vitrail.training.checkpoints import checkpoint
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.weights.load import load
 
-OBJECTIVES = ("masked-patch", "masked-patch-pixels", "mae", "beit", "tokenizer", "dino", "dino-sinkhorn")
+OBJECTIVES = ("masked-patch", "masked-patch-pixels", "mae", "beit", "tokenizer", "dino", "dino-sinkhorn", "dinov2")
 """Rows of tests/properties/every_kind.py; `whole` is the run of one."""
 
 
@@ -134,7 +134,7 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
+@pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino", "dinov2"])
 def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name: str) -> None:
     first = whole(name)
     still = dict(weights=str(first), vit=Model(), optim=Optim(lr=1e-30, weight_decay=0.0), average=Average())
@@ -145,10 +145,14 @@ def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name
     assert before is not None and after is not None
     theirs, ours = (checkpoint.load(path) for path in (before, after))
     learned = theirs["model"] | theirs["average"]["mean"]
-    owned = [key for key in learned if not key.startswith("model.") and key != "centre"]  # it moves without gradients
+    moving = ("model.", "centre", "patch_centre", "anchor.", "refreshes")  # the centres move without gradients
+    owned = [key for key in learned if not key.startswith(moving)]
     assert owned
     for key in owned:
         assert torch.equal(ours["model"][key], learned[key]), key
+    anchored = {key.removeprefix("anchor."): value for key, value in ours["model"].items() if key.startswith("anchor.")}
+    assert bool(anchored) == (name == "dinov2")  # what was loaded, not what the other run was anchored to
+    assert all(torch.equal(value, learned[f"teacher.{key}"]) for key, value in anchored.items())
 
 
 @pytest.mark.train
@@ -240,6 +244,30 @@ def test_what_a_teacher_makes_pointless_is_refused(tmp_path: Path) -> None:
         loop.fit(tiny(tmp_path, "dino", average=Average(kind="ema")))
     with pytest.raises(UsageError, match="leave out --early-stop"):
         loop.fit(tiny(tmp_path, "dino", early_stop=2))
+
+
+def test_186_an_anchor_needs_weights(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"objective\.gram_weight is 1: .* set --objective\.gram-weight 0"):
+        loop.fit(tiny(tmp_path, "dinov2", weights=None, model="Ti/4"))
+
+
+@pytest.mark.train
+def test_weights_that_learn_on_are_measured_first(tmp_path: Path) -> None:
+    """By the neighbours that a probe of the weights finds; and a step at no rate changes nothing."""
+    run = tiny(tmp_path, "dinov2", optim=Optim(lr=1e-30, weight_decay=0.0), duration=Steps(1))
+    folder = loop.fit(run).folder
+    recorded = from_yaml(folder / "config.yaml", Run())
+    splits = open_data(recorded.data, seed=recorded.seed)
+    assert splits.validation is not None and run.weights is not None
+    network = load(run.weights, classes=0, image_size=16)
+    train, held_out = (
+        extract(network, evaluation_loader(recorded, source), splits.class_names, precision="float32")
+        for source in (splits.train, splits.validation)
+    )
+    found = knn(train, held_out, k=(3,)).top1[3]
+    assert [(line["step"], line["knn"]) for line in lines(folder, "knn")] == [(0, found), (1, found)]
+    parts = [name for name in lines(folder, "train")[-1] if name.endswith(" loss")]
+    assert parts == ["DINO loss", "iBOT loss", "KoLeo loss", "Gram loss"]
 
 
 def test_crops_are_cut_from_a_larger_view(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from vitrail.objective.crops import (
     ORDERS,
     TOP,
     WIDTH,
+    Size,
     blur,
     crop_sizes,
     cut,
@@ -86,8 +87,8 @@ class DINOObjective(SelfSupervised):
         self.pairs: Tensor
         """Places of the pairs of a global crop and another crop among all [2, crops] pairs."""
         self._total: Tensor | None = None
-        """Sum of the teacher's outputs over this step; the centre moves towards their mean."""
-        self._counted = 0
+        """[outputs + 1]: sum of the teacher's outputs over this step, and their number; the centre moves towards their
+        mean."""
 
     @classmethod
     def of(cls, model: nn.Module, settings: DINO, task: RunFacts) -> Self:
@@ -102,12 +103,20 @@ class DINOObjective(SelfSupervised):
         """Return the teacher's network."""
         return self.teacher
 
-    def train(self, mode: bool = True) -> DINOObjective:
+    def train(self, mode: bool = True) -> Self:
         """Set the mode of the student. The teacher stays in evaluation mode."""
         super().train(mode)
-        self.teacher.eval()
-        self.teacher_head.eval()
+        for part in self._frozen():
+            part.eval()
         return self
+
+    def _frozen(self) -> list[nn.Module]:
+        """Return the networks and heads that do not learn: first those that follow `_learning`."""
+        return [self.teacher, self.teacher_head]
+
+    def _learning(self) -> list[nn.Module]:
+        """Return the network and the heads that learn."""
+        return [self.model, self.head]
 
     def at(self, moment: Moment) -> None:
         """See `Objective`. Freezes the last layer at the start of training."""
@@ -140,7 +149,7 @@ class DINOObjective(SelfSupervised):
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
         """With Sinkhorn-Knopp set `precomputed` to targets [batch, 2, outputs], balanced over all processes."""
-        self._total, self._counted = None, 0  # a step starts, or starts again
+        self._total = None  # a step starts, or starts again
         if self.config.centring != "sinkhorn":
             return prepared
         targets = prepared.images.new_empty(len(prepared), GLOBAL, self.config.outputs, dtype=torch.float32)
@@ -148,23 +157,44 @@ class DINOObjective(SelfSupervised):
         rows = targets.tensor_split(len(pieces))
         for piece, answers in zip(pieces, rows, strict=True):
             answers.copy_(self._taught(self._normalised(piece, self._pictures(piece, near=True))))
-        centre = balancing_centre([answers.flatten(0, 1) for answers in rows], self.temperature)
+        self._total = self._balance(rows, self.centre)
+        return replace(prepared, precomputed=targets)
+
+    def _balance(self, rows: Sequence[Tensor], centre: Tensor, counted: Sequence[Tensor] = ()) -> Tensor:
+        """Make targets of the teacher's outputs in all `rows`, in place, and return their `_total`.
+
+        centre: The running one of such outputs; counted: See `balancing_centre`.
+        """
+        if self.config.centring == "sinkhorn":
+            centre = balancing_centre(rows, self.temperature, counted=counted)
+            total = with_count(centre, 1)  # equal in all processes, and so is its mean
+        else:
+            counted = counted or [row.new_ones(row.shape[:-1], dtype=torch.bool) for row in rows]
+            sums = [_sum(row * one[..., None]) for row, one in zip(rows, counted, strict=True)]
+            total = torch.cat([torch.stack(sums).sum(0), torch.stack([one.sum() for one in counted]).sum()[None]])
         for answers in rows:
             answers.copy_(self._sharpened(answers, centre))
-        self._total, self._counted = centre, 1  # equal in all processes, and so is its mean
-        return replace(prepared, precomputed=targets)
+        return total
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         near, far = self.crops(prepared)
         target = self._target(near) if prepared.precomputed is None else prepared.precomputed
-        logs = (self._learned(near, far) / self.config.student_temperature).log_softmax(-1)
+        losses, metrics = self._compared(target, self._learned(near, far))
+        return losses.sum(), len(prepared), metrics
+
+    def _compared(self, target: Tensor, answers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of each image [batch], and the metrics, which are sums.
+
+        target: [batch, 2, outputs]: the teacher's; answers: [batch, crops, outputs]: the student's.
+        """
+        logs = (answers / self.config.student_temperature).log_softmax(-1)
         with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
             crossed = -(target @ logs.transpose(1, 2))
         same = target.argmax(-1)[:, :, None] == logs.detach().argmax(-1)[:, None]
         entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
         metrics = {"agreement": same.flatten(1)[:, self.pairs].float().mean(1).sum(), "entropy": entropy.sum()}
-        return crossed.flatten(1)[:, self.pairs].mean(1).sum(), len(prepared), metrics
+        return crossed.flatten(1)[:, self.pairs].mean(1), metrics
 
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -182,11 +212,15 @@ class DINOObjective(SelfSupervised):
         """
         return self._pictures(prepared, near=True), self._pictures(prepared, near=False)
 
+    def _sizes(self, images: Tensor) -> tuple[Size, Size]:
+        """Return height and width in pixels of the global and of the local crops."""
+        patch = self.model.config.patch if isinstance(self.model, ViT) else 1
+        height, width = images.shape[-2:]
+        return crop_sizes((height, width), self.model.config.image_size, patch, self.config)
+
     def _pictures(self, prepared: Prepared, *, near: bool) -> Tensor:
         """Return the global crops (`near`) or the local ones; see `pictures`."""
-        patch = self.model.config.patch if isinstance(self.model, ViT) else 1
-        height, width = prepared.images.shape[-2:]
-        large, small = crop_sizes((height, width), self.model.config.image_size, patch, self.config)
+        large, small = self._sizes(prepared.images)
         drawn = prepared.targets[:, :GLOBAL] if near else prepared.targets[:, GLOBAL:]
         crops = cut(prepared.images, drawn, large if near else small, cubic=self.cubic)
         pictures, changes = crops.flatten(0, 1), drawn.flatten(0, 1)
@@ -200,18 +234,21 @@ class DINOObjective(SelfSupervised):
         """Move the centre towards the mean of this step's outputs, and the teacher towards the student."""
         if self._total is None:
             return
-        count = self._total.new_full((1,), self._counted)
-        total, number = world.sum_(torch.cat([self._total, count])).tensor_split([len(self._total)])
-        centre = self.centre.lerp((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
-        self.centre.copy_(torch.where(finite, centre, self.centre))
-        self._total, self._counted = None, 0
+        self._move(self.centre, self._total, finite)
+        self._total, learning = None, self._learning()
         theirs, ours = (  # with sharding, this process's part
             [world.local_part(parameter) for part in parts for parameter in part.parameters()]
-            for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
+            for parts in (self._frozen()[: len(learning)], learning)
         )
         torch_private.foreach_lerp_if_(finite, theirs, ours, 1 - self.momentum)
         kept, running = (list(network.buffers()) for network in (self.teacher, self.model))
         torch_private.foreach_copy_(kept, running)
+
+    def _move(self, centre: Tensor, total: Tensor, finite: Tensor) -> None:
+        """Move a running centre towards the mean of this step; `total` is its `_total`."""
+        sums = world.sum_(total)
+        moved = centre.lerp((sums[:-1] / sums[-1]).to(centre.dtype), 1 - self.config.centre_momentum)
+        centre.copy_(torch.where(finite, moved, centre))
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
@@ -244,9 +281,8 @@ class DINOObjective(SelfSupervised):
         """Return targets [batch, crops, outputs] by the running centre. In training, add to this step's sum."""
         answers = self._taught(near)
         if self.training and self.config.centring == "mean":
-            total = answers.sum((0, 1), dtype=torch.float32 if answers.device.type == "mps" else torch.float64)
+            total = with_count(_sum(answers), answers.shape[0] * answers.shape[1])
             self._total = total if self._total is None else self._total + total
-            self._counted += answers.shape[0] * answers.shape[1]
         return self._sharpened(answers, self.centre)
 
     def _sharpened(self, answers: Tensor, centre: Tensor) -> Tensor:
@@ -255,9 +291,15 @@ class DINOObjective(SelfSupervised):
     def _learned(self, near: Tensor, far: Tensor) -> Tensor:
         """Return the student's outputs, float32 [batch, crops, outputs]. Crops of the same size are one batch."""
         sizes = [crops for crops in (near, far) if crops.shape[1]]
-        features = [self.model.features(crops.flatten(0, 1)) for crops in sizes]
-        answers = self.head(torch.cat(features)).split([len(part) for part in features])
-        return torch.cat([part.unflatten(0, of.shape[:2]) for part, of in zip(answers, sizes, strict=True)], dim=1)
+        return self._answers(
+            [self.model.features(crops.flatten(0, 1)).unflatten(0, crops.shape[:2]) for crops in sizes]
+        )
+
+    def _answers(self, features: list[Tensor]) -> Tensor:
+        """Return the head's outputs [batch, crops, outputs] for features [batch, crops, features] of each size."""
+        answers = self.head(torch.cat([part.flatten(0, 1) for part in features]))
+        cut = answers.split([part.shape[:2].numel() for part in features])
+        return torch.cat([part.unflatten(0, of.shape[:2]) for part, of in zip(cut, features, strict=True)], dim=1)
 
 
 EPSILON = 1e-12
@@ -312,7 +354,19 @@ ROUNDS = 3
 """Number of rounds of Sinkhorn-Knopp."""
 
 
-def balancing_centre(outputs: Sequence[Tensor], temperature: float, rounds: int = ROUNDS) -> Tensor:
+def _sum(answers: Tensor) -> Tensor:
+    """[..., outputs] -> [outputs], in float64 where the device has it."""
+    return answers.flatten(0, -2).sum(0, dtype=torch.float32 if answers.device.type == "mps" else torch.float64)
+
+
+def with_count(total: Tensor, count: float) -> Tensor:
+    """Return [outputs + 1]: a sum over outputs, and how many there were."""
+    return torch.cat([total, total.new_full((1,), count)])
+
+
+def balancing_centre(
+    outputs: Sequence[Tensor], temperature: float, rounds: int = ROUNDS, counted: Sequence[Tensor] = ()
+) -> Tensor:
     """Return the centre [outputs] that gives all outputs equal shares, over the rows of all processes together.
 
     This is Sinkhorn-Knopp (Caron et al. 2020, SwAV, section 3 and appendix). Q = exp(outputs / temperature) has a row
@@ -326,17 +380,24 @@ def balancing_centre(outputs: Sequence[Tensor], temperature: float, rounds: int 
     softmax((outputs - centre) / temperature). Common factors of Q, such as SwAV's 1 / number of outputs, cancel in a
     row.
 
-    outputs: this process's rows in parts [rows, outputs], at least one row. Temporary memory is that of one part. All
-    processes must call the function. Nothing overflows or vanishes: the largest value of each column is subtracted
-    first, so each column has an element of 1. Scaling the column leaves at least 1 / rows of it, and scaling the row at
-    least 1 / (rows * outputs), so every later sum is at least that.
+    outputs: this process's rows in parts [..., outputs], at least one row. Temporary memory is that of one part.
+    counted: For each part bool [...], whether a row counts; by default all do. All processes must call the function.
+    Nothing overflows or vanishes: the largest value of each column is subtracted first, so each column has an element
+    of 1. Scaling the column leaves at least 1 / rows of it, and scaling the row at least 1 / (rows * outputs), so every
+    later sum is at least that.
     """
-    centre = world.max_(torch.stack([part.amax(0) for part in outputs]).amax(0))
+    rows = tuple(range(outputs[0].ndim - 1))
+
+    def counting(part: int, values: Tensor, other: float) -> Tensor:
+        return torch.where(counted[part][..., None], values, other) if counted else values
+
+    largest = [counting(number, part, -math.inf).amax(rows) for number, part in enumerate(outputs)]
+    centre = world.max_(torch.stack(largest).amax(0))
     for number in range(rounds):
         shares = torch.zeros_like(centre)
-        for part in outputs:
+        for place, part in enumerate(outputs):
             logits = (part - centre) / temperature
-            shares += (logits.softmax(1) if number else logits.exp()).sum(0)
+            shares += counting(place, logits.softmax(-1) if number else logits.exp(), 0.0).sum(rows)
         centre = centre + temperature * world.sum_(shares).log()
     return centre
 

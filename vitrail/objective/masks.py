@@ -26,11 +26,13 @@ from vitrail.model.posemb import Grid
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import BEiT, MaskedPatch
 
-CORRUPT, VISIBLE, BLOCKS = 24, 25, 26
+CORRUPT, VISIBLE, BLOCKS, CROP_MASKS = 24, 25, 26, 31
 """Purposes of the random streams used here (the others are in `vitrail.data.loading.order` and its users)."""
 VALIDATION = -1
 """The step number for validation images, so that every evaluation has the same masks."""
 
+SMALLEST_BLOCK, ASPECT = 4, 0.3
+"""Smallest number of patches in a block, and smallest aspect ratio, of DINOv2's masks."""
 ATTEMPTS = 10
 """Failed attempts to place a block before the rest is masked patch by patch."""
 
@@ -80,15 +82,35 @@ def blocks(seed: int, step: int, index: Sequence[int], grid: tuple[int, int], co
     may be smaller).
     """
     count = hidden_count(grid[0] * grid[1], config.ratio)
-    return _each(lambda rng: _blocks(rng, grid, count, config), seed, step, index, BLOCKS)
+    return _each(lambda rng: _blocks(rng, grid, count, config.smallest_block, config.aspect), seed, step, index, BLOCKS)
 
 
-def _blocks(rng: np.random.Generator, grid: tuple[int, int], count: int, config: BEiT) -> np.ndarray:
+def one_crop_masked(
+    seed: int, step: int, index: Sequence[int], grid: tuple[int, int], shares: tuple[float, float]
+) -> np.ndarray:
+    """Return bool [batch, 2, rows * columns]: True where one of the two crops of an image is masked, in rectangles.
+
+    DINOv2 masks half of all global crops, each with another share of its patches, evenly spaced between two `shares`.
+    Here it is one of the two crops of each image, and its share is uniform between them, so that the masks of an image
+    do not depend on the others in its batch.
+    """
+    patches = grid[0] * grid[1]
+
+    def draw(rng: np.random.Generator) -> np.ndarray:
+        masks, which = np.zeros((2, patches), dtype=bool), rng.integers(2)
+        count = hidden_count(patches, rng.uniform(*shares))
+        masks[which] = _blocks(rng, grid, count, SMALLEST_BLOCK, ASPECT)
+        return masks
+
+    return _each(draw, seed, step, index, CROP_MASKS)
+
+
+def _blocks(rng: np.random.Generator, grid: tuple[int, int], count: int, smallest: int, narrowest: float) -> np.ndarray:
     mask = np.zeros(grid, dtype=bool)
     failed = 0
     while (left := count - int(mask.sum())) and failed < ATTEMPTS:
-        area = rng.uniform(min(config.smallest_block, left), left)
-        aspect = math.exp(rng.uniform(math.log(config.aspect), -math.log(config.aspect)))
+        area = rng.uniform(min(smallest, left), left)
+        aspect = math.exp(rng.uniform(math.log(narrowest), -math.log(narrowest)))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         failed += 1
         if not (0 < height <= grid[0] and 0 < width <= grid[1]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from vitrail.durations import AnyLength, Epochs
+from vitrail.durations import AnyLength, Epochs, Length
 from vitrail.errors import UsageError
 from vitrail.import_path import Extensible, find
 from vitrail.ranges import (
@@ -264,9 +264,49 @@ class DINO(ObjectiveSettings):
     centre_momentum: Share = 0.9
     """Momentum of the centre's moving average. With sinkhorn only evaluations use it."""
 
+    pairs: ClassVar[tuple[str, ...]] = ("global_scale", "local_scale")
+    """Settings that are a smallest and a largest value."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("global_scale", "local_scale"):
+        for name in self.pairs:
             low, high = getattr(self, name)
             if low > high:
                 raise UsageError(f"objective.{name} is {(low, high)}; it must be (low, high) with low <= high")
+
+
+@dataclass(frozen=True)
+class DINOv2(DINO):
+    """DINO, predictions of masked patches, and an anchor for similarities (`vitrail.objective.dinov2`)."""
+
+    made_by: ClassVar[str] = "vitrail.objective.dinov2:DINOv2Objective"
+    pairs: ClassVar[tuple[str, ...]] = (*DINO.pairs, "mask_shares")
+    kind: Literal["dinov2"] = "dinov2"  # type: ignore[assignment]
+    """The objective: self-distillation of images and of masked patches (DINOv2, DINOv3), also from loaded weights."""
+    global_scale: tuple[Part, Part] = (0.32, 1.0)
+    """Smallest and largest share of the image's area in a global crop. There are two; the teacher sees them."""
+    local_scale: tuple[Part, Part] = (0.05, 0.32)
+    """Smallest and largest share of the image's area in a local crop."""
+    teacher_momentum: Share = 0.992
+    """Momentum of the teacher, a moving average of the student, at the start. It grows to 1 along half a cosine."""
+    centring: Literal["mean", "sinkhorn"] = "sinkhorn"
+    """How the teacher's outputs are balanced, so that no output dominates. mean: subtract their moving average;
+    sinkhorn: give every output an equal share of the step's images (Sinkhorn-Knopp; SwAV, DINOv2)."""
+    mask_shares: tuple[Fraction, Fraction] = (0.1, 0.5)
+    """Smallest and largest share of the patches that are masked in one of the two global crops. The student predicts
+    the teacher's outputs for them (iBOT)."""
+    patch_weight: NotNegative = 1.0
+    """Weight of the loss of masked patches."""
+    patch_head: Literal["shared", "separate"] = "separate"
+    """Projection head of the patches. separate: one of their own, as in DINOv2's published networks; shared: that of
+    the images."""
+    koleo_weight: NotNegative = 0.1
+    """Weight of the KoLeo loss, which moves the features of each image away from the most similar ones in the step."""
+    gram_weight: NotNegative = 0.0
+    """Weight of Gram anchoring (DINOv3): the similarities of an image's patches stay near those in a frozen network,
+    the loaded weights. It keeps features of single patches good, which segmentation needs."""
+    gram_start: AnyLength = Epochs(0)
+    """When Gram anchoring begins."""
+    gram_refresh: Length | None = None
+    """Time after which the frozen network becomes the present teacher, again and again (default: it stays what was
+    loaded)."""

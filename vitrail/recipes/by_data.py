@@ -32,7 +32,7 @@ LARGEST_BATCH = 512
 """Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
 PHOTOGRAPH_SIDE, PHOTOGRAPH_PATCH = 96, 8
 """Sides in pixels to which photographs are resized for training from scratch, and of a patch: 144 tokens."""
-LABEL_FREE = ("masked-patch", "mae", "beit", "tokenizer", "dino")
+LABEL_FREE = ("masked-patch", "mae", "beit", "tokenizer", "dino", "dinov2")
 """Objectives with a recipe of their own for small images, such as mae-small."""
 ENOUGH_PASSES = 2
 """Photographs become smaller if the time allows fewer passes over them at full size."""

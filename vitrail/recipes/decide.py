@@ -99,7 +99,8 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
     run, _ = asked.applied_to(Run())
     data = known.training_set(run)
     name, because = choose_recipe(data, run.objective.kind)
-    run, why = asked.applied_to(fit_image_size(recipe(name), data))
+    continues = run.weights is not None and not run.supervised  # at the size of the weights
+    run, why = asked.applied_to(recipe(name) if continues else fit_image_size(recipe(name), data))
     warnings: tuple[str, ...] = ()
     if (seen := known.seen_in_time(run)) is not None:
         sized_here = {"image_size"} if "preprocess.image_size" in asked.places else set()

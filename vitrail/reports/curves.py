@@ -20,6 +20,10 @@ SHARES = {
     "use": "perplexity of the visual tokens (100 % = all used equally)",
 }
 """Metrics of self-supervised training that are shares, and their names in the report."""
+PARTS = ("DINO loss", "iBOT loss", "KoLeo loss", "Gram loss")
+"""Parts of the loss of DINOv2, without their weights."""
+LINES = {"training": "lr", "validation": "count"}
+"""Curve -> a number that its lines in metrics.jsonl have."""
 RIGHT = "correct validation images"
 
 
@@ -29,6 +33,10 @@ def training_curves(record: RunRecord) -> list[Markup]:
     validation_loss = record.curve("nll", having="nll") if in_nats else record.curve("loss", having="count")
     loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
     drawn = [_figure("Loss", "loss per image" + " (nats)" * in_nats, loss, running_mean=True)]
+    drawn += [
+        _figure(name, "mean over images", {at: record.curve(name, having=by) for at, by in LINES.items()})
+        for name in PARTS
+    ]
     shares = [
         ("Accuracy", RIGHT, record.curve("top1", having="nll")),
         ("Balanced accuracy", "mean over classes", record.curve("balanced_accuracy", having="nll")),

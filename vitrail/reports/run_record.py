@@ -38,6 +38,7 @@ LOSSES = {
     "beit": "cross-entropy in nats of a hidden patch's visual token",
     "tokenizer": "squared error of pixels between -1 and 1",
     "dino": "cross-entropy in nats between student and teacher, which does not show which model is better",
+    "dinov2": "weighted sum of four losses, which does not show which model is better",
 }
 
 

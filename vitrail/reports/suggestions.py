@@ -17,7 +17,7 @@ from pathlib import Path
 from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
 from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.classify import Classification
-from vitrail.objective.settings import Supervised, Tokenizer
+from vitrail.objective.settings import DINOv2, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
 from vitrail.tasks.classes import OLD
@@ -36,6 +36,8 @@ FEW_PASSES = 20
 TIME = "--time-limit"
 FORGOTTEN = 0.02
 """Loss of accuracy on the classes that a network knew from which their images are missed."""
+WORSE = 0.02
+"""Loss of kNN accuracy from which features that learned on without labels are called worse."""
 CERTAIN = 0.9
 """Probability of a wrong class from which the label of an image is looked at."""
 
@@ -77,6 +79,14 @@ def _after_pretraining(record: RunRecord, image_size: int) -> list[Suggestion]:
     """Return how to go on after learning without labels; nothing for a run that has not ended or is a tokenizer."""
     if not record.result or record.run is None or isinstance(record.run.objective, Tokenizer):
         return []
+    _, neighbours = record.curve("knn", having="knn")
+    if isinstance(record.run.objective, DINOv2) and len(neighbours) > 1 and neighbours[-1] < neighbours[0] - WORSE:
+        reason = (
+            f"The features have become worse: by neighbours {neighbours[0]:.1%} of the validation images were right at "
+            f"the start, and {neighbours[-1]:.1%} are now. Learn on with a lower rate, or keep the weights."
+        )
+        again = f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml"
+        return [Suggestion(reason, f"{again} --lr {record.run.optim.lr / 4:g}")]
     recipe = " --recipe finetune-small" if 0 < image_size < PHOTOGRAPHS else ""
     reason = "The network has learned without labels, so it has no classes yet. Fine-tune it on images with labels."
     return [Suggestion(reason, f"vitrail finetune labelled/ --from {shlex.quote(str(record.folder))}{recipe}")]

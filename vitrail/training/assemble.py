@@ -63,8 +63,8 @@ from vitrail.weights.store import is_ours
 from vitrail.words import shown
 
 FRESH = "the prediction head starts fresh"
-NETWORK = "model."
-"""Prefix of the names of the network's tensors in an objective."""
+NETWORK = ("model.", "anchor.", "refreshes")
+"""Beginnings of the names of an objective's tensors that are the network, also as it was loaded (DINOv2)."""
 
 
 @dataclass

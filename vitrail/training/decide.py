@@ -31,7 +31,7 @@ from vitrail.evaluation.label_scores import UNCHOSEN
 from vitrail.evaluation.metric import Metric
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetConfig, ViTConfig, variant
-from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
+from vitrail.objective.settings import DINO, BEiT, DINOv2, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text
 from vitrail.tasks.catalog import task_for
 from vitrail.training.batch_size import LARGEST, default_batch
@@ -216,11 +216,20 @@ def _check_objective(run: Run) -> None:
     if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
         kind = run.objective.kind
         raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
+    if isinstance(run.objective, DINOv2) and run.objective.gram_weight and run.weights is None:
+        raise UsageError(
+            f"objective.gram_weight is {run.objective.gram_weight:g}: similarities of patches stay near those in the "
+            "weights that training continues from. Name them: --from vitrail/tiny, or others. To begin from nothing, "
+            "set --objective.gram-weight 0"
+        )
     if isinstance(run.objective, DINO):
+        kind = run.objective.kind
         if run.average.kind != "none":
-            raise UsageError("objective dino keeps its teacher, which is an average already: set --average.kind none")
+            raise UsageError(
+                f"objective {kind} keeps its teacher, which is an average already: set --average.kind none"
+            )
         if run.early_stop is not None:
-            raise UsageError("objective dino has no loss that shows when it stops improving: leave out --early-stop")
+            raise UsageError(f"objective {kind} has no loss that shows when it stops improving: leave out --early-stop")
 
 
 def _kept_head(facts: Facts) -> str:
@@ -356,7 +365,7 @@ def _with_native(
 
 def _check_target(objective: object) -> None:
     """Raise UsageError for an objective that is not defined for other bands than RGB with 8 bits."""
-    valid = "Valid for other bands are objective mae, dino, and masked-patch with objective.target pixels"
+    valid = "Valid for other bands are objective mae, dino, dinov2, and masked-patch with objective.target pixels"
     if isinstance(objective, BEiT | Tokenizer):
         raise UsageError(f"objective {objective.kind} needs visual tokens of RGB with 8 bits. {valid}")
     if isinstance(objective, MaskedPatch) and objective.target != "pixels":

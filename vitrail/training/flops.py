@@ -22,7 +22,8 @@ from vitrail.objective.crops import GLOBAL, crop_sizes
 from vitrail.objective.dino import Projection
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Tokenizer
+from vitrail.objective.masks import hidden_count
+from vitrail.objective.settings import DINO, MAE, BEiT, DINOv2, MaskedPatch, ObjectiveSettings, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 
 
@@ -99,14 +100,23 @@ def _tokenizer(settings: Tokenizer, config: ViTConfig) -> tuple[int, int, int]:
 
 
 def _dino(settings: DINO, config: Config) -> ForwardMacs:
-    """Return the MACs of DINO: the student sees all crops, the teacher only the global ones."""
+    """Return the MACs of DINO: the student sees all crops, the teacher only the global ones, and so does an anchor."""
     network = replace(config, classes=0)
     with fake(lambda: Projection(config.features, settings)) as projection:
         head = counted_macs(lambda: projection(torch.empty(1, config.features, device=ACCELERATOR)))
     patch = 1 if isinstance(config, ResNetConfig) else config.patch
     large, small = crop_sizes(config.image_size, config.image_size, patch, settings)
-    teacher = GLOBAL * (macs(network, large) + head)
-    return ForwardMacs(teacher + settings.local_crops * (macs(network, small) + head), teacher)
+    student = teacher = GLOBAL * (macs(network, large) + head)
+    student += settings.local_crops * (macs(network, small) + head)
+    if isinstance(settings, DINOv2):
+        assert isinstance(network, ViTConfig)
+        # the last layer computes all tokens, of which a class token alone is spared the others
+        every = macs(network.changed(pool="gap", class_token=network.has_class_token), large)
+        masked = hidden_count(large[0] // patch * (large[1] // patch), settings.mask_shares[1])
+        more = GLOBAL * (every - macs(network, large)) + masked * head
+        student, teacher = student + more, teacher + more
+        teacher += GLOBAL * every if settings.gram_weight else 0
+    return ForwardMacs(student, teacher)
 
 
 def _images(config: Config, device: str) -> Tensor:

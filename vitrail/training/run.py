@@ -24,6 +24,7 @@ from vitrail.objective.settings import (
     DINO,
     MAE,
     BEiT,
+    DINOv2,
     Distill,
     MaskedPatch,
     ObjectiveSettings,
@@ -352,8 +353,8 @@ class Run(Settings):
     lora_on: Literal["attention", "mlp", "both"] | None = None
     """For tune lora: layers that get an update. attention: q, k, v and output projections; mlp: both dense layers of
     the MLPs (default: attention)."""
-    objective: Supervised | Regression | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings = field(
-        default_factory=Supervised
+    objective: Supervised | Regression | MaskedPatch | MAE | BEiT | DINO | DINOv2 | Tokenizer | ObjectiveSettings = (
+        field(default_factory=Supervised)
     )
     """What the network learns, chosen by `objective.kind`: from labels or numbers, or without labels."""
     teacher: str | None = None

@@ -7,6 +7,7 @@ import math
 from vitrail.durations import LONGEST, Duration, Percent
 from vitrail.errors import UsageError
 from vitrail.objective.base import Moment
+from vitrail.objective.settings import DINO
 from vitrail.training.run import NOMINAL, Run
 from vitrail.words import shown
 
@@ -117,10 +118,11 @@ class Timetable:
         """Return whether the run is evaluated after `step` steps and `elapsed` seconds. Ask once for each step.
 
         With a time limit a percentage is one of its time. A classifier that begins as a probe, or with rows of the
-        weights, is evaluated first.
+        weights, is evaluated first, and so are the features of weights from which DINO continues.
         """
         if not step:
-            return self.run.probe_head or self.run.keeps_classes
+            continues = isinstance(self.run.objective, DINO) and self.run.weights is not None
+            return self.run.probe_head or self.run.keeps_classes or (continues and self.run.knn is not None)
         return self._is_due("evaluate_every", self.evaluate_every, step, elapsed)
 
     def saves(self, step: int, elapsed: float = 0.0) -> bool:

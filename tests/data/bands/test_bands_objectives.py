@@ -148,5 +148,5 @@ def test_what_is_made_for_rgb_says_what_is_valid(stacks: Path, objective: Masked
     with pytest.raises(UsageError) as error:
         train = open_data(Data(path=str(stacks)), labels=False).train
         decide(run(stacks, objective), Facts.of(run(stacks, objective), train, []))
-    valid = "Valid for other bands are objective mae, dino, and masked-patch with objective.target pixels"
+    valid = "Valid for other bands are objective mae, dino, dinov2, and masked-patch with objective.target pixels"
     assert str(error.value).startswith(text) and str(error.value).endswith(valid)

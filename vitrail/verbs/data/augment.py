@@ -165,7 +165,7 @@ def _notes(run: Run) -> list[str]:
     mixing = [name for name in ("mixup", "cutmix") if getattr(run.augment, name)]
     notes = [f"{' and '.join(mixing)} then mix the images of a batch, which is not drawn"] if mixing else []
     if isinstance(run.objective, DINO):
-        notes.append("objective dino then cuts crops from these images, which is not drawn")
+        notes.append(f"objective {run.objective.kind} then cuts crops from these images, which is not drawn")
     return notes
 
 
