@@ -103,7 +103,8 @@ class AnswersTask(Task[AnswerResults]):
                 "learn. Set objective.kind to answers, which has the settings weights, smoothing and number_loss"
             )
         weights = weights_of(objective, list(labels.parts))
-        objective = replace(objective, weights=tuple(f"{name}={weight:g}" for name, weight in weights.items()))
+        if not objective.weights:
+            objective = replace(objective, weights=tuple(f"{name}={weight:g}" for name, weight in weights.items()))
         metric, (changed, reason) = run.metric, _metric(run.metric, labels)
         told = []
         for head in self.heads(labels):
