@@ -26,12 +26,14 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.answers import SeveralAnswersObjective, weights_of
 from vitrail.objective.base import Head, Objective, RunFacts
 from vitrail.objective.settings import Regression, SeveralAnswers, Supervised
+from vitrail.reports.page import write_report
 from vitrail.tasks.catalog import load_results, save_results, task_for, task_of
 from vitrail.training.loop import fit
 from vitrail.training.run import Run
 from vitrail.weights.answer import Answer, Confidences
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
+from vitrail.weights.save import save
 
 SCALE = TargetScale((100.0,), (20.0,))
 OUTPUTS = {"kind": slice(0, 3), "tags": slice(3, 5), "grams": slice(5, 6)}
@@ -338,7 +340,7 @@ def test_a_run_from_a_table_to_its_predictions(
         abs(float(row["level"]) - float(rows[row["path"]]["level"])) for row in predicted if rows[row["path"]]["level"]
     ]
     assert np.mean(errors) == pytest.approx(found["answers"]["level"]["mae"], rel=1e-4)
-    page = Path("runs/r-1/report.html").read_text()
+    page = write_report("runs/r-1").read_text()
     assert "gives 4 answers for each image" in page and "Answer: tags" in page
 
     capsys.readouterr()
@@ -365,3 +367,31 @@ def test_a_single_column_is_learned_as_today(tmp_path: Path) -> None:
         result = fit(tiny_run(tmp_path / "out", data=data, augment=Augment(crop="pad", pad=1)))
         numbers.append([(line["loss"], line["top1"]) for line in lines(result.folder, "train")])
     assert numbers[0] == numbers[1] and numbers[0]
+
+
+def test_verbs_that_know_one_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_answers(tmp_path, 4, 2)
+    for name in ("one", "two"):
+        model = network()
+        model.card = card()
+        save(model, Path(name))
+    data = "answers.csv --data.answers colour level"
+    for words, said in {
+        "serve one": "predicts several answers, and serve names classes",
+        f"sweep {data} --from one": "sweep compares one number of one answer",
+        "weights average one two --out soup": "gives several answers, and networks that do are not averaged",
+        "predict one two images/0.png": "gives several answers, and networks that do are not averaged",
+        "predict one images/0.png --reject 0.5": "predicts several answers",
+        f"evaluate one {data} --tta flip": "needs classes",
+        "predict one images/0.png --tiles 8 --out maps": "draws maps of one answer",
+        "export one --to web --out web": "a web page shows one answer",
+        "export one --to onnx --precision int8 --calibrate answers.csv --out int8": "gives several answers",
+        "weights convert one hf-model --format hf": "cannot express several answers",
+        f"data pack {data} packed": "stores one label for an image",
+        "data next answers.csv --from one": "predicts several answers",
+    }.items():
+        assert main(words.split()) in (1, 2), words
+        assert said in capsys.readouterr().err, words

@@ -139,7 +139,11 @@ class Progress:
             of = f"/{self._expected}"
         elif self._expected is not None:
             of = f" of about {self._expected}"
-        metrics = "".join(f"  {name} {value:.1%}" for name, value in means.items() if name != "loss")
+        metrics = "".join(
+            f"  {name} {value:.4f}" if name.endswith(".loss") else f"  {name} {value:.1%}"
+            for name, value in means.items()
+            if name != "loss"
+        )
         skipped = f"  {self._skipped} updates skipped" if self._skipped else ""
         spare = (f"  lr {self._rate:.2e}", f"  {self._memory_gib():.1f} GiB", f"  waiting {rates['waiting']:.0%}")
         for kept in range(len(spare), -1, -1):
