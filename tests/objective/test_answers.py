@@ -107,7 +107,7 @@ def mean_gradient(model: nn.Module, objective: Objective, *batches: Batch) -> Te
 
 def test_the_gradient_is_the_weighted_sum_of_those_of_single_answers() -> None:
     model, weights = network(), {"kind": 2.0, "tags": 1.0, "grams": 0.25}
-    settings = SeveralAnswers(weights=("grams=0.25", "kind=2"), smoothing=0.1)
+    settings = SeveralAnswers(answer_weights=("grams=0.25", "kind=2"), smoothing=0.1)
     ours = mean_gradient(model, SeveralAnswersObjective(model, settings, heads()), batch())
     theirs = {name: mean_gradient(model, alone(model, name), alone_batch(name, batch())) for name in OUTPUTS}
     torch.testing.assert_close(ours, sum(weights[name] * theirs[name] for name in OUTPUTS), rtol=1e-5, atol=1e-6)
@@ -135,7 +135,7 @@ def test_parts_with_different_numbers_of_answers_give_the_gradient_of_the_whole(
     model, labels = network(), LABELS.clone()
     labels[:2, 3], labels[4:, :3], labels[2, 0] = float("nan"), -1, -1
     shares = {"kind": 0.5, "tags": 4 / 6, "grams": 4 / 6}
-    objective = SeveralAnswersObjective(model, SeveralAnswers(weights=("tags=3",)), heads(shares))
+    objective = SeveralAnswersObjective(model, SeveralAnswers(answer_weights=("tags=3",)), heads(shares))
     whole = mean_gradient(model, objective, batch(labels))
     parts = mean_gradient(model, objective, batch(labels, [0, 1]), batch(labels, [2]), batch(labels, [3, 4, 5]))
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
@@ -170,8 +170,8 @@ def test_one_class_alone_has_the_very_loss_of_today() -> None:
     ],
 )
 def test_a_weight_that_is_none(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=r"objective\.weights") as raised:
-        weights_of(SeveralAnswers(weights=(text,)), ["kind", "grams"])
+    with pytest.raises(UsageError, match=r"objective\.answer_weights") as raised:
+        weights_of(SeveralAnswers(answer_weights=(text,)), ["kind", "grams"])
     assert said in str(raised.value)
 
 
@@ -187,7 +187,7 @@ ONE = Answers(
 def test_a_run_gets_the_objective_and_the_metric() -> None:
     task = task_for(ONE)
     run, why = task.adapt(Run(objective=Supervised(smoothing=0.1)), ONE)
-    assert run.objective == SeveralAnswers(weights=("kind=1", "tags=1", "grams=1"), smoothing=0.1)
+    assert run.objective == SeveralAnswers(answer_weights=("kind=1", "tags=1", "grams=1"), smoothing=0.1)
     assert run.metric.key == "score" and "grams: a number, weight 1, 1 training image without it" in why["answers"]
     assert task.adapt(run, ONE)[0] == run  # a decided run stays
     for answer, name in (("kind", "top1"), ("tags", "map"), ("grams", "r2")):
@@ -318,7 +318,7 @@ def test_a_run_from_a_table_to_its_predictions(
     monkeypatch.chdir(tmp_path)
     table = write_answers(tmp_path)
     flags = f"{TINY} --epochs 25 --evaluate-every 25ep --checkpoint-every 25ep --batch-size 24 --lr 0.01 --name r"
-    flags += " --data.answers colour tags level lit --objective.kind answers --objective.weights level=0.5"
+    flags += " --data.answers colour tags level lit --objective.kind answers --objective.answer-weights level=0.5"
     flags += " --precision float32 --augment.no-flip"
     assert main(["train", str(table), *flags.split()]) == 0
     said = capsys.readouterr().err
@@ -385,12 +385,11 @@ def test_verbs_that_know_one_answer(
         "weights average one two --out soup": "gives several answers, and networks that do are not averaged",
         "predict one two images/0.png": "gives several answers, and networks that do are not averaged",
         "predict one images/0.png --reject 0.5": "predicts several answers",
-        f"evaluate one {data} --tta flip": "needs classes",
         "predict one images/0.png --tiles 8 --out maps": "draws maps of one answer",
         "export one --to web --out web": "a web page shows one answer",
         "export one --to onnx --precision int8 --calibrate answers.csv --out int8": "gives several answers",
         "weights convert one hf-model --format hf": "cannot express several answers",
-        f"data pack {data} packed": "stores one label for an image",
+        "data pack answers.csv packed --data.answers colour level": "stores one label for an image",
         "data next answers.csv --from one": "predicts several answers",
     }.items():
         assert main(words.split()) in (1, 2), words

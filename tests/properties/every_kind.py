@@ -190,7 +190,7 @@ ROWS: dict[str, Row] = {
     "answers": Row(
         lambda: {
             "data": replace(ANSWERS, path=str(materials() / "answers" / "answers.csv")),
-            "objective": SeveralAnswers(weights=("level=0.5",), smoothing=0.1),
+            "objective": SeveralAnswers(answer_weights=("level=0.5",), smoothing=0.1),
             "augment": Augment(crop="pad", pad=1),
         }
     ),

@@ -24,19 +24,19 @@ from vitrail.words import listing, shown
 def weights_of(settings: SeveralAnswers, names: Sequence[str]) -> dict[str, float]:
     """Return the weight of each answer; 1 without one in the settings. Raises UsageError for a wrong one."""
     found = dict.fromkeys(names, 1.0)
-    for text in settings.weights:
+    for text in settings.answer_weights:
         name, _, value = text.rpartition("=")
         if name not in found:
             raise UsageError(
-                f"objective.weights: {shown(text)} is not the weight of an answer.{did_you_mean(name, names)} Write "
-                f"NAME=WEIGHT with one of {listing(list(names))}"
+                f"objective.answer_weights: {shown(text)} is not the weight of an answer.{did_you_mean(name, names)} "
+                f"Write NAME=WEIGHT with one of {listing(list(names))}"
             )
         try:
             found[name] = float(value)
         except ValueError:
             found[name] = 0.0
         if not 0 < found[name] < float("inf"):
-            raise UsageError(f"objective.weights: {shown(text)}; a weight must be a finite number above 0")
+            raise UsageError(f"objective.answer_weights: {shown(text)}; a weight must be a finite number above 0")
     return found
 
 

@@ -120,7 +120,7 @@ class SeveralAnswers(ObjectiveSettings):
     made_by: ClassVar[str] = "vitrail.objective.answers:SeveralAnswersObjective"
     kind: Literal["answers"] = "answers"
     """The objective: several answers for an image, those that data.answers names."""
-    weights: tuple[str, ...] = ()
+    answer_weights: tuple[str, ...] = ()
     """Weights of the answers in the loss: species=1 weight_g=0.5. The loss is the sum of the answers' losses, each a
     mean over the images that have the answer, times its weight (default: 1 for each)."""
     smoothing: Decay = 0.0

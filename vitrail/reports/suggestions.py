@@ -95,9 +95,9 @@ def _weakest_answer(record: RunRecord, results: AnswerResults) -> list[Suggestio
         return []
     return [
         Suggestion(
-            f"Of the {len(scores)} answers, {worst!r} is far behind the others ({results.parts[worst].in_words()}). Give "
-            "it more weight in the loss. If it stays behind, train a network for it alone and compare.",
-            f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --objective.weights "
+            f"Of the {len(scores)} answers, {worst!r} is far behind the others ({results.parts[worst].in_words()}). "
+            "Give it more weight in the loss. If it stays behind, train a network for it alone and compare.",
+            f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --objective.answer-weights "
             f"{shlex.quote(f'{worst}=3')}",
         )
     ]

@@ -100,11 +100,13 @@ class AnswersTask(Task[AnswerResults]):
         if not isinstance(objective, SeveralAnswers):
             raise UsageError(
                 f"data.answers names several columns, which objective {objective.kind} with these settings cannot "
-                "learn. Set objective.kind to answers, which has the settings weights, smoothing and number_loss"
+                "learn. Set objective.kind to answers, which has the settings answer_weights, smoothing and number_loss"
             )
         weights = weights_of(objective, list(labels.parts))
-        if not objective.weights:
-            objective = replace(objective, weights=tuple(f"{name}={weight:g}" for name, weight in weights.items()))
+        if not objective.answer_weights:
+            objective = replace(
+                objective, answer_weights=tuple(f"{name}={weight:g}" for name, weight in weights.items())
+            )
         metric, (changed, reason) = run.metric, _metric(run.metric, labels)
         told = []
         for head in self.heads(labels):
@@ -284,9 +286,9 @@ class AnswersTask(Task[AnswerResults]):
         """See `Task`."""
         each: dict[str, dict[str, float]] = {}
         for key, value in numbers.items():
-            name, dot, own = key.rpartition(".")
+            name, dot, short = key.rpartition(".")
             if dot:
-                each.setdefault(name, {})[own] = value
+                each.setdefault(name, {})[short] = value
         said = [f"mean score {numbers[SCORE]:.2%}"]
         for name, own in each.items():
             task = next((task for task in self._parts.values() if own.keys() <= {*task.logged}), None)
@@ -343,7 +345,7 @@ def _metric(metric: Metric, labels: Answers) -> tuple[Metric, str]:
                 f"metric.name is {metric.name}, a number of one answer. Name the answer in metric.answer: "
                 f"{listing(list(labels.parts))}"
             )
-        return replace(metric, name=SCORE), "score, the mean of top-1, mAP and R2 (at least 0) of the answers"
+        return replace(metric, name="score"), "score, the mean of top-1, mAP and R2 (at least 0) of the answers"
     if metric.answer not in labels.parts:
         raise UsageError(
             f"metric.answer is {metric.answer!r}, which is no answer. Valid are {listing(list(labels.parts))}"

@@ -332,7 +332,7 @@ class Validation:
         outputs, images = logits.again()
         found = measured(outputs, self.run, images, card, task)
         confidence = task.confidence(found, card.temperature)
-        if world.is_main():
+        if world.is_main() and confidence is not None:
             folder.log("calibration", status.step, **confidence.logged())
             with folder.tolerating("the best model's outputs"):
                 save_results(folder.path / OUTPUTS, found.stored())

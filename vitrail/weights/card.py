@@ -255,7 +255,12 @@ class Card:
             if not isinstance(each, list):
                 raise UsageError(f"answers: expected a list of objects, got {shown(each)}")
             answers = [merge(Answer(), one, f"answers.{number}") for number, one in enumerate(each)]
-            about = {"preprocess": preprocess, "confidence": confidence, "scale": scale, "answers": answers}
+            about: dict[str, Any] = {
+                "preprocess": preprocess,
+                "confidence": confidence,
+                "scale": scale,
+                "answers": answers,
+            }
             return cls(config, **about, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error

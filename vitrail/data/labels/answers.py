@@ -15,8 +15,8 @@ import numpy as np
 from vitrail.data.item import IndexedSource
 from vitrail.data.labels.cells import MISSING, read_cells
 from vitrail.data.labels.numbers import Numbers, parse_numbers
-from vitrail.data.labels.sets import BETWEEN, Answers, LabelSets, Named, named, names_of_text
-from vitrail.data.settings import Columns
+from vitrail.data.labels.sets import BETWEEN, Answers, Named, as_sets, named, names_of_text
+from vitrail.data.settings import Columns, PerImage
 from vitrail.errors import DataError, UsageError
 from vitrail.words import listing, shown
 
@@ -47,9 +47,9 @@ def read_answers(path: str, splits: Mapping[str, IndexedSource], columns: Column
     for place, (name, kind) in enumerate(asked.items()):
         cells = {split: [row[place] for row in rows] for split, rows in names.items()}
         filled = sorted({cell for each in cells.values() for cell in each if _filled(cell)})
-        kind, separate = _kind(name, kind, filled, columns)
+        found_kind, read = _kind(kind, filled, columns)
         for split, each in cells.items():
-            found[split][name] = _read(path, splits[split], name, kind, each, separate)
+            found[split][name] = _read(path, splits[split], name, found_kind, each, read)
     changed: dict[str, IndexedSource] = {}
     for split, source in splits.items():
         if isinstance(source.labels, Answers):
@@ -99,24 +99,26 @@ def _filled(cell: str) -> bool:
     return cell.strip().lower() not in MISSING
 
 
-def _kind(name: str, kind: str | None, filled: Sequence[str], columns: Columns) -> tuple[str, Columns]:
-    """Return the kind of a column with these cells, all different, and how its sets are written.
+def _kind(kind: str | None, filled: Sequence[str], columns: Columns) -> tuple[str, dict[str, str | Sequence[str]]]:
+    """Return the kind of a column with these cells, all different, and what each cell says; nothing of numbers.
 
     Numbers are told from classes that are called by numbers: one has a fraction, or there are many.
     """
     if kind is None and filled and all(map(_is_number, filled)):
         whole = all(float(cell).is_integer() for cell in filled)
         kind = "classes" if whole and len(filled) <= WHOLE else "numbers"
+    if kind == "numbers":
+        return kind, {}
+    per_image: PerImage = "auto" if kind is None else "several" if kind == "labels" else "one"
+    separator = None if kind == "classes" else columns.separator
+    read = _names(filled, columns._replace(per_image=per_image, separator=separator))
     if kind is None:
-        sets = any(not isinstance(cell, str) for cell in _names(filled, columns._replace(per_image="auto")))
-        kind = "labels" if sets else "classes"
-    per_image = columns._replace(per_image="several" if kind == "labels" else "one")
-    return kind, per_image if kind == "labels" else per_image._replace(separator=None)
+        kind = "labels" if any(not isinstance(cell, str) for cell in read) else "classes"
+    return kind, dict(zip(filled, read, strict=True))
 
 
 def _names(filled: Sequence[str], columns: Columns) -> list[str | Sequence[str]]:
-    stored = [cell for cell in filled if cell.startswith("\0")]  # sets as an index stores them
-    if stored:
+    if any(cell.startswith("\0") for cell in filled):  # sets as an index stores them
         return [names_of_text(cell) for cell in filled]
     return [*read_cells(filled, columns, lambda row: f"the cell {shown(filled[row])}")]
 
@@ -128,11 +130,15 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _read(path: str, source: IndexedSource, name: str, kind: str, cells: list[str], columns: Columns) -> Named:
-    """Return the labels that cells are; an empty one is unknown. Raises DataError for a cell that is no number."""
-    filled = [cell for cell in cells if _filled(cell)]
+def _read(
+    path: str, source: IndexedSource, name: str, kind: str, cells: list[str], read: Mapping[str, str | Sequence[str]]
+) -> Named:
+    """Return the labels that cells are, as they are `read`; an empty one is unknown.
+
+    Raises DataError for a cell that is no number.
+    """
     if kind == "numbers":
-        if wrong := next((cell for cell in filled if not _is_number(cell)), None):
+        if wrong := next((cell for cell in cells if _filled(cell) and not _is_number(cell)), None):
             where = source.id(int(np.flatnonzero(source.labels == cells.index(wrong))[0]))  # type: ignore[operator]
             raise DataError(
                 f"{path}: the answer {name!r} of image {where!r} is {shown(wrong)}, and its column holds numbers. "
@@ -140,6 +146,6 @@ def _read(path: str, source: IndexedSource, name: str, kind: str, cells: list[st
             )
         values = [parse_numbers(cell)[0] if _filled(cell) else np.nan for cell in cells]
         return Named(Numbers(np.array(values, dtype=np.float64).reshape(-1, 1)), [name])
-    read = dict(zip(filled, _names(filled, columns), strict=True))
     found = named([read.get(cell) for cell in cells])
-    return Named(LabelSets.of([None] * len(cells), 0), []) if kind == "labels" and not read else found
+    sets = kind == "labels" and isinstance(found.labels, np.ndarray)  # none of these images has any
+    return Named(as_sets(found.labels, len(found.class_names)), found.class_names) if sets else found
