@@ -385,7 +385,7 @@ def test_verbs_that_know_one_answer(
         "weights average one two --out soup": "gives several answers, and networks that do are not averaged",
         "predict one two images/0.png": "gives several answers, and networks that do are not averaged",
         "predict one images/0.png --reject 0.5": "predicts several answers",
-        "predict one images/0.png --tiles 8 --out maps": "draws maps of one answer",
+        "predict one images/0.png --tiles 8 --out maps": "gets maps of one answer",
         "export one --to web --out web": "a web page shows one answer",
         "export one --to onnx --precision int8 --calibrate answers.csv --out int8": "gives several answers",
         "weights convert one hf-model --format hf": "cannot express several answers",

@@ -24,7 +24,7 @@ BUILT_IN = {"None", "Any", "Path", "Iterator", "Mapping", "Tensor", "Module", "N
 """Types of Python and torch, and names of unions."""
 
 NAMES = """
-BEiT DINO MAE Regression Tokenizer
+BEiT DINO MAE Regression SeveralAnswers Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__

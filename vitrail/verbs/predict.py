@@ -208,10 +208,6 @@ def predict(
         for file in (Path(out), errors_file(Path(out))):
             check_writable(file, UsageError)
     network = load_together(model, compute, calibrate=calibrate)
-    if folder is not None and network.card.answers:
-        raise UsageError(
-            "--tiles with a folder as --out draws maps of one answer, and there are several: --out FILE.csv"
-        )
     rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
     job = None
     if out is not None and is_bulk(out):
