@@ -221,3 +221,25 @@ def write_levels(folder: Path, training: int = 72, test: int = 24) -> Path:
             (f"images/{number}.png", str(level), str(1000 + 10 * red), "train" if number < training else "test")
         )
     return write_table(folder / "levels.csv", rows)
+
+
+def write_answers(folder: Path, training: int = 72, test: int = 24) -> Path:
+    """Write answers.csv, a table of images with four answers, of which every sixth cell is empty, or all of a row.
+
+    "colour" is the brightest channel, "tags" says which others are not black, and "level" is the brightest value,
+    in other units.
+    """
+    rng = np.random.default_rng(0)
+    (folder / "images").mkdir(parents=True)
+    rows: list[tuple[str, ...]] = [("path", "colour", "tags", "level", "lit", "split")]
+    for number in range(training + test):
+        colour, level = int(rng.integers(3)), int(rng.integers(120, 250))
+        others = rng.random(3) < 0.5
+        pixels = rng.integers(0, 20, (8, 8, 3)) + 80 * others
+        pixels[..., colour] = level
+        tags = [name for name, there in zip(COLOURS, others, strict=True) if there] or ["none lit"]
+        cells = [COLOURS[colour], "|".join(tags), f"{10 * level}.5", "yes" if level > 180 else "no"]
+        cells = ["" if rng.random() < 1 / 6 or number == 3 else cell for cell in cells]
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"images/{number}.png")
+        rows.append((f"images/{number}.png", *cells, "train" if number < training else "test"))
+    return write_table(folder / "answers.csv", rows)

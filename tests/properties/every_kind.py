@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from references import once, scenes, write_levels, write_table
+from references import once, scenes, write_answers, write_levels, write_table
 from tiny_runs import SHORT, tiny_run
 from torch import nn
 
@@ -32,6 +32,7 @@ from vitrail.objective.settings import (
     MaskedPatch,
     ObjectiveSettings,
     Regression,
+    SeveralAnswers,
     Supervised,
     Tokenizer,
 )
@@ -42,6 +43,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.save import save
 
 DIGITS = Data(path="digits", subset=64, test="none")
+ANSWERS = Data(answers=("colour", "tags", "level", "lit"), test="none")
 STILL = Model(width=16, depth=1, heads=2, mlp_dim=32)
 """A network without anything random."""
 PRETRAINED = dict(model="Ti/4", image_size=16, augment=Augment(scale=(0.5, 1.0), also=("rotate90", "noise")))
@@ -82,6 +84,7 @@ def materials() -> Path:
         ImageTokenizer(TOKENIZER, 4).save(place / "tokenizer")
         write_table(place / "labels.csv", [("path", "labels"), *scenes(place / "labels", 64, 64)])
         write_levels(place / "numbers", 72)
+        write_answers(place / "answers")
 
     return once("materials", make)
 
@@ -193,6 +196,21 @@ ROWS: dict[str, Row] = {
             "objective": Regression(loss="mse"),
             "augment": Augment(crop="pad", pad=1, mixup=0.2, also=("elastic@0.5",)),
             **tuned("attention+positions"),
+        }
+    ),
+    "answers": Row(
+        lambda: {
+            "data": replace(ANSWERS, path=str(materials() / "answers" / "answers.csv")),
+            "objective": SeveralAnswers(answer_weights=("level=0.5",), smoothing=0.1),
+            "augment": Augment(crop="pad", pad=1),
+        }
+    ),
+    "answers, huber": Row(
+        lambda: {
+            "data": replace(ANSWERS, path=str(materials() / "answers" / "answers.csv"), subset=48),
+            "objective": SeveralAnswers(number_loss="huber"),
+            "augment": Augment(crop="pad", pad=1),
+            "workers": 1,
         }
     ),
     "teacher": Row(

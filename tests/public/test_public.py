@@ -24,7 +24,7 @@ BUILT_IN = {"None", "Any", "Path", "Iterator", "Mapping", "Tensor", "Module", "N
 """Types of Python and torch, and names of unions."""
 
 NAMES = """
-BEiT DINO DINOv2 MAE Regression Tokenizer
+BEiT DINO DINOv2 MAE Regression SeveralAnswers Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
@@ -51,6 +51,7 @@ augment.also augment.mixup augment.pad augment.randaugment augment.randaugment_f
 augment.ratio augment.repeats augment.scale augment.three_augment
 augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout decode_on
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
+data.answers metric.answer objective.answer_weights objective.number_loss
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
 data.fold data.group
 calibrate

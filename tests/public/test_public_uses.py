@@ -151,6 +151,9 @@ run.objective.smoothing == 0.1
 # Regression
 run = vitrail.Run(objective=vitrail.Regression(loss="huber"))
 run.objective.huber_delta == 1
+# SeveralAnswers
+run = vitrail.Run(objective=vitrail.SeveralAnswers(answer_weights=("species=1", "weight_g=0.5")))
+run.objective.number_loss == "mse"
 # MAE
 run = vitrail.Run(objective=vitrail.MAE(ratio=0.6))
 run.objective.ratio == 0.6

@@ -18,7 +18,7 @@ import numpy as np
 from vitrail.data.item import Findings, IndexedSource, origin, split_title
 from vitrail.data.labels.label_from import KINDS, ImageFiles, compiled, labels_of, text_in_name
 from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import LabelSets, class_counts
+from vitrail.data.labels.sets import Answers, LabelSets, class_counts
 from vitrail.data.settings import FOLDER, Columns, Data
 from vitrail.errors import DataError, UsageError
 from vitrail.version import need
@@ -111,7 +111,7 @@ def hold_out_groups(
 
 def _strata(source: IndexedSource) -> np.ndarray:
     """Return the class of each image by which folds are alike; of several labels the rarest, of numbers none."""
-    labels = source.labels
+    labels = source.labels.strata() if isinstance(source.labels, Answers) else source.labels
     if isinstance(labels, Numbers):
         return np.zeros(len(source), dtype=np.int64)
     if not isinstance(labels, LabelSets):

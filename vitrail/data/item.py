@@ -17,10 +17,13 @@ import numpy as np
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import UNKNOWN as UNKNOWN
 from vitrail.data.labels.sets import (
+    Answers,
     Label,
     Labels,
+    Named,
     as_sets,
     class_counts,
+    classes_of_answers,
     concatenated,
     label_at,
     one_label,
@@ -74,7 +77,7 @@ class IndexedSource(Protocol):
 
     @property
     def labels(self) -> Labels:
-        """int64 [N], `LabelSets` for images with several labels, or `Numbers`."""
+        """int64 [N], `LabelSets` for images with several labels, `Numbers`, or `Answers`."""
         ...
 
     def id(self, index: int) -> str:
@@ -219,7 +222,7 @@ class Subset:
         self._source = source
         self._indices = None if indices is None else np.asarray(indices, dtype=np.int64)
         self.class_names = list(source.class_names if class_names is None else class_names)
-        labels = _translate(source, self.class_names)
+        labels = _translate(source.labels, source.class_names, self.class_names)
         labels = as_sets(labels, len(self.class_names)) if several else labels
         self.labels: Labels = labels if self._indices is None else labels[self._indices]
         self.sizes = source.sizes if self._indices is None else source.sizes[self._indices]
@@ -346,28 +349,39 @@ def origin(source: IndexedSource, index: int) -> tuple[IndexedSource, int]:
     return source, index
 
 
-def _translate(source: IndexedSource, class_names: list[str]) -> Labels:
-    """Return the labels of `source` as indices into `class_names`. Raises DataError for an unknown class."""
-    if source.class_names == class_names:
-        return source.labels
-    if isinstance(source.labels, Numbers):
-        if len(source.class_names) == len(class_names) == 1:  # the column of the only target may have another name
-            return source.labels
-        if sorted(source.class_names) != sorted(class_names):
+def _translate(labels: Labels, own: list[str], class_names: list[str]) -> Labels:
+    """Return labels of classes with their `own` names as indices into `class_names`.
+
+    Raises DataError for an unknown class.
+    """
+    if own == class_names:
+        return labels
+    if isinstance(labels, Answers):
+        wanted = classes_of_answers(class_names)
+        if lacking := [name for name in wanted if name not in labels.parts]:
             raise DataError(
-                f"the targets of these images are {listing(source.class_names)}, and those needed are "
+                f"the answers of these images are {listing(list(labels.parts))}, and {listing(lacking)} is needed, "
+                "too. Name its column in data.answers"
+            )
+        return Answers({name: Named(_translate(*labels.parts[name], names), names) for name, names in wanted.items()})
+    if isinstance(labels, Numbers):
+        if len(own) == len(class_names) == 1:  # the column of the only target may have another name
+            return labels
+        if sorted(own) != sorted(class_names):
+            raise DataError(
+                f"the targets of these images are {listing(own)}, and those needed are "
                 f"{listing(class_names)}. Name their columns in data.label_columns"
             )
     position = {name: index for index, name in enumerate(class_names)}
-    counts = class_counts(source.labels, len(source.class_names))
-    extra = [name for name, count in zip(source.class_names, counts, strict=True) if count and name not in position]
+    counts = class_counts(labels, len(own))
+    extra = [name for name, count in zip(own, counts, strict=True) if count and name not in position]
     if extra:
         raise DataError(
             f"classes that are not among the {len(class_names)} known ones: {listing(extra)}; "
             f"known are {listing(class_names)}. Rename the class folders or labels, or leave these images out"
         )
-    table = np.array([position.get(name, UNKNOWN) for name in source.class_names], dtype=np.int64)
-    return translated(source.labels, table, len(class_names))
+    table = np.array([position.get(name, UNKNOWN) for name in own], dtype=np.int64)
+    return translated(labels, table, len(class_names))
 
 
 def split_word(name: str) -> str:

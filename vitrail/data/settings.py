@@ -145,6 +145,10 @@ class Data(Extensible, section="data"):
     label_columns: tuple[str, ...] | None = None
     """Columns of a table that are classes, with 1 for an image of the class and 0 for another; or columns of numbers to
     predict (default: all columns of zeros and ones, if no column holds labels)."""
+    answers: tuple[str, ...] | None = None
+    """Columns of a CSV that are several answers for an image, each predicted by itself: species weight_g. A column is
+    one class, a set of labels or a number; with ':classes', ':labels' or ':numbers' behind its name it is that. A cell
+    may be empty (default: one column holds the labels)."""
     label_separator: str | None = None
     """Text between the labels of an image in a cell of a table, such as '|' (default: '|' or ';' if the cells are sets
     of labels that occur in other cells, too)."""
@@ -216,6 +220,7 @@ class Data(Extensible, section="data"):
             self.label_from,
             Selection.of(self.include, self.exclude),
             self.group,
+            self.answers,
             tuple(name for name in splits if name and name not in ("train", "none", "subset")),  # train is the default
         )
 
@@ -240,6 +245,8 @@ class Columns(NamedTuple):
     """`Data.include` and `Data.exclude`."""
     group: str | None = None
     """`Data.group`, which may be a column."""
+    answers: tuple[str, ...] | None = None
+    """`Data.answers`."""
     splits: tuple[str, ...] = ()
     """Splits that `Data.train`, `Data.validation` and `Data.test` name: folders of these names are splits."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from vitrail.data.groups import grouped_folds, hold_out_groups
 from vitrail.data.item import IndexedSource, ids
 from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import LabelSets, class_counts, stored_texts
+from vitrail.data.labels.sets import Answers, LabelSets, class_counts, stored_texts
 from vitrail.errors import UsageError
 
 _LEAF = 16
@@ -104,10 +104,10 @@ def hold_out(
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
     if groups is not None:
         return hold_out_groups(source, groups, share, seed)
-    if isinstance(source.labels, LabelSets):
-        out = stratified(source.labels, _ranks(source, seed, "hold-out"), share)
+    if isinstance(labels := _strata(source), LabelSets):
+        out = stratified(labels, _ranks(source, seed, "hold-out"), share)
     else:
-        position, count = _within_class(source, _classes(source), seed, "hold-out")
+        position, count = _within_class(source, labels, seed, "hold-out")
         out = position < np.clip(np.rint(share * count), 1, count - 1)
     return np.flatnonzero(~out), np.flatnonzero(out)
 
@@ -123,10 +123,10 @@ def folds(source: IndexedSource, count: int, seed: int, groups: np.ndarray | Non
         raise UsageError(f"data.fold divides {len(source):,} training images into {count:,} folds; valid are 2 to that")
     if groups is not None:
         return grouped_folds(source, groups, count, seed)
-    ranks, labels = _ranks(source, seed, "fold"), source.labels
+    ranks, labels = _ranks(source, seed, "fold"), _strata(source)
     found = np.empty(len(source), dtype=np.int64)
     if not isinstance(labels, LabelSets):
-        found[np.lexsort((ranks, _classes(source)))] = np.arange(len(source)) % count
+        found[np.lexsort((ranks, labels))] = np.arange(len(source)) % count
         return found
     left = np.arange(len(source))
     for fold in range(count - 1):
@@ -147,18 +147,19 @@ def subset(source: IndexedSource, size: int | float, seed: int) -> np.ndarray:
     if not (0 < size <= 1 if share else 1 <= size <= len(source)):
         raise UsageError(f"a subset of {size} images: valid are 1..{len(source)}, or a share above 0.0 and up to 1.0")
     count = max(1, round(size * len(source))) if share else int(size)
-    if isinstance(source.labels, LabelSets):
-        return np.sort(stratified_order(source.labels, _ranks(source, seed, "subset"))[:count])
-    position, members = _within_class(source, _classes(source), seed, "subset")
+    if isinstance(labels := _strata(source), LabelSets):
+        return np.sort(stratified_order(labels, _ranks(source, seed, "subset"))[:count])
+    position, members = _within_class(source, labels, seed, "subset")
     # the k-th of the n images of a class has position (k + 1/2) / n, so any prefix has all classes in proportion
     order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / members))
     return np.sort(order[:count])
 
 
-def _classes(source: IndexedSource) -> np.ndarray:
-    """Return the classes in which splits are stratified, int64 [N]: one for all images whose labels are numbers."""
+def _strata(source: IndexedSource) -> np.ndarray | LabelSets:
+    """Return the classes in which splits are stratified: one for all images whose labels are numbers."""
     labels = source.labels
-    assert not isinstance(labels, LabelSets)
+    if isinstance(labels, Answers):
+        return labels.strata()
     return np.zeros(len(source), dtype=np.int64) if isinstance(labels, Numbers) else labels
 
 

@@ -98,13 +98,13 @@ class KeptLogits:
     def _batches(self) -> list[Batch]:
         return [Batch(logits.get(), labels, index) for logits, labels, index in self._kept]
 
-    def temperature(self) -> float | None:
-        """Return the temperature, the same in every process (see `fit_if_better`)."""
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the kept logits and labels of all processes, each image once."""
         mine = [(kept.index.numpy(), kept.labels.numpy(), kept.images.float().numpy()) for kept in self._batches()]
         parts = [part for process in world.gather(mine) for part in process]
         index, labels, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
         rows = np.unique(index, return_index=True)[1]
-        return fit_if_better(logits[rows], labels[rows])
+        return logits[rows], labels[rows]
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from vitrail.errors import UsageError
 from vitrail.import_path import Extensible, is_own
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ SEVERAL_LABELS = ("map", "micro_f1", "exact")
 NUMBERS = ("r2", "mae", "rmse")
 """Metrics of images whose labels are numbers."""
 
-HEADLINES = ("top1", "map", "r2")
+SCORE = "score"
+"""Metric of several answers for an image: the mean of their headlines."""
+OF_CLASSES, OF_LABELS = (*ONE_LABEL, "macro_f1", "nll"), (*SEVERAL_LABELS, "macro_f1", "nll")
+"""All metrics of one class and of several labels."""
+
+HEADLINES = (SCORE, "top1", "map", "r2")
 """The number of each kind of evaluation that says how good a network is."""
 TITLES = {
     "top1": "top-1",
@@ -30,6 +36,7 @@ TITLES = {
     "r2": "R2",
     "mae": "MAE",
     "rmse": "RMSE",
+    SCORE: "mean score",
 }
 """Names of metrics in sentences."""
 FEW = 1000
@@ -37,7 +44,7 @@ FEW = 1000
 
 
 def headline(numbers: Mapping[str, float]) -> str | None:
-    """Return which number of an evaluation says how good a network is: top1, map or r2; None for none of them."""
+    """Return which number of an evaluation says how good a network is: score, top1, map or r2; None without them."""
     return next((name for name in HEADLINES if name in numbers), None)
 
 
@@ -87,18 +94,26 @@ class Metric(Extensible, section="metric"):
     """
 
     name: Literal[
-        "top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact", "r2", "mae", "rmse"
+        "top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact", "r2", "mae", "rmse", "score"
     ] = "top1"
     """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
     and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties. For images with
     several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right).
-    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets."""
+    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets. For several answers: score (in place
+    of top1), the mean over answers of top1, map and r2, which counts as 0 below 0; or a number of one `answer`."""
+    answer: str | None = None
+    """Answer whose number is meant, if data.answers names several (default: the mean over answers)."""
     all_classes: ClassVar[bool] = False
     """Whether `value` needs the probabilities of all classes, not only of the five best."""
 
     def value(self, found: Results) -> float:
         """Return the number from the outputs for all images, whose labels are `found.label`."""
-        return float(getattr(found, self.name))
+        if self.answer is None:
+            return float(getattr(found, self.name))
+        parts: Mapping[str, Results] = getattr(found, "parts", {})
+        if self.answer not in parts:
+            raise UsageError(f"metric.answer is {self.answer!r}, which no image has that is evaluated: name another")
+        return float(getattr(parts[self.answer], self.name))
 
     def rank(self, value: float) -> float:
         """Return how good a value is: larger is better."""
@@ -107,4 +122,5 @@ class Metric(Extensible, section="metric"):
     @property
     def key(self) -> str:
         """The name under which the number is logged."""
-        return type(self).__name__.lower() if is_own(type(self)) else self.name
+        name = type(self).__name__.lower() if is_own(type(self)) else self.name
+        return name if self.answer is None else f"{self.answer}.{name}"

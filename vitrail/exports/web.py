@@ -81,6 +81,8 @@ def page_of(card: Card, output: str, to: str, vendor: bool, vendor_from: str | P
         return None
     if card.preprocess.bands is not None:
         raise UsageError("a web page reads RGB images, and this network takes other bands: add --to onnx")
+    if card.answers and output != "features":
+        raise UsageError("a web page shows one answer, and this network gives several: add --to onnx")
     if output == "features":
         raise UsageError("a web page shows classes or numbers, not features. Export logits, or add --to onnx")
     return Page(runtime_files(vendor_from) if vendored else {})

@@ -138,7 +138,7 @@ def export_model(
     if any_size and KINDS[to].single:
         raise UsageError(f"a program for {to} takes images of one size: leave out any_size, or export to onnx")
     check_opset(opset, to)
-    check_calibration(precision, output, calibrate)
+    check_calibration(precision, output, card, calibrate)
     page = page_of(card, output, to, vendor, vendor_from)
     kind, module = KINDS[to], runtime(to)
     given = None if calibrate is None else draw_samples(calibrate, card)
@@ -229,7 +229,7 @@ def check_opset(opset: int | None, to: str) -> None:
         raise UsageError(f"opset is {shown(opset)}; valid: {', '.join(map(str, FIRST_RUNTIME))} (default: {OPSET})")
 
 
-def check_calibration(precision: str, output: str, calibrate: Data | str | Path | None) -> None:
+def check_calibration(precision: str, output: str, card: Card, calibrate: Data | str | Path | None) -> None:
     """Raise UsageError unless int8, and only int8, comes with images to calibrate on and an accuracy to measure."""
     if precision == "int8" and calibrate is None:
         raise UsageError(
@@ -238,6 +238,8 @@ def check_calibration(precision: str, output: str, calibrate: Data | str | Path 
         )
     if precision == "int8" and output == "features":
         raise UsageError("int8 is kept only if accuracy is, and features have none. Export logits or probabilities")
+    if precision == "int8" and card.answers:
+        raise UsageError("int8 is kept only if the accuracy of classes is, and this network gives several answers")
     if precision != "int8" and calibrate is not None:
         raise UsageError(f"only int8 programs are calibrated, and precision is {precision}: remove --calibrate")
 

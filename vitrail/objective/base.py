@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,8 @@ class ImageBatch(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 [batch]; with several labels int8 [batch, classes], 1 for each label; of numbers [batch, targets]."""
+        """int64 [batch]; with several labels int8 [batch, classes], 1 for each label; of numbers [batch, targets]; of
+        several answers their rows [batch, width] (`vitrail.data.labels.sets.Answers`)."""
 
     @property
     def index(self) -> Tensor:
@@ -106,6 +107,23 @@ class Moment:
         return min(self.done * self.total / steps, 1.0) if steps else 1.0
 
 
+class Head(NamedTuple):
+    """One of several answers that a network learns: a part of its outputs."""
+
+    name: str
+    kind: Literal["classes", "labels", "numbers"]
+    outputs: int
+    share: float
+    """Share of the training images whose answer is known, above 0."""
+    scale: TargetScale | None = None
+    """Mean and deviation of a number."""
+
+    @property
+    def width(self) -> int:
+        """Number of values in the rows of labels."""
+        return 1 if self.kind == "classes" else self.outputs
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """The facts about a run that the settings of an objective need to build it."""
@@ -119,6 +137,8 @@ class RunFacts:
     """Mean number of images of each class that an epoch shows; empty if it is not known."""
     scale: TargetScale | None = None
     """Mean and deviation of the targets, if the labels are numbers."""
+    heads: Sequence[Head] = ()
+    """The answers, if there are several for an image."""
 
 
 class Objective(nn.Module, ABC):
@@ -130,6 +150,8 @@ class Objective(nn.Module, ABC):
 
     moment = Moment()
     """The current progress; set by `at`."""
+    label_width: int | None = None
+    """Length of the label of an image where it is a row of several answers."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

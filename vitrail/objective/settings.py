@@ -114,6 +114,22 @@ class Regression(ObjectiveSettings):
 
 
 @dataclass(frozen=True)
+class SeveralAnswers(ObjectiveSettings):
+    """Several answers for each image at once (`vitrail.objective.answers`)."""
+
+    made_by: ClassVar[str] = "vitrail.objective.answers:SeveralAnswersObjective"
+    kind: Literal["answers"] = "answers"
+    """The objective: several answers for an image, those that data.answers names."""
+    answer_weights: tuple[str, ...] = ()
+    """Weights of the answers in the loss: species=1 weight_g=0.5. The loss is the sum of the answers' losses, each a
+    mean over the images that have the answer, times its weight (default: 1 for each)."""
+    smoothing: Decay = 0.0
+    """Label smoothing of classes and sets of labels: share of the target that is spread over all classes."""
+    number_loss: Literal["mse", "huber"] = "mse"
+    """Loss of numbers, of errors in standard deviations. mse: squared error; huber: linear from one deviation on."""
+
+
+@dataclass(frozen=True)
 class Distill(Settings, section="distill"):
     """What the network learns from the teacher that `Run.teacher` names (`vitrail.objective.distillation`)."""
 

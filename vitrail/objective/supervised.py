@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -285,8 +285,13 @@ class RegressionObjective(Objective):
         outputs = self.model(prepared.images)
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         error = (outputs.detach() - prepared.targets).abs().mean(dim=1).sum()
-        if self.config.loss == "huber":
-            losses = F.huber_loss(outputs, prepared.targets, reduction="none", delta=self.config.huber_delta)
-        else:
-            losses = F.mse_loss(outputs, prepared.targets, reduction="none")
-        return losses.mean(dim=1).sum(), len(prepared), {"error": error}
+        losses = number_losses(outputs, prepared.targets, self.config.loss, self.config.huber_delta)
+        return losses.sum(), len(prepared), {"error": error}
+
+
+def number_losses(outputs: Tensor, targets: Tensor, loss: Literal["mse", "huber"], delta: float = 1.0) -> Tensor:
+    """Return the loss of each image [batch], the mean over targets, from outputs and targets [batch, targets]."""
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if loss == "huber":
+        return F.huber_loss(outputs, targets, reduction="none", delta=delta).mean(dim=1)
+    return F.mse_loss(outputs, targets, reduction="none").mean(dim=1)

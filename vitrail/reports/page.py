@@ -21,6 +21,7 @@ from markupsafe import Markup
 from vitrail.config import to_yaml
 from vitrail.costs.estimate import amount
 from vitrail.errors import UsageError
+from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.label_scores import LabelScores, label_calibration, labels_before_scaling
@@ -128,7 +129,17 @@ def _numbers(found: NumberScores) -> dict[str, Any]:
     return {"rows": tables.targets(found), "figures": [scatter(found, number) for number in drawn]}
 
 
-SHOWN_OF: dict[str, Callable[[Any], dict[str, Any]]] = {"classes": _classes, "labels": _labels, "numbers": _numbers}
+def _answers(found: AnswerResults) -> dict[str, Any]:
+    """Return what is shown of each answer."""
+    return {name: SHOWN_OF[part.task](part) for name, part in found.parts.items()}
+
+
+SHOWN_OF: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "classes": _classes,
+    "labels": _labels,
+    "numbers": _numbers,
+    "answers": _answers,
+}
 """Task -> what is drawn and listed of its results, which templates/tasks/TASK.html says."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
 from vitrail.data.images.whole import CUT_OFF
+from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import DINOv2, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
@@ -38,6 +39,8 @@ FORGOTTEN = 0.02
 """Loss of accuracy on the classes that a network knew from which their images are missed."""
 WORSE = 0.02
 """Loss of kNN accuracy from which features that learned on without labels are called worse."""
+BEHIND = 0.7
+"""Share of the best answer's score up to which another answer is far behind."""
 CERTAIN = 0.9
 """Probability of a wrong class from which the label of an image is looked at."""
 
@@ -61,12 +64,14 @@ def advises(record: RunRecord) -> bool:
 def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
     """Return at most three suggestions for a classifier with one label per image, or one for a pretrained network.
 
-    There are none for a classifier without an evaluation.
+    There are none for a classifier without an evaluation, and one for several answers of which one is much worse.
 
     image_size: Shorter side of the network's input in pixels, if the network could be loaded.
     """
     if record.self_supervised:
         return _after_pretraining(record, image_size or 0)
+    if isinstance(record.results, AnswerResults):
+        return _weakest_answer(record, record.results)
     if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
         return []
     seen = _Seen(record, record.run, record.evaluation, image_size or 0)
@@ -90,6 +95,22 @@ def _after_pretraining(record: RunRecord, image_size: int) -> list[Suggestion]:
     recipe = " --recipe finetune-small" if 0 < image_size < PHOTOGRAPHS else ""
     reason = "The network has learned without labels, so it has no classes yet. Fine-tune it on images with labels."
     return [Suggestion(reason, f"vitrail finetune labelled/ --from {shlex.quote(str(record.folder))}{recipe}")]
+
+
+def _weakest_answer(record: RunRecord, results: AnswerResults) -> list[Suggestion]:
+    """Return what to do about an answer that is far behind the others; nothing if none is."""
+    scores = {name: max(float(getattr(part, part.headline)), 0.0) for name, part in results.parts.items()}
+    worst = min(scores, key=lambda name: scores[name])
+    if len(scores) < 2 or scores[worst] > BEHIND * max(scores.values()) or record.run is None:
+        return []
+    return [
+        Suggestion(
+            f"Of the {len(scores)} answers, {worst!r} is far behind the others ({results.parts[worst].in_words()}). "
+            "Give it more weight in the loss. If it stays behind, train a network for it alone and compare.",
+            f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --objective.answer-weights "
+            f"{shlex.quote(f'{worst}=3')}",
+        )
+    ]
 
 
 @dataclass(frozen=True)

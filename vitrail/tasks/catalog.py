@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.data.labels.answers import MOST
 from vitrail.data.labels.sets import Labels
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation import classify, label_scores, number_scores
 from vitrail.evaluation.results import Results
 from vitrail.files import replacing
+from vitrail.tasks.answers import AnswersTask
 from vitrail.tasks.classes import ClassTask
 from vitrail.tasks.labels import LabelTask
 from vitrail.tasks.numbers import NumberTask
@@ -24,12 +26,15 @@ from vitrail.tasks.task import Task
 if TYPE_CHECKING:
     from vitrail.weights.card import Card
 
-TASKS: dict[str, Task[Any]] = {task.name: task for task in (ClassTask(), LabelTask(), NumberTask())}
+_OF_ONE: tuple[Task[Any], ...] = (ClassTask(), LabelTask(), NumberTask())
+TASKS: dict[str, Task[Any]] = {task.name: task for task in (*_OF_ONE, AnswersTask(_OF_ONE))}
 """Name -> task."""
-MARKS = {"numbers": "numbers", "targets": "labels"}
+MARKS = {"answers": "answers", "numbers": "numbers", "targets": "labels"}
 """Array that only one task has in a file of results -> name of the task; without any of them it is "classes"."""
 ARRAYS = {*classify.STORED, *label_scores.STORED, *number_scores.STORED, "bad", "uncalibrated", "temperature", "scale"}
 """Arrays of all tasks in files of results."""
+OF_ANSWERS = {"answers", *(f"{number}.{name}" for number in range(MOST) for name in ARRAYS)}
+"""Arrays of several answers: each has those of its task."""
 
 
 def task_of(card: Card) -> Task[Any]:
@@ -52,7 +57,7 @@ def save_results(path: Path, found: Results) -> None:
 def load_results(path: Path, class_names: Sequence[str]) -> Results:
     """Read a file that `save_results` wrote. Raises DataError for a damaged or different file."""
     try:
-        with closing(Npz(path, DataError, only=tuple(sorted(ARRAYS)))) as file:
+        with closing(Npz(path, DataError, only={*ARRAYS, *OF_ANSWERS})) as file:
             name = next((task for array, task in MARKS.items() if array in file.headers), "classes")
             found: Results = TASKS[name].read(file, class_names)
             bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]

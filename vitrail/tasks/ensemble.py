@@ -39,6 +39,8 @@ class Ensemble:
     def __init__(self, members: Sequence[Any], names: Sequence[str]) -> None:
         self.members = list(members)
         cards: list[Card] = [member.card for member in members]
+        if cards[0].answers:
+            raise UsageError(f"{names[0]} gives several answers, and networks that do are not averaged. Give one")
         for name, card in zip(names[1:], cards[1:], strict=True):
             if why := _difference(names[0], cards[0], name, card):
                 raise UsageError(f"{why}. Networks that are averaged must agree in this")

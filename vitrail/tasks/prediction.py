@@ -39,10 +39,15 @@ class Prediction(NamedTuple):
     """For a network that predicts numbers: target -> number, in the units of its data."""
     box: TileBox | None = None
     """For a tile of an image: where it lies."""
+    answers: dict[str, Prediction] | None = None
+    """For a network that gives several answers: name -> answer, without a path."""
 
     def as_json(self, digits: int | None = None) -> dict[str, Any]:
         """Return the row as JSON values, with probabilities of `digits` decimals."""
         place = {"path": self.path, **({} if self.box is None else self.box._asdict())}
+        if self.answers is not None:
+            each = {name: one.as_json(digits) for name, one in self.answers.items()}
+            return {**place, "answers": {name: _without_path(one) for name, one in each.items()}}
         if self.numbers is not None:
             return {**place, "numbers": self.numbers}
         top = _pairs(zip(self.classes, self.probabilities, strict=True), digits)
@@ -57,6 +62,8 @@ class Prediction(NamedTuple):
         """Return the columns of a table of such predictions and their values: lists of several labels are one value."""
         path, best, probable = PREDICTIONS
         place = [(path, self.path), *zip(TileBox._fields, self.box or (), strict=False)]
+        if self.answers is not None:
+            return place + [column for name, one in self.answers.items() for column in _of_answer(name, one)]
         if self.numbers is not None:
             return [*place, *self.numbers.items()]
         if self.labels is not None:
@@ -68,6 +75,21 @@ class Prediction(NamedTuple):
             suffix = "" if rank == 1 else f"_{rank}"
             found += [(best + suffix, name), (probable + suffix, share)]
         return found if self.rejected is None else [*found, ("rejected", self.classes[0] if self.rejected else "")]
+
+
+def _without_path(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "path"}
+
+
+def _of_answer(answer: str, one: Prediction) -> Iterator[tuple[str, Any]]:
+    """Yield the columns of one of several answers: its class or number under its name, others behind it."""
+    for name, value in one.columns()[1:]:
+        if one.numbers is not None:
+            yield name, value
+        elif name.startswith("class") or name == "labels":
+            yield answer + name.removeprefix("class").removeprefix("labels"), value
+        else:  # as many decimals as elsewhere, because numbers beside it have all
+            yield f"{answer} {name}", [round(each, 6) for each in value] if isinstance(value, list) else round(value, 6)
 
 
 class Unreadable(NamedTuple):
@@ -112,7 +134,8 @@ def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: FileKind
     """Write predictions one by one and return their counts.
 
     kind "csv": columns path, class, probability, class_2, probability_2, ...; for several labels path, labels and
-    probabilities, with "|" between them; for numbers path and a column for each target. "jsonl": one object per line
+    probabilities, with "|" between them; for numbers path and a column for each target; for several answers path and
+    the columns of each, such as species and "species probability". "jsonl": one object per line
     with path, class, probability and top; for several labels path, labels and top; for numbers path and numbers. With
     rejection, an image that gets no class has NONE as class, and CSV has another column: the class that was rejected.
     A Path is replaced atomically when all rows are written, and unreadable files are listed (path, reason, message) in
@@ -149,7 +172,7 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
         else:
             if not summary.predicted:
                 table.writerow([name for name, _ in row.columns()])
-            decimals = 6 if row.numbers is None else None
+            decimals = 6 if row.numbers is None and row.answers is None else None
             table.writerow([_text(value, decimals) for _, value in row.columns()])
         summary.predicted += 1
         summary.what = "image" if row.box is None else "tile"
@@ -226,6 +249,8 @@ def _read(line: bytes) -> Row | None:
         row = Unreadable(path, first, *more) if isinstance(first, str) else Prediction(path, first, *more)
         if isinstance(row, Prediction) and row.box is not None:
             row = row._replace(box=TileBox(*row.box))
+        if isinstance(row, Prediction) and row.answers is not None:
+            row = row._replace(answers={name: Prediction(*one) for name, one in row.answers.items()})
     except (ValueError, TypeError):
         return None
     return row if line.endswith(b"\n") else None

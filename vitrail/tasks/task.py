@@ -21,8 +21,12 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.indexed import GivenImages
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import BEST_CLASSES
+from vitrail.evaluation.confidence import fit_if_better
 from vitrail.evaluation.results import Results
+from vitrail.objective.base import Head
+from vitrail.objective.settings import SeveralAnswers
 from vitrail.tasks.prediction import Prediction
+from vitrail.weights.answer import Confidences
 from vitrail.weights.confidence import Confidence
 from vitrail.words import as_text
 
@@ -73,6 +77,13 @@ class Task(ABC, Generic[Found]):
         """
         return None
 
+    def heads(self, labels: Labels) -> list[Head]:
+        """Return the answers that a network learns from these labels; none if it gives one.
+
+        Raises DataError for an answer of which nothing can be learned.
+        """
+        return []
+
     # a network
 
     @abstractmethod
@@ -119,6 +130,13 @@ class Task(ABC, Generic[Found]):
         reject: Smallest probability of the best class; it adds a column, if classes have one.
         """
 
+    def fitted(self, card: Card, logits: np.ndarray, labels: np.ndarray) -> Confidence | Confidences:
+        """Return temperatures that suit the outputs of a network for images with known labels, the same everywhere.
+
+        logits: float32 [images, outputs]. labels: As batches have them. See `fit_if_better`.
+        """
+        return Confidence(temperature=fit_if_better(logits, labels) or 1.0)
+
     # images
 
     def settings(self, data: Data, card: Card) -> Data:
@@ -135,7 +153,7 @@ class Task(ABC, Generic[Found]):
 
     # results
 
-    def confidence(self, found: Found, temperature: float) -> Confidence | None:
+    def confidence(self, found: Found, temperature: float) -> Confidence | Confidences | None:
         """Return what results on validation images say about the probabilities of a network; None without any."""
         return None
 
@@ -184,6 +202,11 @@ def refuse_classes(run: Any) -> None:
         raise UsageError(
             f"objective {run.objective.kind} needs numbers as labels, and these are classes "
             f"(data.labels_per_image is {run.data.labels_per_image!r}). Set data.labels_per_image to 'numbers'"
+        )
+    if isinstance(run.objective, SeveralAnswers):
+        raise UsageError(
+            "objective answers needs several answers for an image, and these have one. Name their columns in "
+            "data.answers, or leave objective.kind out"
         )
 
 

@@ -20,8 +20,7 @@ from torch import nn
 from vitrail import world
 from vitrail.config import CLASS, plain
 from vitrail.data.cache import cache_folder
-from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import Labels, LabelSets, class_counts
+from vitrail.data.labels.sets import Labels, class_counts
 from vitrail.data.loading.loader import Loader
 from vitrail.data.loading.order import places_per_class
 from vitrail.data.roles import Splits
@@ -319,11 +318,13 @@ def build_objective(
     says so. Raises UsageError if settings contradict each other or the model, and what `load_objective_weights` raises.
     """
     run = decision.run
-    if isinstance(labels, LabelSets | Numbers):
-        counts = class_counts(labels, classes)
-    else:
+    if labels is None or isinstance(labels, np.ndarray):
         counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
-    task = RunFacts(run.seed, classes, run.augment, decision.preprocess, tuple(counts.tolist()), decision.scale)
+    else:
+        counts = class_counts(labels, classes)
+    task = RunFacts(
+        run.seed, classes, run.augment, decision.preprocess, tuple(counts.tolist()), decision.scale, decision.heads
+    )
     if teacher is None:
         objective = _built(run.objective, model, task)
     elif isinstance(run.objective, Supervised):

@@ -104,7 +104,8 @@ def _loss(
     """Return the loss of this number of black images, of the network's size by default."""
     pixels = torch.zeros(images, config.channels, *(size or config.image_size), dtype=_pixel_type(run))
     zeros = torch.zeros(images, dtype=torch.int64)
-    labels = torch.zeros(images, config.classes) if run.objective.numbers else zeros
+    width = config.classes if run.objective.numbers else objective.label_width
+    labels = zeros if width is None else torch.zeros(images, width)
     device = next(objective.parameters()).device
     half = autocast_dtype(run.precision)
     with torch.autocast(device.type, dtype=half, enabled=half is not None):

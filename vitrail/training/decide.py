@@ -31,6 +31,7 @@ from vitrail.evaluation.label_scores import UNCHOSEN
 from vitrail.evaluation.metric import Metric
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetConfig, ViTConfig, variant
+from vitrail.objective.base import Head
 from vitrail.objective.settings import DINO, BEiT, DINOv2, Distill, MaskedPatch, Tokenizer
 from vitrail.ranges import height_width, size_text
 from vitrail.tasks.catalog import task_for
@@ -39,6 +40,7 @@ from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import NOMINAL, Run, check_batch
 from vitrail.version import install_extra
+from vitrail.weights.answer import Answer
 from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.words import time_span, without_folders
@@ -86,6 +88,8 @@ class Decision:
     """Whether the network learns to predict several labels for an image."""
     scale: TargetScale | None = None
     """Mean and deviation of the targets, if the network learns to predict numbers."""
+    heads: Sequence[Head] = ()
+    """The answers, if the network learns several for an image."""
     cut: str = ""
     """A warning if the network sees too little of the images."""
 
@@ -113,7 +117,19 @@ class Decision:
         names = list(class_names) if self.run.supervised else []
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
         config = cast(Config, self.config)  # a card reads only what every kind of config has
-        return Card(config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
+        answers = [
+            Answer(
+                head.name,
+                head.kind,
+                head.outputs,
+                (UNCHOSEN,) * head.outputs * (head.kind == "labels"),
+                None,
+                head.scale,
+            )
+            for head in self.heads
+        ]
+        about = {"provenance": provenance, "thresholds": thresholds, "scale": self.scale, "answers": answers}
+        return Card(config, names, self.preprocess, **about)
 
     @property
     def autocast(self) -> bool:
@@ -191,7 +207,8 @@ def decide(run: Run, facts: Facts) -> Decision:
     if scale is not None:
         each = zip(facts.class_names, scale.mean, scale.deviation, strict=True)
         why["scale"] = "; ".join(f"{name}: mean {mean:.6g}, deviation {spread:.6g}" for name, mean, spread in each)
-    return Decision(run, config, facts.device, why, facts.start, several, scale, cut)
+    heads = task.heads(facts.labels) if run.supervised else []
+    return Decision(run, config, facts.device, why, facts.start, several, scale, heads, cut)
 
 
 def _check_objective(run: Run) -> None:

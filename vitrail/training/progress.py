@@ -140,7 +140,7 @@ class Progress:
         elif self._expected is not None:
             of = f" of about {self._expected}"
         metrics = "".join(
-            f"  {name} {value:.4f}" if name.endswith(" loss") else f"  {name} {value:.1%}"
+            f"  {name} {value:.4f}" if name.endswith((" loss", ".loss")) else f"  {name} {value:.1%}"
             for name, value in means.items()
             if name != "loss"
         )

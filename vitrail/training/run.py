@@ -29,6 +29,7 @@ from vitrail.objective.settings import (
     MaskedPatch,
     ObjectiveSettings,
     Regression,
+    SeveralAnswers,
     Supervised,
     Tokenizer,
 )
@@ -353,9 +354,10 @@ class Run(Settings):
     lora_on: Literal["attention", "mlp", "both"] | None = None
     """For tune lora: layers that get an update. attention: q, k, v and output projections; mlp: both dense layers of
     the MLPs (default: attention)."""
-    objective: Supervised | Regression | MaskedPatch | MAE | BEiT | DINO | DINOv2 | Tokenizer | ObjectiveSettings = (
-        field(default_factory=Supervised)
-    )
+    objective: (
+        Supervised | Regression | SeveralAnswers | MaskedPatch | MAE | BEiT | DINO | DINOv2 | Tokenizer
+        | ObjectiveSettings
+    ) = field(default_factory=Supervised)  # fmt: skip
     """What the network learns, chosen by `objective.kind`: from labels or numbers, or without labels."""
     teacher: str | None = None
     """Trained network from which this one learns, too (distillation): a run, a model folder, a weight file, or a name

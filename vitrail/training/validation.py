@@ -40,6 +40,7 @@ from vitrail.training.measures import FewShotProbe, KNNProbe, Measure, Objective
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
 from vitrail.training.saved_network import SavedNetwork, copied_network, saved_network
+from vitrail.weights.answer import Confidences
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
@@ -50,7 +51,6 @@ from vitrail.words import shown
 
 OUTPUTS = "evaluation.npz"
 """File of a run folder with the best model's outputs for the validation images."""
-LOGGED = ("temperature", "ece_before", "ece")
 BEST = "the best model"
 """Its name in messages about a full disk."""
 SHARES = {
@@ -74,7 +74,7 @@ class Accuracy(Measure):
 
     def __init__(self, model: nn.Module, run: Run, card: Card, change: ClassChange | None = None) -> None:
         self._model, self._run, self.task, self._change = model, run, task_of(card), change
-        self._card = replace(card, thresholds=[])  # they are chosen anew at each evaluation
+        self._card = card.unchosen()  # they are chosen anew at each evaluation
         self._found: Results | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
@@ -248,7 +248,7 @@ class Validation:
 
     @world.main_alone("signing the models")
     @world.on_main
-    def sign(self, folder: RunFolder, confidence: Confidence | None = None) -> None:
+    def sign(self, folder: RunFolder, confidence: Confidence | Confidences | None = None) -> None:
         """Complete the cards of the finished models.
 
         They get their outputs for a fixed image, for `vitrail weights verify`. The best model gets its confidence, and
@@ -308,7 +308,9 @@ class Validation:
         compute = partial(floors, splits.train, measured, seconds=status.elapsed, pixels=pixels)
         return world.from_main("measuring what a linear classifier reaches", compute)
 
-    def calibrated(self, folder: RunFolder, status: RunStatus, check: Callable[[], None]) -> Confidence | None:
+    def calibrated(
+        self, folder: RunFolder, status: RunStatus, check: Callable[[], None]
+    ) -> Confidence | Confidences | None:
         """Return the confidence of the best model on the validation images, and write its outputs for them anew.
 
         None if calibration is off, for a network that learns without labels or is not vitrail's, without validation
@@ -323,14 +325,15 @@ class Validation:
         card = self.saved.best_card(folder, self.card).with_confidence(None)
         logits = KeptLogits(outputs, Rounds(self.loader, check), len(self.loader.source))
         before = measured(logits, self.run, logits, card, task)
-        if not math.isfinite(before.metrics()["nll"]):
+        numbers = before.metrics()
+        if not math.isfinite(numbers.get("nll", numbers.get("loss", math.nan))):
             return None
-        card = card.with_confidence(Confidence(temperature=logits.temperature() or 1.0))
+        card = card.with_confidence(task.fitted(card, *logits.rows()))
         outputs, images = logits.again()
         found = measured(outputs, self.run, images, card, task)
         confidence = task.confidence(found, card.temperature)
-        if world.is_main():
-            folder.log("calibration", status.step, **{name: getattr(confidence, name) for name in LOGGED})
+        if world.is_main() and confidence is not None:
+            folder.log("calibration", status.step, **confidence.logged())
             with folder.tolerating("the best model's outputs"):
                 save_results(folder.path / OUTPUTS, found.stored())
         return confidence

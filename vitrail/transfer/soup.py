@@ -26,7 +26,6 @@ from vitrail.evaluation.results import Results
 from vitrail.model.variants import flat
 from vitrail.tasks.catalog import task_of
 from vitrail.weights.card import PARENTS, Card
-from vitrail.weights.confidence import Confidence
 from vitrail.weights.save import UNTOLD
 
 Tensors = Mapping[str, Tensor]
@@ -100,6 +99,8 @@ def statistics_differ(mean: Tensors, one: Tensors) -> bool:
 def require_alike(cards: Mapping[str, Card]) -> None:
     """Raise WeightsError, naming the first difference, for networks whose weights have no mean. Name -> card."""
     (first, card), *others = cards.items()
+    if card.answers:
+        raise WeightsError(f"{first} gives several answers, and networks that do are not averaged")
     for name, other in others:
         if type(card.config) is not type(other.config) or card.task != other.task:
             raise WeightsError(f"{first} and {name} are networks of different kinds, so their weights have no mean")
@@ -134,7 +135,7 @@ def soup_card(card: Card, names: Sequence[str], parents: Sequence[Card], kind: s
 def measured(card: Card, predict: Predict, images: Batches) -> Results:
     """Return the results of a network with this card; thresholds of labels are chosen on the images."""
     task, names = task_of(card), card.class_names
-    return task.measure(predict, images, names, replace(card, thresholds=[]), temperature=1.0)  # type: ignore[no-any-return]
+    return task.measure(predict, images, names, card.unchosen(), temperature=1.0)  # type: ignore[no-any-return]
 
 
 def measured_card(card: Card, predict: Predict, images: Batches, count: int) -> tuple[Card, Results]:
@@ -149,7 +150,7 @@ def measured_card(card: Card, predict: Predict, images: Batches, count: int) -> 
     card = replace(task.on_card(card, found), metrics=metrics)
     if not task.probable:
         return card, found
-    card = card.with_confidence(Confidence(temperature=logits.temperature() or 1.0))
+    card = card.with_confidence(task.fitted(card, *logits.rows()))
     again, kept = logits.again()
     found = task.measure(again, kept, card.class_names, card, temperature=card.temperature)
     return card.with_confidence(task.confidence(found, card.temperature)), found

@@ -192,6 +192,8 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
         raise UsageError(
             "no weights are given. Name them: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
         )
+    if run.data.answers is not None:
+        raise UsageError("sweep compares one number of one answer: name a single column, --data.label-column COLUMN")
     if dev is None:
         data = asked.settings.get("data")
         same = data.get("holdout") if isinstance(data, Mapping) else None  # in a sweep, --data.holdout means --dev

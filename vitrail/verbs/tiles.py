@@ -116,7 +116,9 @@ class TileMaps:
 
 
 def _answer(row: Prediction) -> str | dict[str, float] | None:
-    """Return the class of a tile, None if it has none, or its numbers."""
+    """Return the class of a tile, None if it has none, or its numbers. Raises UsageError for several answers."""
+    if row.answers is not None:
+        raise UsageError("a folder as --out gets maps of one answer, and this network gives several: --out FILE.csv")
     if row.numbers is not None:
         return row.numbers
     if row.labels is not None:

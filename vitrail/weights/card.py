@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from vitrail.config import field_types, merge, plain
 from vitrail.data.labels.numbers import TargetScale
+from vitrail.data.labels.sets import BETWEEN
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.variants import NAMES, ORIGIN_FIELDS, ResNetConfig, ViTConfig, flat, variant
+from vitrail.weights.answer import Answer, Confidences
 from vitrail.weights.confidence import Confidence
 from vitrail.words import shown
 
@@ -70,6 +72,9 @@ class Card:
     scale: TargetScale | None = None
     """For a network that predicts numbers: mean and deviation of each target, by which its outputs are multiples. None
     for a network that predicts classes."""
+    answers: list[Answer] = field(default_factory=list)
+    """For a network that gives several answers for an image: each of them, in the order of their outputs. Thresholds,
+    confidence and scale are then in these."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.config.classes:
@@ -77,7 +82,12 @@ class Card:
                 f"a card with {len(self.class_names)} class names for a model with {self.config.classes} "
                 "classes. Give one name for each class, or none."
             )
-        if self.config.classes == 1 and self.scale is None and not self.thresholds:
+        if self.answers and sum(answer.outputs for answer in self.answers) != self.config.classes:
+            raise WeightsError(
+                f"a card whose answers have {[answer.outputs for answer in self.answers]} outputs for a model with "
+                f"{self.config.classes} outputs. Their sum must be that"
+            )
+        if self.config.classes == 1 and self.scale is None and not self.thresholds and not self.answers:
             # the softmax of one output is 1 for every image; its sigmoid says how probable the class is
             object.__setattr__(self, "thresholds", [USUAL_THRESHOLD])
         if self.thresholds and len(self.thresholds) != self.config.classes:
@@ -104,8 +114,11 @@ class Card:
             self.config.check_tokens(self.preprocess.image_size)
 
     @property
-    def task(self) -> Literal["classes", "labels", "numbers"]:
-        """What the network predicts for an image (`vitrail.tasks`): one class, several labels, or numbers."""
+    def task(self) -> Literal["classes", "labels", "numbers", "answers"]:
+        """What the network predicts for an image (`vitrail.tasks`): one class, several labels, numbers, or several
+        answers of these kinds."""
+        if self.answers:
+            return "answers"
         return "numbers" if self.scale is not None else "labels" if self.thresholds else "classes"
 
     @property
@@ -118,6 +131,39 @@ class Card:
         """By what logits are divided before they become probabilities."""
         return 1.0 if self.confidence is None else self.confidence.temperature
 
+    def of_answers(self) -> dict[str, tuple[slice, Card]]:
+        """Return for each of `answers`: its name -> its outputs, and the card of a network with this answer alone."""
+        found, end = {}, 0
+        for answer in self.answers:
+            outputs, end = slice(end, end + answer.outputs), end + answer.outputs
+            names = [name.removeprefix(f"{answer.name}{BETWEEN}") for name in self.class_names[outputs]]
+            found[answer.name] = (
+                outputs,
+                replace(
+                    self,
+                    config=replace(self.config, classes=answer.outputs),
+                    class_names=names,
+                    thresholds=list(answer.thresholds),
+                    confidence=answer.confidence,
+                    scale=answer.scale,
+                    answers=[],
+                ),
+            )
+        return found
+
+    def with_answers(self, cards: Mapping[str, Card]) -> Card:
+        """Return the card with the thresholds and the confidence of each answer from its own card."""
+        each = [(answer, cards.get(answer.name)) for answer in self.answers]
+        answers = [
+            answer if own is None else replace(answer, thresholds=tuple(own.thresholds), confidence=own.confidence)
+            for answer, own in each
+        ]
+        return replace(self, answers=answers)
+
+    def unchosen(self) -> Card:
+        """Return the card without thresholds of labels, which are then chosen on the images that are measured."""
+        return replace(self, thresholds=[], answers=[replace(answer, thresholds=()) for answer in self.answers])
+
     def unmeasured(self) -> Card:
         """Return the card without what was measured on these weights: metrics, temperature, thresholds, provenance.
 
@@ -128,10 +174,18 @@ class Card:
         if own := {name: value for name, value in self.provenance.items() if name not in kept}:
             kept.setdefault(PARENTS, [own])
         thresholds = [USUAL_THRESHOLD] * len(self.thresholds)
-        return replace(self, metrics={}, provenance=kept, thresholds=thresholds, confidence=None, reference={})
+        card = self.with_answers({name: one.unmeasured() for name, (_, one) in self.of_answers().items()})
+        return replace(card, metrics={}, provenance=kept, thresholds=thresholds, confidence=None, reference={})
 
-    def with_confidence(self, confidence: Confidence | None) -> Card:
-        """Return the card with another confidence, or without one; thresholds stay those of equal logits."""
+    def with_confidence(self, confidence: Confidence | Confidences | None) -> Card:
+        """Return the card with another confidence, or without one; thresholds stay those of equal logits.
+
+        Of several answers each has its own.
+        """
+        if self.answers or isinstance(confidence, Confidences):
+            found = confidence if isinstance(confidence, Confidences) else {}
+            each = {name: one.with_confidence(found.get(name)) for name, (_, one) in self.of_answers().items()}
+            return self.with_answers(each)
         changed = replace(self, confidence=confidence)
         scale = self.temperature / changed.temperature
         return replace(changed, thresholds=[_scaled(value, scale) for value in self.thresholds])
@@ -174,6 +228,8 @@ class Card:
             del values["confidence"]
         if self.scale is None:
             del values["scale"]
+        if not self.answers:
+            del values["answers"]
         if self.preprocess.bands is None:
             del values["preprocess"]["bands"]
         return {"format": FORMAT, "version": VERSION, "kind": kind, **values}
@@ -195,7 +251,17 @@ class Card:
             confidence = None if found is None else merge(Confidence(), found, "confidence")
             of = values.pop("scale", None)
             scale = None if of is None else merge(TargetScale(), of, "scale")
-            return cls(config, preprocess=preprocess, confidence=confidence, scale=scale, **_checked(values))
+            each = values.pop("answers", [])
+            if not isinstance(each, list):
+                raise UsageError(f"answers: expected a list of objects, got {shown(each)}")
+            answers = [merge(Answer(), one, f"answers.{number}") for number, one in enumerate(each)]
+            about: dict[str, Any] = {
+                "preprocess": preprocess,
+                "confidence": confidence,
+                "scale": scale,
+                "answers": answers,
+            }
+            return cls(config, **about, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
 

@@ -74,6 +74,10 @@ class Confidence(Settings):
             f"{self.ece_before:.2%} before and {self.ece:.2%} after"
         )
 
+    def logged(self) -> dict[str, float]:
+        """Return the numbers for the log of a run."""
+        return {"temperature": self.temperature, "ece_before": self.ece_before, "ece": self.ece}
+
     def rejection(self, threshold: float) -> Rejection | None:
         """Return what a threshold, rounded down to a hundredth, means on the images; None if they were not counted."""
         if not self.named or not self.images:

@@ -225,6 +225,8 @@ def _left_out(found: Card, card: Card) -> list[str]:
     if card.scale != found.scale:
         what = "that numbers are predicted, and their" if found.scale is None else "the numbers'"
         lost.append(f"{what} mean and deviation")
+    if card.answers:
+        lost.append(f"which outputs are which of {len(card.answers)} answers, and what they mean")
     if card.temperature != found.temperature:
         lost.append(f"the temperature {card.temperature:.4g} of its probabilities")
     if card.licence and found.licence != card.licence:

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitrail.data.item import DataSet, IndexedSource
 from vitrail.data.labels.numbers import Numbers, parse_numbers, target_names
-from vitrail.data.labels.sets import UNKNOWN, Labels, LabelSets, as_one, as_sets, class_counts
+from vitrail.data.labels.sets import UNKNOWN, Answers, Labels, LabelSets, as_one, as_sets, class_counts
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError
 from vitrail.words import shown
@@ -28,6 +28,8 @@ def of_one_kind(found: DataSet, columns: Columns) -> DataSet:
     Raises DataError if it says "one", and an image has several labels or none; or if it says "numbers", and the labels
     are something else.
     """
+    if any(isinstance(source.labels, Answers) for source in found.splits.values()):
+        return found  # each answer has a kind of its own (`vitrail.data.labels.answers`)
     if columns.per_image == "numbers":
         return _as_numbers(found, columns)
     if columns.per_image == "several":

@@ -1,13 +1,16 @@
 """The labels of images: one class for each (an int64 array), any number of classes (`LabelSets`), or `Numbers`.
 
+Several of these side by side are `Answers`.
+
 A source has one kind in `labels`. All have a length and are cut by an array of indices, `labels[indices]`. Code that
 can use one class per image only calls `one_label`, which rejects the other kinds by name.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,7 +26,10 @@ SEPARATOR = "|"
 """Text between the names of an image's labels where they are written in one cell."""
 
 Label = int | np.ndarray
-"""Label of one image: a class, or the classes of a set, int64 [k], ascending; or UNKNOWN; or float64 [targets]."""
+"""Label of one image: a class, or the classes of a set, int64 [k], ascending; or UNKNOWN; or float64 [targets]; or a
+row of `Answers`, float64 [width]."""
+BETWEEN = ": "
+"""Text between the name of an answer and that of one of its classes."""
 
 
 class LabelSets:
@@ -102,8 +108,72 @@ class LabelSets:
         return marks
 
 
-Labels = np.ndarray | LabelSets | Numbers
-"""int64 [N], or a set for each image, or numbers."""
+class Answers:
+    """Several answers for each image, each with labels of its own kind.
+
+    parts: Name of each answer -> its labels and class names. Among the classes of all answers, a class is
+    "species: cat", and a number has the name of its answer.
+    """
+
+    def __init__(self, parts: Mapping[str, Named]) -> None:
+        self.parts = dict(parts)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())).labels)
+
+    def __getitem__(self, indices: np.ndarray | slice) -> Answers:
+        return Answers({name: Named(part.labels[indices], part.class_names) for name, part in self.parts.items()})
+
+    @property
+    def width(self) -> int:
+        """Length of a row: 1 for a class, and for labels and numbers their number."""
+        return sum(label_width(part.labels) for part in self.parts.values())
+
+    @property
+    def known(self) -> np.ndarray:
+        """bool [N]: whether any answer of an image is known."""
+        found: np.ndarray = np.any([known(part.labels) for part in self.parts.values()], axis=0)
+        return found
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the outputs of all answers, in order."""
+        return [
+            name if isinstance(part.labels, Numbers) else f"{name}{BETWEEN}{one}"
+            for name, part in self.parts.items()
+            for one in part.class_names
+        ]
+
+    def at(self, index: int) -> np.ndarray:
+        """Return the row of an image: a class, or 1 for each label and 0 for the others, -1 if unknown; or numbers."""
+        row: list[float] = []
+        for labels, _ in self.parts.values():
+            label = label_at(labels, index)
+            if isinstance(labels, LabelSets):
+                marks = np.zeros(labels.width) if isinstance(label, np.ndarray) else np.full(labels.width, UNKNOWN)
+                if isinstance(label, np.ndarray):
+                    marks[label] = 1
+                row.extend(marks.tolist())
+            else:
+                row.extend([label] if isinstance(label, int) else label.tolist())
+        return np.array(row)
+
+    def strata(self) -> np.ndarray | LabelSets:
+        """Return the classes of all answers as one set for each image; one class for all if there are only numbers."""
+        pairs, begin = [], 0
+        for labels, names in self.parts.values():
+            if not isinstance(labels, Numbers):
+                sets = as_sets(labels, len(names))
+                pairs.append((sets.rows, sets.classes + begin))
+                begin += len(names)
+        if not pairs:
+            return np.zeros(len(self), dtype=np.int64)
+        rows, classes = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        return LabelSets.of_pairs(rows, classes, len(self), begin)
+
+
+Labels = np.ndarray | LabelSets | Numbers | Answers
+"""int64 [N], or a set for each image, or numbers, or several of these."""
 
 
 class Named(NamedTuple):
@@ -111,6 +181,20 @@ class Named(NamedTuple):
 
     labels: Labels
     class_names: list[str]
+
+
+def label_width(labels: Labels) -> int:
+    """Return how many values say the label of an image in a row of `Answers`."""
+    return 1 if isinstance(labels, np.ndarray) else labels.width
+
+
+def classes_of_answers(class_names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the name of each answer -> its own class names, from those of the outputs (`Answers.class_names`)."""
+    found: dict[str, list[str]] = {}
+    for name in class_names:
+        answer, between, own = name.partition(BETWEEN)
+        found.setdefault(answer, []).append(own if between else answer)
+    return found
 
 
 def named(values: Sequence[str | Sequence[str] | None], class_names: Sequence[str] | None = None) -> Named:
@@ -149,6 +233,9 @@ def label_at(labels: Labels, index: int) -> Label:
 
 def label_names(labels: Labels, index: int, class_names: Sequence[str]) -> list[str]:
     """Return the names of an image's classes, or its numbers as texts; none for an unknown label."""
+    if isinstance(labels, Answers):
+        each = {name: label_text(part, index, names) for name, (part, names) in labels.parts.items()}
+        return [f"{name}{BETWEEN}{text}" for name, text in each.items() if text]
     if isinstance(labels, Numbers):
         return [f"{value:.6g}" for value in labels.at(index).tolist() if value == value]
     label = label_at(labels, index)
@@ -168,6 +255,8 @@ def set_text(names: Iterable[str]) -> str:
 
 def stored_texts(labels: Labels, class_names: Sequence[str]) -> list[str]:
     """Return each image's label as an index stores it: the name of a class, a `set_text`, or numbers; "" if unknown."""
+    if isinstance(labels, Answers):
+        return [json.dumps(row) for row in zip(*(stored_texts(*part) for part in labels.parts.values()), strict=True)]
     if isinstance(labels, Numbers):
         return labels.texts()
     if not isinstance(labels, LabelSets):
@@ -191,6 +280,8 @@ def known(labels: Labels) -> np.ndarray:
 
 def class_counts(labels: Labels, classes: int) -> np.ndarray:
     """Return the number of images of each class, int64 [classes]. An image counts for each of its labels or targets."""
+    if isinstance(labels, Answers):
+        return np.concatenate([class_counts(part, len(names)) for part, names in labels.parts.values()])
     if isinstance(labels, Numbers):
         return np.full(classes, np.count_nonzero(labels.known))
     numbers = labels.classes if isinstance(labels, LabelSets) else labels[labels >= 0]
@@ -198,7 +289,10 @@ def class_counts(labels: Labels, classes: int) -> np.ndarray:
 
 
 def translated(labels: Labels, table: np.ndarray, width: int) -> Labels:
-    """Return the labels with class c renamed to `table[c]`, int64 [classes], as one of `width` classes."""
+    """Return the labels with class c renamed to `table[c]`, int64 [classes], as one of `width` classes.
+
+    `labels` are of one kind."""
+    assert not isinstance(labels, Answers)
     if isinstance(labels, LabelSets):
         return LabelSets.of_pairs(labels.rows, table[labels.classes], len(labels), width, labels.known)
     if isinstance(labels, Numbers):
@@ -208,6 +302,11 @@ def translated(labels: Labels, table: np.ndarray, width: int) -> Labels:
 
 def concatenated(parts: Sequence[Labels]) -> Labels:
     """Return the labels of several sources in sequence; sets if those of any source are sets."""
+    if of_answers := [part.parts for part in parts if isinstance(part, Answers)]:
+        every = {name: [one[name].labels for one in of_answers] for name in of_answers[0]}
+        return Answers(
+            {name: Named(concatenated(each), of_answers[0][name].class_names) for name, each in every.items()}
+        )
     if numbers := [part.values for part in parts if isinstance(part, Numbers)]:
         return Numbers(np.concatenate(numbers))
     width = next((part.width for part in parts if isinstance(part, LabelSets)), None)
@@ -221,16 +320,16 @@ def concatenated(parts: Sequence[Labels]) -> Labels:
 
 
 def as_sets(labels: Labels, width: int) -> LabelSets:
-    """Return labels as sets: one class becomes a set of one. `labels` are not numbers."""
-    assert not isinstance(labels, Numbers)
+    """Return labels as sets: one class becomes a set of one. `labels` are no numbers and no answers."""
+    assert not isinstance(labels, Numbers | Answers)
     return labels if isinstance(labels, LabelSets) else LabelSets.of_one(labels, width)
 
 
 def as_one(labels: Labels) -> np.ndarray | None:
     """Return sets of exactly one class each as int64 [N]; None if an image with known labels has another number.
 
-    `labels` are not numbers."""
-    assert not isinstance(labels, Numbers)
+    `labels` are no numbers and no answers."""
+    assert not isinstance(labels, Numbers | Answers)
     if not isinstance(labels, LabelSets):
         return labels
     if not np.array_equal(labels.counts, labels.known):
@@ -242,6 +341,11 @@ def as_one(labels: Labels) -> np.ndarray | None:
 
 def one_label(labels: Labels, what: str) -> np.ndarray:
     """Return int64 [N]. Raises DataError, which names `what` needs it, for images with several labels or numbers."""
+    if isinstance(labels, Answers):
+        raise DataError(
+            f"{what} needs one class for each image, and these images have several answers "
+            f"({listing(list(labels.parts))}). Name one column in data.label_column, in the place of data.answers"
+        )
     if isinstance(labels, Numbers):
         raise DataError(
             f"{what} needs one class for each image, and the labels of these images are numbers. Train and measure a "

@@ -19,7 +19,7 @@ from vitrail.data.images.batched import Augmentation, Plan
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import IndexedSource, is_remote
 from vitrail.data.labels.numbers import Numbers
-from vitrail.data.labels.sets import Label, LabelSets, one_label
+from vitrail.data.labels.sets import Answers, Label, LabelSets, one_label
 from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling
 from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
 from vitrail.data.loading.processes import ReaderProcesses, Ring
@@ -266,7 +266,7 @@ class Loader:
         """Return the memory of the labels of a batch, to be filled."""
         if isinstance(self._labels, LabelSets):
             return np.zeros((count, self._labels.width), dtype=np.int8)
-        if isinstance(self._labels, Numbers):
+        if isinstance(self._labels, Numbers | Answers):
             return np.empty((count, self._labels.width), dtype=np.float64)
         return np.empty(count, dtype=np.int64)
 

@@ -30,7 +30,7 @@ from vitrail.data.images.geometry import resize
 from vitrail.data.images.pixels import check_finite
 from vitrail.data.images.stored import read_stored
 from vitrail.data.item import IndexedSource, Rejected, Subset
-from vitrail.data.labels.sets import label_at, stored_texts
+from vitrail.data.labels.sets import Answers, label_at, stored_texts
 from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import LostImages, each_image, threads
 from vitrail.data.settings import Bits, Data
@@ -75,6 +75,8 @@ def pack_data(data: Data | str, folder: str | Path, *, outside: bool = False, **
     target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
     found = open_and_warn(data)
+    if any(isinstance(source.labels, Answers) for source in found.splits.values()):
+        raise UsageError("data pack stores one label for an image. Leave data.answers out, and keep the CSV")
     if found.findings.outside and not outside:
         raise DataError(
             f"{found.findings.outside:,} images lie outside {data.path}, the first {found.findings.first_outside}, and "

@@ -17,6 +17,7 @@ from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.image_names import FORMATS, is_readable, missing_packages
 from vitrail.data.item import DataSet, IndexedSource, Subset, split_title
+from vitrail.data.labels.answers import read_answers
 from vitrail.data.labels.kind import alike_classes, of_one_kind
 from vitrail.data.labels.label_from import ENDINGS, is_list_file
 from vitrail.data.labels.sets import known
@@ -175,6 +176,7 @@ def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> Dat
     if not kept:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
+    kept = kept if columns.answers is None else read_answers(path, kept, columns)
     findings = found.findings
     findings.warnings += masks_beside(kept.values())
     if findings.outside:

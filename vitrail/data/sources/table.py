@@ -6,6 +6,7 @@ Ours and not a data frame library's, because an error must name its row.
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -13,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
 from vitrail.data.item import DataSet, Findings, is_usual, split_word
+from vitrail.data.labels.answers import with_kind
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.settings import Columns
@@ -110,6 +112,9 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
 
 def _labels(tables: list[CsvTable], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
     """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
+    if columns.answers is not None:  # read by `vitrail.data.labels.answers`
+        yield from (table.labels for table in tables)
+        return
     if columns.per_image not in ("one", "numbers") and any(table.predictions for table in tables):
         columns = columns._replace(separator=columns.separator or SEPARATOR)
     cells = [label for table in tables for label in table.labels if isinstance(label, str)]
@@ -136,7 +141,8 @@ def read_table(
     split = lowered.index("split") if "split" in lowered else None
     others = {name: place for place, name in enumerate(header) if place not in (image, split)}
     holds = {name: partial(_holds_marks, rows, place) for name, place in others.items()}
-    labels, are_classes = label_columns(header, columns, str(file), holds)
+    answers = [find_column(header, name, (), "answer", str(file)) for name, _ in map(with_kind, columns.answers or ())]
+    labels, are_classes = (tuple(answers), False) if answers else label_columns(header, columns, str(file), holds)
     named = columns.group_column
     group = None if named is None else header.index(find_column(header, named, (), "group", str(file)))
     used = {header[place] for place in (image, split, group) if place is not None} | {*labels}
@@ -149,6 +155,9 @@ def read_table(
     places = [header.index(name) for name in labels]
     for number, row in rows:
         where = f"row {number}"
+        if answers and all(_cell(row, place).lower() in MISSING for place in places):
+            findings.drop(text(_cell(row, image)), f"{where}: no cell of {listing(answers)} is filled")
+            continue
         table.rows.append(where)
         table.paths.append(text(_cell(row, image)))
         table.splits.append("" if split is None else _cell(row, split))
@@ -164,6 +173,8 @@ def read_table(
             else:  # a row that lacks a number has no label
                 lacks = any(cell.strip().lower() in MISSING for cell in cells)
                 table.labels.append("" if lacks else SEPARATOR.join(cells))
+        elif answers:
+            table.labels.append(json.dumps([_cell(row, place) for place in places]))
         else:
             cell = text(_cell(row, places[0]))
             table.labels.append(from_text(cell) if predictions else cell)

@@ -112,6 +112,7 @@ class LenientDataKeywords(TypedDict, total=False):
     image_column: str | None
     label_column: str | None
     label_columns: Sequence[str] | str | None
+    answers: Sequence[str] | str | None
     label_separator: str | None
     labels_per_image: PerImage
     label_from: str | Path | None

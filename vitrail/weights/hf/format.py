@@ -122,6 +122,8 @@ class HuggingFace:
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the folder `path`. Raises WeightsError if transformers has no such model."""
         config = model.config
+        if card.answers:
+            raise WeightsError("format 'hf' cannot express several answers for an image; keep the folder of the model")
         if not isinstance(config, ViTConfig):
             raise WeightsError("format 'hf' cannot express this model: it is a ResNet; save it as 'timm' or 'bit'")
         encoder = _target(model, config, card)
