@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, dense, new_norm
 from vitrail.model.native import Grids, grids_of
 from vitrail.model.own_part import is_own_part
-from vitrail.model.posemb import Grid, build_positions
+from vitrail.model.posemb import Grid, Queried, build_positions
 from vitrail.model.stem import Normalise, build_stem, check_images, refuse_script
 from vitrail.model.variants import ViTConfig
 from vitrail.ranges import Layers, selected
@@ -155,16 +156,18 @@ class ViT(nn.Module):
         layer: int,
         tokens: Tensor,
         places: Tensor,
-        grid: Grid | Grids,
+        grid: Grid | Grids | Queried,
         keep: Tensor | None = None,
         num_queries: int | None = None,
     ) -> Tensor:
         """Eq. 2, 3 for one layer."""
-        positions = self.positions.added(layer, grid)
+        positions = self.positions.added(layer, grid.grid if isinstance(grid, Queried) else grid)
+        if positions is not None and isinstance(grid, Queried):
+            positions = F.pad(positions, (0, 0, 0, grid.queries))
         if positions is not None and keep is not None:
             positions = _take(positions, keep, self.config.prefix)
         tokens = self._plus(tokens, positions)
-        needed = self.positions.needs_grid or self.config.block == "axial" or isinstance(grid, Grids)
+        needed = self.positions.needs_grid or self.config.block == "axial" or isinstance(grid, Grids | Queried)
         where = (places, grid) if needed else ()
         last = dict(num_queries=num_queries) if num_queries is not None and layer == len(self.blocks) - 1 else {}
         return self.blocks[layer](tokens, *where, **last)
