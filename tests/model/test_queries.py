@@ -11,7 +11,7 @@ from transformers import EomtImageProcessorPil
 from vitrail.model.build import freeze
 from vitrail.model.compute import attention_path
 from vitrail.model.posemb import AtLayer, Queried, build_positions
-from vitrail.model.queries import Answers, Queries, ask
+from vitrail.model.queries import Answers
 from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.model.vit import ViT
 
@@ -30,11 +30,11 @@ def error(found: Tensor, expected: Tensor) -> float:
 def test_transformers_eomt(share: float, path: str) -> None:
     """The classes and masks after the last block, with masked attention in all of the last blocks and in none."""
     peer = eomt()
-    model, queries = ours(peer)
+    model = ours(peer)
     peer.attn_mask_probs.fill_(share)
     expected = peer(IMAGES)
     with attention_path(path):  # type: ignore[arg-type]
-        answers = ask(model, queries, IMAGES, MASKED if share else None)
+        answers = model.head.ask(model, IMAGES, MASKED if share else None)
     assert len(answers) == (3 if share else 1)
     assert error(answers[-1].classes, expected.class_queries_logits) < 1e-5
     assert error(answers[-1].masks, expected.masks_queries_logits) < 1e-5
@@ -43,21 +43,21 @@ def test_transformers_eomt(share: float, path: str) -> None:
 @torch.no_grad()
 def test_only_masked_queries_are_masked() -> None:
     """A masked query changes in the first of the last blocks, and no other token does."""
-    model, queries = ours(eomt())
+    model = ours(eomt())
     one = torch.zeros_like(MASKED)
     one[:, 0, 3] = True
-    free, masked = (ask(model, queries, IMAGES, where)[1].classes for where in (torch.zeros_like(MASKED), one))
+    free, masked = (model.head.ask(model, IMAGES, where)[1].classes for where in (torch.zeros_like(MASKED), one))
     changed = (free - masked).abs().amax((0, 2)) > 1e-6
     assert changed.tolist() == [False, False, False, True, False]
-    assert torch.equal(ask(model, queries, IMAGES)[0].masks, ask(model, queries, IMAGES, 0 * MASKED > 0)[-1].masks)
+    assert torch.equal(model.head.ask(model, IMAGES)[0].masks, model.head.ask(model, IMAGES, 0 * MASKED > 0)[-1].masks)
 
 
 @torch.no_grad()
 def test_scores_are_those_of_transformers() -> None:
-    """The sum over the queries of class probability times mask probability; the best class is transformers' map."""
+    """The best class of each cell is that of transformers' map."""
     peer = eomt()
     expected = peer(IMAGES)
-    found = Answers(expected.class_queries_logits, expected.masks_queries_logits).scores()
+    found = Answers(expected.class_queries_logits, expected.masks_queries_logits).logits()
     size = (found.shape[-2], found.shape[-1])
     edges = dict(shortest_edge=size[0], longest_edge=size[1])
     maps = EomtImageProcessorPil().post_process_semantic_segmentation(expected, [size] * 3, edges)
@@ -68,10 +68,10 @@ def test_scores_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("portable", [False, True])
 def test_frozen_blocks(portable: bool) -> None:
     """Inference copies of the blocks compute the same, with and without masks."""
-    model, queries = ours(eomt())
+    model = ours(eomt())
     frozen = freeze(model, portable=portable)
     for masked in (None, MASKED):
-        found, expected = ask(frozen, queries, IMAGES, masked), ask(model, queries, IMAGES, masked)  # type: ignore[arg-type]
+        found, expected = frozen.head.ask(frozen, IMAGES, masked), model.head.ask(model, IMAGES, masked)  # type: ignore[arg-type]
         assert error(found[-1].masks, expected[-1].masks) < 1e-5
 
 
@@ -103,14 +103,14 @@ def test_positions_in_attention(changes: dict) -> None:
 @torch.no_grad()
 def test_positions_at_every_layer_and_other_sizes() -> None:
     """Where attention adds nothing, each token is computed on its own: patches with positions, queries without."""
-    config = ViTConfig.of(width=16, depth=2, heads=2, mlp_dim=16, patch=8, image_size=(16, 16), place="every")
-    model, queries = ViT(config), Queries(16, 3, count=4, blocks=1, patch=8)
+    sizes = dict(width=16, depth=2, heads=2, mlp_dim=16, patch=8, image_size=(16, 16), classes=3)
+    model = ViT(ViTConfig.of(**sizes, place="every", segmentation="queries", queries=4, query_blocks=1))  # type: ignore[arg-type]
     for block in model.blocks:
         nn.init.zeros_(block.attentions[0].attention.out.weight)  # type: ignore[union-attr, index, arg-type]
     images = torch.randn(2, 3, 24, 16)
-    patches, alone = model.encode(model.embed(images), (3, 2)), queries.tokens
+    patches, alone = model.encode(model.embed(images), (3, 2)), model.head.tokens
     alone = model.norm(alone + model.blocks[1].mlps[0](alone))  # type: ignore[index, operator]
-    expected = queries.predict(torch.cat([patches, alone.expand(2, -1, -1)], dim=1), (3, 2))
-    (found,) = ask(model, queries, images)
+    expected = model.head._answers(torch.cat([patches, alone.expand(2, -1, -1)], dim=1), (3, 2))
+    (found,) = model.head.ask(model, images)
     assert found.masks.shape == (2, 4, 6, 4)
     assert error(found.classes, expected.classes) < 1e-5 and error(found.masks, expected.masks) < 1e-5

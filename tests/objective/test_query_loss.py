@@ -10,7 +10,7 @@ from eomt_peer import eomt, ours
 from torch import Tensor
 from transformers.models.eomt.modeling_eomt import EomtLoss
 
-from vitrail.model.queries import Answers, ask
+from vitrail.model.queries import Answers
 from vitrail.objective import queries as loss
 
 IGNORED = 255
@@ -54,16 +54,17 @@ def mean_loss(answers: list[Answers], truth: Tensor) -> Tensor:
 def test_loss_and_gradients_of_transformers_eomt(same_points: None) -> None:
     """With masked attention in all of the last blocks, and the answers before each of them in the loss."""
     peer = eomt(train_num_points=POINTS).train()
-    model, queries = ours(peer)
+    model = ours(peer)
     expected = peer(IMAGES, **as_labels(TRUTH)).loss
-    found = mean_loss(ask(model, queries, IMAGES, torch.ones(3, 2, 5, dtype=torch.bool)), TRUTH)
+    found = mean_loss(model.head.ask(model, IMAGES, torch.ones(3, 2, 5, dtype=torch.bool)), TRUTH)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    head = model.head
     expected.backward()
     found.backward()
     pairs = [
-        (queries.tokens.grad[0], peer.query.weight.grad),  # type: ignore[index]
-        (queries.mask[0].weight.grad, peer.mask_head.fc1.weight.grad),
-        (queries.classify.bias.grad, peer.class_predictor.bias.grad),
+        (head.tokens.grad[0], peer.query.weight.grad),  # type: ignore[index]
+        (head.mask[0].weight.grad, peer.mask_head.fc1.weight.grad),
+        (head.classify.bias.grad, peer.class_predictor.bias.grad),
         (model.stem.weight.grad, peer.embeddings.patch_embeddings.projection.weight.grad),
     ]
     for our, their in pairs:

@@ -16,12 +16,18 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitrail.model.layers import Conv2d, dense, dense_after_gelu, new_linear
+from vitrail.model.layers import Conv2d, ConvTranspose2d, dense, dense_after_gelu, new_linear
 from vitrail.model.posemb import Grid, Queried
+from vitrail.model.segmentation import PixelHead
 from vitrail.model.stem import LayerNorm2d
+from vitrail.model.variants import ViTConfig
 
 if TYPE_CHECKING:
     from vitrail.model.vit import ViT
+
+
+TINY = 1e-12
+"""Smallest score of a class in a cell."""
 
 
 class Answers(NamedTuple):
@@ -32,13 +38,15 @@ class Answers(NamedTuple):
     masks: Tensor
     """Logits [batch, queries, rows, columns], in cells of a part of a patch."""
 
-    def scores(self) -> Tensor:
-        """Return the score of each class in each cell, [batch, classes, rows, columns], in 0 to the number of queries.
+    def logits(self) -> Tensor:
+        """Return the logits of the classes in each cell, float32 [batch, classes, rows, columns].
 
-        It is the sum over the queries of the class's probability times the mask's (Mask2Former's semantic inference).
+        They are the logarithm of a sum over the queries, of the class's probability times the mask's: Mask2Former's
+        semantic inference, whose scores then add up to 1 after a softmax.
         """
         classes = self.classes.float().softmax(-1)[..., :-1]
-        return torch.einsum("bqc,bqhw->bchw", classes, self.masks.float().sigmoid())
+        scores = torch.einsum("bqc,bqhw->bchw", classes, self.masks.float().sigmoid())
+        return scores.clamp(min=TINY).log()
 
 
 class Upscale(nn.Module):
@@ -46,7 +54,7 @@ class Upscale(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.up = nn.ConvTranspose2d(width, width, 2, 2)
+        self.up = ConvTranspose2d(width, width, 2, 2)
         self.mix = Conv2d(width, width, 3, padding=1, groups=width, bias=False)
         self.norm = LayerNorm2d(width, eps=1e-6)
 
@@ -55,58 +63,63 @@ class Upscale(nn.Module):
         return self.norm(self.mix(F.gelu(self.up(maps))))  # type: ignore[no-any-return]
 
 
-class Queries(nn.Module):
-    """The queries of a network with tokens of `width`, and what they predict from.
+class Queries(PixelHead):
+    """The queries of a network, and what they predict from: segmentation "queries".
 
-    They enter before the last `blocks` blocks. The patches' tokens are scaled up to cells of 4 pixels, at least twice.
-    All layers begin as torch's do and the queries as a normal distribution, as in EoMT's code.
+    The patches' tokens are scaled up to cells of 4 pixels, at least twice.
     """
 
-    def __init__(self, width: int, classes: int, *, count: int = 100, blocks: int = 4, patch: int = 16) -> None:
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.blocks = blocks
-        self.tokens = nn.Parameter(torch.empty(1, count, width))
-        self.classify = new_linear(width, classes + 1)
+        width = config.width
+        self.blocks = min(config.query_blocks, config.depth)
+        self.tokens = nn.Parameter(torch.empty(1, config.queries, width))
+        self.classify = new_linear(width, config.classes + 1)
         self.mask = nn.ModuleList(new_linear(width, width) for _ in range(3))
-        self.upscale = nn.Sequential(*(Upscale(width) for _ in range(max(1, int(math.log2(patch)) - 2))))
-        if not self.tokens.is_meta:
-            nn.init.normal_(self.tokens)
+        self.upscale = nn.Sequential(*(Upscale(width) for _ in range(max(1, int(math.log2(config.patch)) - 2))))
+        self.reset_parameters()
 
-    @property
-    def count(self) -> int:
-        """Number of queries."""
-        return self.tokens.shape[1]
+    def reset_parameters(self) -> None:
+        """Draw the initial values: the queries from a normal distribution, layers as torch does (EoMT's code)."""
+        if self.tokens.is_meta:
+            return
+        nn.init.normal_(self.tokens)
+        for part in self.modules():
+            if part is not self and hasattr(part, "reset_parameters"):
+                part.reset_parameters()
 
-    def predict(self, tokens: Tensor, grid: Grid) -> Answers:
+    def forward(self, network: ViT, images: Tensor) -> Tensor:
+        """See `PixelHead`."""
+        return self.ask(network, images)[-1].logits()
+
+    def ask(self, network: ViT, images: Tensor, masked: Tensor | None = None) -> list[Answers]:
+        """Return what the queries predict after the last block of the network, for images as it takes them.
+
+        With `masked`, bool [batch, blocks, queries], the answers before each of the last blocks come first. In a block
+        in which a query is masked, it attends to no patch outside of its mask.
+        """
+        grid = network.grid(images)
+        places = torch.arange(grid[0] * grid[1], device=images.device)
+        tokens, first, answers = network.embed(images), network.layers - self.blocks, []
+        for layer in range(first):
+            tokens = network._layer(layer, tokens, places, grid)
+        tokens = torch.cat([tokens, self.tokens.to(tokens.dtype).expand(len(tokens), -1, -1)], dim=1)
+        for block in range(self.blocks):
+            hidden = None
+            if masked is not None:
+                answers.append(self._answers(network.norm(tokens), grid))
+                hidden = _outside(answers[-1].masks, grid) & masked[:, block, :, None]
+            tokens = network._layer(first + block, tokens, places, Queried(grid, self.tokens.shape[1], hidden))
+        return [*answers, self._answers(network.norm(tokens), grid)]
+
+    def _answers(self, tokens: Tensor, grid: Grid) -> Answers:
         """Normalised tokens [batch, prefix + grid + queries, width] -> what the queries predict."""
-        queries, count = tokens[:, -self.count :], grid[0] * grid[1]
-        maps = rearrange(tokens[:, -self.count - count : -self.count], "b (h w) d -> b d h w", h=grid[0])
+        count, patches = self.tokens.shape[1], grid[0] * grid[1]
+        queries = tokens[:, -count:]
+        maps = rearrange(tokens[:, -count - patches : -count], "b (h w) d -> b d h w", h=grid[0])
         first, second, third = self.mask
         masks = dense_after_gelu(third, dense_after_gelu(second, dense(first, queries)))
         return Answers(dense(self.classify, queries), torch.einsum("bqd,bdhw->bqhw", masks, self.upscale(maps)))
-
-
-def ask(model: ViT, queries: Queries, images: Tensor, masked: Tensor | None = None) -> list[Answers]:
-    """Return what the queries predict after the last block of `model`, for images as the model takes them.
-
-    With `masked`, bool [batch, blocks, queries], the answers before each of the last blocks come first. In a block in
-    which a query is masked, it attends to no patch outside of its mask.
-    """
-    grid = model.grid(images)
-    places = torch.arange(grid[0] * grid[1], device=images.device)
-    tokens, first, answers = model.embed(images), model.layers - queries.blocks, []
-    for layer in range(model.layers):
-        if layer < first:
-            tokens = model._layer(layer, tokens, places, grid)
-            continue
-        if layer == first:
-            tokens = torch.cat([tokens, queries.tokens.to(tokens.dtype).expand(len(tokens), -1, -1)], dim=1)
-        hidden = None
-        if masked is not None:
-            answers.append(queries.predict(model.norm(tokens), grid))
-            hidden = _outside(answers[-1].masks, grid) & masked[:, layer - first, :, None]
-        tokens = model._layer(layer, tokens, places, Queried(grid, queries.count, hidden))
-    return [*answers, queries.predict(model.norm(tokens), grid)]
 
 
 @torch.no_grad()

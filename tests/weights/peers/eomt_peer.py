@@ -9,7 +9,6 @@ from hf_peers import DINO, randomise
 from torch import nn
 from transformers import EomtConfig, EomtForUniversalSegmentation
 
-from vitrail.model.queries import Queries
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.hf.eomt import Eomt
@@ -26,20 +25,17 @@ def eomt(**changes: Any) -> nn.Module:
     return randomise(EomtForUniversalSegmentation(EomtConfig(**values)))
 
 
-def ours(peer: Any) -> tuple[ViT, Queries]:
-    """The network and the queries with the weights of a small EoMT, by the table of names."""
+def ours(peer: Any) -> ViT:
+    """The network with the weights of a small EoMT, by the table of names."""
     of = peer.config
     config = ViTConfig.of(
-        width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=0, registers=2,
-        cls_position=False, layer_scale=0.5,
+        width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=of.num_labels, registers=2,
+        cls_position=False, layer_scale=0.5, segmentation="queries", queries=of.num_queries, query_blocks=of.num_blocks,
     )  # fmt: skip
-    model, queries = ViT(config), Queries(32, of.num_labels, count=of.num_queries, blocks=of.num_blocks, patch=8)
-    both = nn.ModuleDict({"model": model, "queries": queries})
-    names = {name.removeprefix("model."): name for name in both.state_dict()}
-    theirs, state = peer.state_dict(), {}
+    model, theirs, state = ViT(config), peer.state_dict(), {}
+    names = model.state_dict()
     for entry in Eomt("").conversions(names, config):
-        found = entry.read(*(theirs.pop(name) for name in entry.theirs))
-        state[names[entry.ours]] = found.reshape(both.state_dict()[names[entry.ours]].shape)
+        state[entry.ours] = entry.read(*(theirs.pop(name) for name in entry.theirs)).reshape(names[entry.ours].shape)
     assert set(theirs) == {"attn_mask_probs", "criterion.empty_weight"}
-    both.load_state_dict(state)
-    return model.eval(), queries.eval()
+    model.load_state_dict(state)
+    return model.eval()

@@ -32,10 +32,10 @@ class Eomt(DinoV2):
     title = "Eomt"
     headed = ""
     outside: ClassVar[NameTable] = {
-        **OUTSIDE,
+        **{ours: theirs for ours, theirs in OUTSIDE.items() if not ours.startswith("head.")},
         "registers": "{prefix}embeddings.register_tokens",
         "positions.embedding": unbatched("{prefix}embeddings.position_embeddings.weight"),
-        **within("queries.", "{prefix}", QUERIES),
+        **within("head.", "{prefix}", QUERIES),
     }
     block: ClassVar[NameTable] = {
         **DinoV2.block,
