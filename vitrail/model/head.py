@@ -9,6 +9,7 @@ from vitrail.model.block import MLP
 from vitrail.model.layers import dense, new_linear, new_norm, zero_linear
 from vitrail.model.native import Grids
 from vitrail.model.own_part import build_part
+from vitrail.model.segmentation import build_pixel_head
 from vitrail.model.variants import ViTConfig
 
 
@@ -131,6 +132,9 @@ def build_heads(config: ViTConfig, like: Tensor | None = None) -> tuple[nn.Modul
     """
     if not config.classes:
         return None, None
+    if config.segmentation:
+        head = build_pixel_head(config)
+        return head if like is None else head.to(like.device, like.dtype), None
     return _build_head(config, like), _build_head(config, like) if config.origin.distilled else None
 
 

@@ -25,6 +25,7 @@ from vitrail.model.layers import created_on, dense, new_norm
 from vitrail.model.native import Grids, grids_of
 from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
+from vitrail.model.segmentation import PixelHead
 from vitrail.model.stem import Normalise, build_stem, check_images, refuse_script
 from vitrail.model.variants import ViTConfig
 from vitrail.ranges import Layers, selected
@@ -35,6 +36,8 @@ if HAS_FAST:
 
 class ViT(nn.Module):
     """images [batch, channels, height, width], or strips of patches (`config.native`) -> logits [batch, classes].
+
+    With `config.segmentation` the logits are maps [batch, classes, rows, columns], which the caller enlarges to pixels.
 
     The model normalises uint8 images by the config's mean and std. Float images must be normalised already; their
     values are not checked. For float pixels in [0, 1] call `model(model.normalise(255 * images))`, for float pixels in
@@ -82,6 +85,9 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
+        if isinstance(self.head, PixelHead):
+            logits: Tensor = self.head(self, images)
+            return logits
         return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
@@ -294,7 +300,8 @@ class ViT(nn.Module):
 
         With 0 classes there is no head. A distilled model has two such layers, as in DeiT's code.
         """
-        self.config = replace(self.config, classes=classes, pre_logits=None)
+        kind = self.config.segmentation if classes else ""
+        self.config = replace(self.config, classes=classes, pre_logits=None, segmentation=kind)
         self.pre_logits = nn.Identity()
         self.head, self.head_dist = build_heads(self.config, self.like)
 

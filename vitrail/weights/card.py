@@ -104,8 +104,10 @@ class Card:
             self.config.check_tokens(self.preprocess.image_size)
 
     @property
-    def task(self) -> Literal["classes", "labels", "numbers"]:
-        """What the network predicts for an image (`vitrail.tasks`): one class, several labels, or numbers."""
+    def task(self) -> Literal["classes", "labels", "numbers", "segmentation"]:
+        """What the network predicts for an image (`vitrail.tasks`): a class, several labels, numbers, or a mask."""
+        if isinstance(self.config, ViTConfig) and self.config.segmentation:
+            return "segmentation"
         return "numbers" if self.scale is not None else "labels" if self.thresholds else "classes"
 
     @property
@@ -170,6 +172,8 @@ class Card:
         values["config"] |= values["config"].pop("origin", {})  # as earlier versions write and read it
         if not self.several:
             del values["thresholds"]  # so that earlier versions read the card
+        if not values["config"].get("segmentation"):
+            values["config"].pop("segmentation", None)
         if self.confidence is None:
             del values["confidence"]
         if self.scale is None:

@@ -51,7 +51,7 @@ def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:
 
 @torch.no_grad()
 def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]:
-    """Return features and logits of the first of `images`, float32 [features] and [classes], in evaluation mode.
+    """Return features and logits of the first of `images`, float32 [features] and [classes or all places], in evaluation mode.
 
     The default is the fixed image. The model is not changed; a model that is not float32 on a CPU is copied.
     """
@@ -64,7 +64,7 @@ def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]
     try:
         found = {"features": network.features(images)[0]}
         if not (network.head is None or isinstance(network.head, nn.Identity)):
-            found["logits"] = network(images)[0]
+            found["logits"] = network(images)[0].flatten()
         return found
     finally:
         network.train(training)
