@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.objective.settings import MaskedPatch as MaskedPatch
     from vitrail.objective.settings import ObjectiveSettings as ObjectiveSettings
     from vitrail.objective.settings import Regression as Regression
+    from vitrail.objective.settings import Segmentation as Segmentation
     from vitrail.objective.settings import Supervised as Supervised
     from vitrail.objective.settings import Tokenizer as Tokenizer
     from vitrail.recipes.registry import recipe as recipe
@@ -129,7 +130,7 @@ _MODULES = {
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",
     "vitrail.objective.self_supervised": "SelfSupervised",
-    "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Supervised Tokenizer",
+    "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Segmentation Supervised Tokenizer",
     "vitrail.recipes.registry": "recipe",
     "vitrail.training.loop": "fit",
     "vitrail.training.result": "Result",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
-from vitrail.data.masks import IGNORED
+from vitrail.data.settings import IGNORED
 from vitrail.transfer.segmentation import PixelScores, TokenClassifier, confusions, fit_tokens, predict_pixels
 
 STEPS = 100

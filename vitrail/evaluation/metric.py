@@ -18,8 +18,10 @@ SEVERAL_LABELS = ("map", "micro_f1", "exact")
 """Metrics of images with several labels each."""
 NUMBERS = ("r2", "mae", "rmse")
 """Metrics of images whose labels are numbers."""
+PIXELS = ("miou", "pixel_accuracy")
+"""Metrics of images with masks."""
 
-HEADLINES = ("top1", "map", "r2")
+HEADLINES = ("top1", "map", "r2", "miou")
 """The number of each kind of evaluation that says how good a network is."""
 TITLES = {
     "top1": "top-1",
@@ -30,6 +32,8 @@ TITLES = {
     "r2": "R2",
     "mae": "MAE",
     "rmse": "RMSE",
+    "miou": "mIoU",
+    "pixel_accuracy": "pixel accuracy",
 }
 """Names of metrics in sentences."""
 FEW = 1000
@@ -37,7 +41,7 @@ FEW = 1000
 
 
 def headline(numbers: Mapping[str, float]) -> str | None:
-    """Return which number of an evaluation says how good a network is: top1, map or r2; None for none of them."""
+    """Return which number of an evaluation says how good a network is: top1, map, r2 or miou; None for none of them."""
     return next((name for name in HEADLINES if name in numbers), None)
 
 
@@ -87,12 +91,25 @@ class Metric(Extensible, section="metric"):
     """
 
     name: Literal[
-        "top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact", "r2", "mae", "rmse"
+        "top1",
+        "top5",
+        "nll",
+        "balanced_accuracy",
+        "macro_f1",
+        "map",
+        "micro_f1",
+        "exact",
+        "r2",
+        "mae",
+        "rmse",
+        "miou",
+        "pixel_accuracy",
     ] = "top1"
     """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
     and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties. For images with
     several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right).
-    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets."""
+    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets. For images with masks: miou (in place
+    of top1), or pixel_accuracy."""
     all_classes: ClassVar[bool] = False
     """Whether `value` needs the probabilities of all classes, not only of the five best."""
 

@@ -114,6 +114,15 @@ class Regression(ObjectiveSettings):
 
 
 @dataclass(frozen=True)
+class Segmentation(ObjectiveSettings):
+    """Prediction of the class of each pixel (`vitrail.objective.segmentation`)."""
+
+    made_by: ClassVar[str] = "vitrail.objective.segmentation:SegmentationObjective"
+    kind: Literal["segmentation"] = "segmentation"
+    """The objective: prediction of the class of each pixel. Images with masks have it without being asked."""
+
+
+@dataclass(frozen=True)
 class Distill(Settings, section="distill"):
     """What the network learns from the teacher that `Run.teacher` names (`vitrail.objective.distillation`)."""
 

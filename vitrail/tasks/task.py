@@ -22,6 +22,7 @@ from vitrail.data.sources.indexed import GivenImages
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import BEST_CLASSES
 from vitrail.evaluation.results import Results
+from vitrail.objective.settings import Segmentation
 from vitrail.tasks.prediction import Prediction
 from vitrail.weights.confidence import Confidence
 from vitrail.words import as_text
@@ -179,7 +180,12 @@ def shown_names(card: Card) -> list[str]:
 
 
 def refuse_classes(run: Any) -> None:
-    """Raise UsageError if the objective of `run` needs numbers as labels: these are classes."""
+    """Raise UsageError if the objective of `run` needs numbers or masks as labels: these are classes."""
+    if isinstance(run.objective, Segmentation):
+        raise UsageError(
+            f"objective segmentation needs images with masks, and those of {run.data.path} have classes. Expected are "
+            "images/NAME.jpg and masks/NAME.png, or leave --objective.kind out"
+        )
     if run.objective.numbers:
         raise UsageError(
             f"objective {run.objective.kind} needs numbers as labels, and these are classes "

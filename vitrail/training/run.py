@@ -28,6 +28,7 @@ from vitrail.objective.settings import (
     MaskedPatch,
     ObjectiveSettings,
     Regression,
+    Segmentation,
     Supervised,
     Tokenizer,
 )
@@ -105,6 +106,10 @@ class Model(Settings, section="vit"):
     """Number of register tokens (default: the architecture's)."""
     head: OwnPart | None = None
     """Import path of a classifier of your own (default: a linear layer)."""
+    segmentation: Literal["linear", "layers"] | None = None
+    """Head for images with masks, which tells the class of each patch. linear: a linear layer on the tokens of the last
+    layer (Segmenter); layers: convolutions on the tokens of the last four layers, which double the sides twice (SETR)
+    (default: layers)."""
     pre_logits: Hidden | Literal["width"] | None = None
     """Width of the tanh layer in front of the classifier. width: as wide as the network, as in the paper's pre-training
     (default: the architecture's)."""
@@ -352,10 +357,10 @@ class Run(Settings):
     lora_on: Literal["attention", "mlp", "both"] | None = None
     """For tune lora: layers that get an update. attention: q, k, v and output projections; mlp: both dense layers of
     the MLPs (default: attention)."""
-    objective: Supervised | Regression | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings = field(
-        default_factory=Supervised
-    )
-    """What the network learns, chosen by `objective.kind`: from labels or numbers, or without labels."""
+    objective: (
+        Supervised | Regression | Segmentation | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings
+    ) = field(default_factory=Supervised)
+    """What the network learns, chosen by `objective.kind`: from labels, numbers or masks, or without labels."""
     teacher: str | None = None
     """Trained network from which this one learns, too (distillation): a run, a model folder, a weight file, or a name
     on the hub. It sees the same augmented images (default: labels only)."""

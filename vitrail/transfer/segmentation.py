@@ -27,9 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.data.images.masked import nearest
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.order import stream
-from vitrail.data.masks import IGNORED, MaskedData, MaskedImages
+from vitrail.data.settings import IGNORED
+from vitrail.data.masks import MaskedData, MaskedImages
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy
@@ -266,17 +268,8 @@ def _stored(
         with growing_npy(folder) as arrays:
             index, bad = embed(images.images, lambda tokens: arrays.append("", {"tokens": tokens}))
             for number in index.tolist() if size is not None else ():
-                arrays.append("", {"truth": _nearest(data.read_mask(images.masks[number]), *size)[None]})  # type: ignore[misc]
+                arrays.append("", {"truth": nearest(data.read_mask(images.masks[number]), *size)[None]})  # type: ignore[misc]
             arrays.save({})
         tokens = np.load(folder / "tokens.npy", mmap_mode="r")
         truth = np.load(folder / "truth.npy", mmap_mode="r") if size is not None else np.empty(0, np.uint8)
         yield _Stored(tokens, truth, index, bad)
-
-
-def _nearest(mask: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return a mask [H, W] resized to [height, width]: each pixel takes the value at its centre."""
-    rows, columns = (
-        ((np.arange(new) + 0.5) * old / new).astype(np.int64)
-        for new, old in zip((height, width), mask.shape, strict=True)
-    )
-    return mask[rows[:, None], columns]

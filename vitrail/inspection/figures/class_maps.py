@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 from vitrail.data.images.tiles import TileBox, Tiling, starts
-from vitrail.data.masks import IGNORED
+from vitrail.data.settings import IGNORED
 from vitrail.inspection.figures.page import picture_panels, short_name, show, styled, with_title
 from vitrail.plots import COLOURS
 
