@@ -10,10 +10,10 @@ from eomt_peer import eomt, ours
 from torch import Tensor
 from transformers.models.eomt.modeling_eomt import EomtLoss
 
+from vitrail.data.settings import IGNORED
 from vitrail.model.queries import Answers
 from vitrail.objective import queries as loss
 
-IGNORED = 255
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TRUTH = torch.randint(0, 4, (3, 8, 8), generator=torch.Generator().manual_seed(1)).repeat_interleave(4, 1)
 TRUTH = TRUTH.repeat_interleave(4, 2)
@@ -31,7 +31,7 @@ def same_points(monkeypatch: pytest.MonkeyPatch) -> None:
         return PLACES[: shape[1]].expand(shape[0], -1, -1).clone() if shape[-1:] == (2,) else real(*shape, **options)
 
     monkeypatch.setattr(torch, "rand", theirs)
-    monkeypatch.setattr(loss, "_draw", lambda _, count, points, __: PLACES[:points].expand(count, -1, -1))
+    monkeypatch.setattr(loss, "_draw", lambda _, counts, points, __: PLACES[:points].expand(sum(counts), -1, -1))
 
 
 def as_labels(truth: Tensor) -> dict[str, list[Tensor]]:
@@ -42,7 +42,7 @@ def as_labels(truth: Tensor) -> dict[str, list[Tensor]]:
 
 
 def mean_loss(answers: list[Answers], truth: Tensor) -> Tensor:
-    masks = loss.Masks.of(truth, IGNORED)
+    masks = loss.Masks(truth.byte())
     each = torch.full((len(truth),), len(masks.masks) / len(truth))
     queries = answers[0].classes.shape[1]
     found = [
@@ -84,16 +84,18 @@ def test_matching_of_transformers_eomt(same_points: None, queries: int) -> None:
     answers = random_answers(queries)
     matcher = EomtLoss(eomt(train_num_points=POINTS).config, {}).matcher
     expected = matcher(answers.masks, answers.classes, *as_labels(TRUTH).values())
-    found = loss.match(answers.classes, answers.masks, loss.Masks.of(TRUTH, IGNORED), POINTS, [torch.Generator()] * 3)
-    for ours_, theirs in zip(found, expected, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(ours_, theirs, strict=True))
+    found = loss.match(answers.classes, answers.masks, loss.Masks(TRUTH.byte()), POINTS, [torch.Generator()] * 3)
+    assert torch.equal(found[0], torch.cat([query for query, _ in expected]))
+    assert found[1].tolist() == [
+        row + begin for (_, rows), begin in zip(expected, (0, 4, 7), strict=True) for row in rows.tolist()
+    ]
 
 
 def test_fewer_queries_than_classes(same_points: None) -> None:
     """The best classes are matched, and the others teach nothing."""
-    answers, masks = random_answers(2), loss.Masks.of(TRUTH, IGNORED)
-    pairs = loss.match(*answers, masks, POINTS, [torch.Generator()] * 3)
-    assert [len(query) for query, _ in pairs] == [2, 2, 2]
+    answers, masks = random_answers(2), loss.Masks(TRUTH.byte())
+    queries, rows = loss.match(*answers, masks, POINTS, [torch.Generator()] * 3)
+    assert masks.images[rows].tolist() == [0, 0, 1, 1, 2, 2] and queries.tolist() == [0, 1] * 3
     of_masks, of_classes = loss.query_losses(answers, masks, POINTS, [torch.Generator()] * 3)
     assert of_masks.isfinite().all() and of_classes.isfinite().all()
 
@@ -102,8 +104,8 @@ def test_ignored_pixels_have_no_influence() -> None:
     """What the network says of pixels that do not count changes no loss, and an image without others has no masks."""
     truth = TRUTH.clone()
     truth[0, :, 16:], truth[2] = IGNORED, IGNORED
-    masks = loss.Masks.of(truth, IGNORED)
-    assert [len(each) for each in masks.classes] == [4, 3, 0]
+    masks = loss.Masks(truth.byte())
+    assert masks.counts == [4, 3, 0]
 
     def losses(answers: Answers) -> Tensor:
         return torch.stack(
@@ -124,7 +126,7 @@ def test_images_have_points_of_their_own() -> None:
     def losses(rows: list[int]) -> Tensor:
         chosen = Answers(answers.classes[rows], answers.masks[rows])
         generators = [torch.Generator().manual_seed(row) for row in rows]
-        return torch.stack(loss.query_losses(chosen, loss.Masks.of(truth[rows], IGNORED), POINTS, generators))
+        return torch.stack(loss.query_losses(chosen, loss.Masks(truth[rows].byte()), POINTS, generators))
 
     torch.testing.assert_close(losses([0, 1, 2])[:, [1, 2]], losses([1, 2]))
 

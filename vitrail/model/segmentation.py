@@ -1,9 +1,7 @@
 """Heads that tell the class of each patch: images -> logits [batch, classes, rows, columns].
 
 A head is called with the network, whose tokens it asks for (`ViT.intermediate`), so that it may read several layers or
-add tokens of its own in the last blocks. The caller enlarges the logits bilinearly to the pixels. A head with a loss of
-its own has the method `losses(outputs, targets)`, which returns the loss of each image [batch], from what the head
-returns in training mode and the classes uint8 [batch, height, width], `IGNORED` where they do not count.
+add tokens of its own in the last blocks. The caller enlarges the logits bilinearly to the pixels.
 
 * linear: a linear layer on the last layer's tokens after the final norm (Strudel et al. 2021, "Segmenter", section 3.2,
   "linear"; DINOv2's has a BatchNorm in front of it).
@@ -11,6 +9,7 @@ returns in training mode and the classes uint8 [batch, height, width], `IGNORED`
   section 7.4, "+ms"), then progressive upsampling by two 3 x 3 convolutions that double the sides (Zheng et al. 2021,
   SETR, section 3.2, "PUP", which doubles them four times and has BatchNorm where LayerNorm stands here, so that the
   network is the same for any number of processes).
+* queries: `vitrail.model.queries`, whose loss is `vitrail.objective.queries`.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ class ViTConfig:
             )
         if self.segmentation == "queries" and (self.block == "axial" or self.attention):
             raise UsageError(
-                "segmentation queries adds tokens behind the grid's, which need vitrail's own attention and blocks that "
-                "are not axial. Use segmentation 'layers' or 'linear'"
+                "segmentation 'queries' adds tokens behind the grid's, which axial blocks and an attention of your own "
+                "do not have. Use 'layers' or 'linear'"
             )
         if self.native:
             self._check_native()

@@ -10,14 +10,19 @@ What differs: pixels that do not count have no influence. EoMT's code takes them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail import world
+from vitrail.data.loading.order import stream
+from vitrail.data.settings import IGNORED
 from vitrail.model.queries import Answers
+from vitrail.objective.base import Objective, Prepared, RunFacts
 
 CLASS, MASK, DICE = 2.0, 5.0, 5.0
 """Weights of the losses, and of the costs of a match."""
@@ -25,8 +30,54 @@ NO_OBJECT = 0.1
 """Weight of a query without a mask in the loss of the classes."""
 OVERSAMPLED, UNCERTAIN = 3, 0.75
 """Number of points that are drawn for each that is kept, and the share of the uncertain ones among those."""
+POINTS = 112 * 112
+"""Largest number of points of a mask; a smaller image has as many as pixels."""
+POINTS_OF = 47
+"""Purpose of a random stream (the others are in `vitrail.data` and `vitrail.objective`)."""
 POWER = 0.9
 """Exponent of the end of masked attention in a block."""
+
+
+class QueryObjective(Objective):
+    """Predict a class and a mask with each query of a network whose head are `Queries`.
+
+    All noise of an image is a function of (seed, step, index of the image): its points, and which queries are masked.
+    """
+
+    def __init__(self, model: Any, seed: int) -> None:
+        super().__init__(model)
+        self.seed = seed
+
+    @classmethod
+    def of(cls, model: Any, settings: Any, task: RunFacts) -> Self:
+        """See `Objective`."""
+        return cls(model, task.seed)
+
+    def draw(self, prepared: Prepared, step: int) -> Prepared:
+        """See `Objective`."""
+        return replace(prepared, numbers=(int(stream(self.seed, step, 0, POINTS_OF).integers(2**31)),))
+
+    def before_step(self, prepared: Prepared, parts: int) -> Prepared:
+        """Give each image the mean number of matched masks of an image of the step."""
+        counts = present(prepared.targets).sum(1).clamp(max=self.model.config.queries)
+        total, images = world.sum_(torch.stack([counts.sum(), counts.new_tensor(len(counts))])).float()
+        return replace(prepared, precomputed=(total / images).expand(len(counts)).contiguous())
+
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """See `Objective`: the sum over the answers before each of the last blocks and behind them."""
+        head, device, truth = self.model.head, prepared.images.device, Masks(prepared.targets)
+        seeds = [(prepared.numbers[0] << 31) + index for index in prepared.index.tolist()]
+        generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        queries, points = self.model.config.queries, min(POINTS, truth.counted[0].numel())
+        drawn = torch.stack([torch.rand(head.blocks, queries, generator=each, device=device) for each in generators])
+        shares = [masked_share(self.moment.done, block, head.blocks) for block in range(head.blocks)]
+        answers = head.ask(self.model, prepared.images, drawn < drawn.new_tensor(shares)[:, None])
+        masks = prepared.precomputed
+        if masks is None:  # in an evaluation, where an image's loss does not depend on others
+            masks = drawn.new_tensor(truth.counts).clamp(max=queries)
+        with torch.autocast(device.type, enabled=False):
+            losses = [combined(*query_losses(each, truth, points, generators), masks, queries) for each in answers]
+        return torch.stack(losses).sum(), len(prepared), {}
 
 
 def masked_share(done: float, block: int, blocks: int) -> float:
@@ -38,31 +89,27 @@ def masked_share(done: float, block: int, blocks: int) -> float:
     return (1 - min(max(done * (blocks + 2) - block - 1, 0.0), 1.0)) ** POWER
 
 
-@dataclass(frozen=True)
+def present(truth: Tensor) -> Tensor:
+    """Return which classes each image has, bool [batch, 256], from classes uint8 [batch, height, width]."""
+    found = torch.zeros(len(truth), 256, dtype=torch.bool, device=truth.device)
+    found.scatter_(1, truth.flatten(1).long(), True)
+    found[:, IGNORED] = False
+    return found
+
+
 class Masks:
-    """The masks of the classes in each image of a batch."""
+    """The masks of the classes in each image of a batch, from classes uint8 [batch, height, width].
 
-    classes: list[Tensor]
-    """int64 [masks] of each image"""
-    masks: Tensor
-    """float32 [masks of all images, 1, height, width], 0 or 1"""
-    counted: Tensor
-    """float32 [batch, 1, height, width]: 1 for the pixels that count"""
+    images, classes: int64 [masks], in the order of the images. masks: float32 [masks, 1, height, width], 0 or 1.
+    counts: Number of masks of each image. counted: float32 [batch, 1, height, width], 1 for the pixels that count.
+    """
 
-    @classmethod
-    def of(cls, truth: Tensor, ignored: int) -> Masks:
-        """Return the masks of classes [batch, height, width], where pixels with `ignored` do not count."""
-        found = [values[values != ignored] for values in map(torch.unique, truth)]
-        masks = [image == values[:, None, None] for image, values in zip(truth, found, strict=True)]
-        return cls(
-            [each.long() for each in found], torch.cat(masks)[:, None].float(), (truth != ignored)[:, None].float()
-        )
-
-    @property
-    def images(self) -> Tensor:
-        """Index of the image of each mask, int64 [masks]."""
-        counts = torch.tensor([len(each) for each in self.classes], device=self.masks.device)
-        return torch.repeat_interleave(counts)
+    def __init__(self, truth: Tensor) -> None:
+        found = present(truth)
+        self.images, self.classes = found.nonzero(as_tuple=True)
+        self.masks = (truth[self.images] == self.classes[:, None, None])[:, None].float()
+        self.counts: list[int] = found.sum(1).tolist()
+        self.counted = (truth != IGNORED)[:, None].float()
 
 
 def query_losses(
@@ -73,17 +120,14 @@ def query_losses(
     The points are drawn from the generator of each image.
     """
     classes, masks = answers.classes.float(), answers.masks.float()
-    pairs = match(classes.detach(), masks.detach(), truth, points, generators)
-    images = torch.cat([torch.full_like(query, image) for image, (query, _) in enumerate(pairs)])
-    queries = torch.cat([query for query, _ in pairs])
-    begins = np.cumsum([0, *map(len, truth.classes)])
-    rows = torch.cat([begin + row for begin, (_, row) in zip(begins.tolist(), pairs, strict=False)])
-    wanted = classes.new_full(classes.shape[:2], classes.shape[-1] - 1, dtype=torch.int64)
-    wanted[images, queries] = torch.cat(truth.classes)[rows]
-    weights = torch.where(wanted == classes.shape[-1] - 1, NO_OBJECT, 1.0)
-    of_classes = F.cross_entropy(classes.flatten(0, 1), wanted.flatten(), reduction="none").view_as(weights) * weights
-    of_masks = _mask_losses(masks[images, queries][:, None], truth, images, rows, points, generators)
-    return classes.new_zeros(len(classes)).index_add(0, images, of_masks), CLASS * of_classes.sum(1)
+    queries, rows = match(classes.detach(), masks.detach(), truth, points, generators)
+    images, none = truth.images[rows], classes.shape[-1] - 1
+    wanted = torch.full(classes.shape[:2], none, device=classes.device)
+    wanted[images, queries] = truth.classes[rows]
+    weights = torch.where(wanted == none, NO_OBJECT, 1.0)
+    of_queries = F.cross_entropy(classes.flatten(0, 1), wanted.flatten(), reduction="none").view_as(weights) * weights
+    of_masks = _mask_losses(masks[images, queries][:, None], truth, rows, points, generators)
+    return classes.new_zeros(len(classes)).index_add(0, images, of_masks), CLASS * of_queries.sum(1)
 
 
 def combined(of_masks: Tensor, of_classes: Tensor, masks: Tensor, queries: int) -> Tensor:
@@ -98,46 +142,44 @@ def combined(of_masks: Tensor, of_classes: Tensor, masks: Tensor, queries: int) 
 @torch.no_grad()
 def match(
     classes: Tensor, masks: Tensor, truth: Masks, points: int, generators: Sequence[torch.Generator]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the queries and the masks (numbers within the image) that belong together, for each image.
+) -> tuple[Tensor, Tensor]:
+    """Return the queries and the rows of `truth` that belong together, int64 [matches] each, image after image.
 
-    The sum of the costs of all pairs is as small as can be (the Hungarian method); costs that are no numbers are the
-    largest of all.
+    The sum of the costs of the pairs of an image is as small as can be (the Hungarian method). A cost that is no number
+    is the largest.
     """
     from scipy.optimize import linear_sum_assignment
 
-    places = torch.stack([_draw(generator, 1, points, masks.device)[0] for generator in generators])
-    logits = sample(masks, places)
-    counted = sample(truth.counted, places, nearest=True)
+    places = _draw(generators, [1] * len(generators), points, masks.device)
+    logits, counted = sample(masks, places), sample(truth.counted, places, nearest=True)
     labels = sample(truth.masks, places[truth.images])[:, 0]
-    costs, begin = [], 0
-    for image, found in enumerate(truth.classes):
-        here = labels[begin : begin + len(found)] * counted[image]
-        begin += len(found)
-        cross = _pair_cross_entropy(logits[image], here, counted[image])
-        dice = _pair_dice(logits[image], here, counted[image])
-        costs.append(MASK * cross + DICE * dice - CLASS * classes[image].softmax(-1)[:, found])
+    costs, found = [], zip(labels.split(truth.counts), truth.classes.split(truth.counts), strict=True)
+    for image, (here, kinds) in enumerate(found):
+        pairs = logits[image], here * counted[image], counted[image]
+        costs.append(MASK * _pair_cross_entropy(*pairs) + DICE * _pair_dice(*pairs))
+        costs[-1] -= CLASS * classes[image].softmax(-1)[:, kinds]
     largest = torch.finfo(torch.float32).max
-    on_cpu = torch.cat([cost.flatten() for cost in costs]).nan_to_num(largest, largest, largest).cpu()
-    tables = on_cpu.split([cost.numel() for cost in costs])
-    pairs = [linear_sum_assignment(table.view(cost.shape)) for table, cost in zip(tables, costs, strict=True)]
-    return [(torch.from_numpy(query).to(masks.device), torch.from_numpy(row).to(masks.device)) for query, row in pairs]
+    tables = torch.cat(costs, dim=1).nan_to_num(largest, largest, largest).cpu().split(truth.counts, dim=1)
+    best = [linear_sum_assignment(table.numpy()) for table in tables]
+    begins = np.cumsum([0, *truth.counts])
+    queries = np.concatenate([query for query, _ in best])
+    rows = np.concatenate([begin + row for begin, (_, row) in zip(begins, best, strict=False)])
+    return torch.from_numpy(queries).to(masks.device), torch.from_numpy(rows).to(masks.device)
 
 
 def _mask_losses(
-    logits: Tensor, truth: Masks, images: Tensor, rows: Tensor, points: int, generators: Sequence[torch.Generator]
+    logits: Tensor, truth: Masks, rows: Tensor, points: int, generators: Sequence[torch.Generator]
 ) -> Tensor:
     """Return the weighted sum of both losses of each matched mask [n]: logits [n, 1, rows, columns]."""
+    images = truth.images[rows]
     with torch.no_grad():
-        counts = torch.bincount(images, minlength=len(generators)).tolist()
-        many = [_draw(*each, points * OVERSAMPLED, logits.device) for each in zip(generators, counts, strict=True)]
-        places = torch.cat(many)
+        numbers = torch.bincount(images, minlength=len(generators)).tolist()
+        places = _draw(generators, numbers, points * OVERSAMPLED, logits.device)
         kept, counted = int(UNCERTAIN * points), truth.counted[images]
         certain = torch.where(sample(counted, places, nearest=True) > 0, sample(logits, places).abs(), torch.inf)[:, 0]
         uncertain = certain.topk(kept, dim=1, largest=False).indices
         places = places.gather(1, uncertain[..., None].expand(-1, -1, 2))
-        rest = [_draw(*each, points - kept, logits.device) for each in zip(generators, counts, strict=True)]
-        places = torch.cat([places, torch.cat(rest)], dim=1)
+        places = torch.cat([places, _draw(generators, numbers, points - kept, logits.device)], dim=1)
         counted = sample(counted, places, nearest=True)[:, 0]
         labels = sample(truth.masks[rows], places)[:, 0]
     at = sample(logits, places)[:, 0]
@@ -154,9 +196,10 @@ def sample(maps: Tensor, places: Tensor, *, nearest: bool = False) -> Tensor:
     return F.grid_sample(maps, grid, mode=mode, padding_mode=padding, align_corners=False)[..., 0]
 
 
-def _draw(generator: torch.Generator, count: int, points: int, device: torch.device) -> Tensor:
-    """Return `count` sets of random places, float32 [count, points, 2], in 0 to 1."""
-    return torch.rand(count, points, 2, generator=generator, device=device)
+def _draw(generators: Sequence[torch.Generator], counts: Sequence[int], points: int, device: torch.device) -> Tensor:
+    """Return sets of random places in 0 to 1, as many as counted of each generator: float32 [sets, points, 2]."""
+    pairs = zip(generators, counts, strict=True)
+    return torch.cat([torch.rand(count, points, 2, generator=each, device=device) for each, count in pairs])
 
 
 def _pair_cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:

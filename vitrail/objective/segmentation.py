@@ -20,8 +20,7 @@ from vitrail.objective.base import Objective, Prepared
 class SegmentationObjective(Objective):
     """Predict the class of each pixel. Metrics: "pixel_accuracy", the share of the pixels whose class is right.
 
-    The logits of the network are enlarged bilinearly to the size of the masks. A head that has a method `losses` has a
-    loss of its own (`vitrail.model.segmentation`), which is called with what the head returned.
+    The logits of the network are enlarged bilinearly to the size of the masks.
     """
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
@@ -33,11 +32,8 @@ class SegmentationObjective(Objective):
         weights = prepared.precomputed
         if weights is None:
             weights = _weights(_counts(prepared), len(prepared))
-        outputs, masks = self.model(prepared.images), prepared.targets
-        if (own := getattr(getattr(self.model, "head", None), "losses", None)) is not None:
-            losses: Tensor = own(outputs, masks)
-            return losses.sum(), len(prepared), {}
-        logits = enlarged(outputs, masks)
+        masks = prepared.targets
+        logits = enlarged(self.model(prepared.images), masks)
         right = ((logits.detach().argmax(dim=1) == masks) * weights[:, None, None]).sum()
         return (pixel_losses(logits, masks) * weights).sum(), len(prepared), {"pixel_accuracy": right}
 

@@ -121,6 +121,13 @@ class Segmentation(ObjectiveSettings):
     kind: Literal["segmentation"] = "segmentation"
     """The objective: prediction of the class of each pixel. Images with masks have it without being asked."""
 
+    def build(self, model: nn.Module, task: RunFacts) -> Objective:
+        """See `ObjectiveSettings`. Queries have a loss of their own (`vitrail.objective.queries`)."""
+        if model.config.segmentation != "queries":  # type: ignore[union-attr]
+            return super().build(model, task)
+        objective: Objective = find("vitrail.objective.queries:QueryObjective").of(model, self, task)
+        return objective
+
 
 @dataclass(frozen=True)
 class Distill(Settings, section="distill"):

@@ -231,7 +231,7 @@ def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[
 
 def _head_kind(config: NetworkConfig) -> object:
     """Return what the tensors of a classifier depend on besides sizes."""
-    return own_parts(config).get("head"), getattr(config, "segmentation", "")
+    return own_parts(config).get("head"), getattr(config, "segmentation", ""), getattr(config, "queries", 0)
 
 
 def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, dict[str, str]]:

@@ -66,7 +66,7 @@ READ_SECONDS = 0.06e-3
 FASTEST_NETWORK = 20_000
 """Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
 be half as fast as ours."""
-COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation")
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation", "queries")
 """Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
 resamples some, and that a new classifier is drawn anew."""
 
@@ -301,6 +301,8 @@ def _with_pixels(config: NetworkConfig, run: Run, facts: Facts) -> Because[Netwo
     kind = run.vit.segmentation or theirs or config.segmentation or "layers"
     if run.keep_head and kind != theirs:
         raise UsageError(f"keep_head keeps the head {theirs or 'for whole images'}, not {kind}: leave it out")
+    if run.vit.queries and kind != "queries":
+        raise UsageError(f"vit.queries is for --vit.segmentation queries, and the head is {kind}: leave it out")
     plain = replace(config, segmentation=kind, native=False, head=None)
     return plain, {"vit.segmentation": f"{kind}: how the class of each patch is told"}
 

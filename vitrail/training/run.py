@@ -106,10 +106,13 @@ class Model(Settings, section="vit"):
     """Number of register tokens (default: the architecture's)."""
     head: OwnPart | None = None
     """Import path of a classifier of your own (default: a linear layer)."""
-    segmentation: Literal["linear", "layers"] | None = None
+    segmentation: Literal["linear", "layers", "queries"] | None = None
     """Head for images with masks, which tells the class of each patch. linear: a linear layer on the tokens of the last
-    layer (Segmenter); layers: convolutions on the tokens of the last four layers, which double the sides twice (SETR)
-    (default: layers)."""
+    layer (Segmenter); layers: convolutions on the tokens of the last four layers, which double the sides twice (SETR);
+    queries: learned tokens in the last four blocks, each of which predicts a class and its mask (EoMT) (default:
+    layers)."""
+    queries: Annotated[int, Range(1, 10_000)] | None = None
+    """For segmentation queries: number of queries, several for each class of an image (default: 100)."""
     pre_logits: Hidden | Literal["width"] | None = None
     """Width of the tanh layer in front of the classifier. width: as wide as the network, as in the paper's pre-training
     (default: the architecture's)."""

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from vitrail.data.images.masked import nearest
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.order import stream
-from vitrail.data.settings import IGNORED
 from vitrail.data.masks import MaskedData, MaskedImages
+from vitrail.data.settings import IGNORED
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy

@@ -41,7 +41,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "positions.": ("positions", "place", "image_size", "patch", "registers", "width", "heads", "depth"),
     "blocks.": ("depth", "branches", "width", "mlp_dim", "mlp", "layer_scale"),
     "pre_logits.": ("pre_logits", "width"),
-    "head": ("classes", "pre_logits", "width", "distilled", "segmentation"),
+    "head": ("classes", "pre_logits", "width", "distilled", "segmentation", "queries", "query_blocks"),
 }
 """Start of a tensor's name -> fields of the config that decide whether it exists, and its shape."""
 

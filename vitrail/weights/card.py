@@ -174,6 +174,9 @@ class Card:
             del values["thresholds"]  # so that earlier versions read the card
         if not values["config"].get("segmentation"):
             values["config"].pop("segmentation", None)
+        if values["config"].get("segmentation") != "queries":
+            values["config"].pop("queries", None)
+            values["config"].pop("query_blocks", None)
         if self.confidence is None:
             del values["confidence"]
         if self.scale is None:
