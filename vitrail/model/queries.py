@@ -8,8 +8,7 @@ mask. In training the queries of some blocks see only the patches in the mask th
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +20,6 @@ from vitrail.model.posemb import Grid, Queried
 from vitrail.model.segmentation import PixelHead
 from vitrail.model.stem import LayerNorm2d
 from vitrail.model.variants import ViTConfig
-
-if TYPE_CHECKING:
-    from vitrail.model.vit import ViT
-
 
 TINY = 1e-12
 """Smallest score of a class in a cell."""
@@ -63,11 +58,13 @@ class Upscale(nn.Module):
         return self.norm(self.mix(F.gelu(self.up(maps))))  # type: ignore[no-any-return]
 
 
-class Queries(PixelHead):
-    """The queries of a network, and what they predict from: segmentation "queries".
+def upscalings(patch: int) -> int:
+    """Return how many times the patches' tokens are scaled up: to cells of 4 pixels, but at least once."""
+    return max(1, patch.bit_length() - 3)
 
-    The patches' tokens are scaled up to cells of 4 pixels, at least twice.
-    """
+
+class Queries(PixelHead):
+    """The queries of a network, and what they predict from: segmentation "queries"."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -76,7 +73,7 @@ class Queries(PixelHead):
         self.tokens = nn.Parameter(torch.empty(1, config.queries, width))
         self.classify = new_linear(width, config.classes + 1)
         self.mask = nn.ModuleList(new_linear(width, width) for _ in range(3))
-        self.upscale = nn.Sequential(*(Upscale(width) for _ in range(max(1, int(math.log2(config.patch)) - 2))))
+        self.upscale = nn.Sequential(*(Upscale(width) for _ in range(upscalings(config.patch))))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -88,11 +85,11 @@ class Queries(PixelHead):
             if part is not self and hasattr(part, "reset_parameters"):
                 part.reset_parameters()
 
-    def forward(self, network: ViT, images: Tensor) -> Tensor:
+    def forward(self, network: Any, images: Tensor) -> Tensor:
         """See `PixelHead`."""
         return self.ask(network, images)[-1].logits()
 
-    def ask(self, network: ViT, images: Tensor, masked: Tensor | None = None) -> list[Answers]:
+    def ask(self, network: Any, images: Tensor, masked: Tensor | None = None) -> list[Answers]:
         """Return what the queries predict after the last block of the network, for images as it takes them.
 
         With `masked`, bool [batch, blocks, queries], the answers before each of the last blocks come first. In a block
@@ -103,7 +100,7 @@ class Queries(PixelHead):
         tokens, first, answers = network.embed(images), network.layers - self.blocks, []
         for layer in range(first):
             tokens = network._layer(layer, tokens, places, grid)
-        tokens = torch.cat([tokens, self.tokens.to(tokens.dtype).expand(len(tokens), -1, -1)], dim=1)
+        tokens = torch.cat([tokens, self.tokens.to(tokens.dtype).expand(tokens.shape[0], -1, -1)], dim=1)
         for block in range(self.blocks):
             hidden = None
             if masked is not None:

@@ -207,8 +207,8 @@ def _pair_cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor) -> Tens
 
     `counted` [1, points] is 0 for points that do not count.
     """
-    inside, outside = F.softplus(-logits) * counted, F.softplus(logits) * counted
-    return (inside @ labels.T + outside @ (1 - labels).T) / counted.sum().clamp(min=1)
+    inside = (F.softplus(-logits) * counted).sum(1)  # of a point outside of the mask it is the logit more
+    return (inside[:, None] + logits * counted @ (1 - labels).T) / counted.sum().clamp(min=1)
 
 
 def _pair_dice(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:

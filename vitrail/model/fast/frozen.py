@@ -187,7 +187,7 @@ def freeze_blocks(model: Any, frozen: Any, dtype: torch.dtype, *, portable: bool
     together = joins and frozen.config.branches > 1
     if not (packed or together or portable):
         return
-    last = len(frozen.blocks) - 1 if frozen.pool.reads else None
+    last = len(frozen.blocks) - 1 if frozen.pool.reads and not frozen.config.segmentation else None
     for index, block in enumerate(model.blocks):
         if not can_join(frozen.blocks[index]):  # only calling its layers computes what they compute
             continue
