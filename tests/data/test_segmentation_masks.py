@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from vitrail.data.images.decode import class_values, decode, upright_size
-from vitrail.data.settings import IGNORED
 from vitrail.data.masks import open_masks
+from vitrail.data.settings import IGNORED
 from vitrail.errors import DataError, DecodeError
 
 
