@@ -130,7 +130,9 @@ _MODULES = {
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",
     "vitrail.objective.self_supervised": "SelfSupervised",
-    "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Segmentation Supervised Tokenizer",
+    "vitrail.objective.settings": (
+        "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Segmentation Supervised Tokenizer"
+    ),
     "vitrail.recipes.registry": "recipe",
     "vitrail.training.loop": "fit",
     "vitrail.training.result": "Result",

@@ -35,14 +35,13 @@ from vitrail.data.settings import IGNORED
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy
+from vitrail.evaluation.pixel_scores import ious, pixel_classes
 
 LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-4, 16
 WARMUP = 1_500 / 40_000
 """Share of the steps in which the learning rate rises."""
 BATCHES = 29
 """Purpose of a random stream (the others are in `vitrail.data`)."""
-_LOGITS = 1 << 24
-"""Number of logits that are upsampled at a time."""
 
 
 class TokenClassifier(nn.Module):
@@ -115,21 +114,8 @@ def _batches(count: int, seed: int) -> Iterator[np.ndarray]:
 @torch.inference_mode()
 @fast_float32()
 def predict_pixels(model: TokenClassifier, tokens: Tensor, height: int, width: int) -> np.ndarray:
-    """Return the class of each pixel, uint8 [height, width], from tokens [rows, columns, width] of one image.
-
-    The logits are upsampled bilinearly, some rows of pixels at a time, so that memory does not grow with the image.
-    """
-    logits = model(tokens[None])[0]
-    down, across = (_weights(*sides).to(logits.device) for sides in zip(logits.shape[1:], (height, width), strict=True))
-    wide = logits @ across.T
-    at_a_time = max(1, _LOGITS // (len(logits) * width))
-    parts = [torch.einsum("hr,krw->khw", part, wide).argmax(dim=0) for part in down.split(at_a_time)]
-    return torch.cat(parts).to(torch.uint8).cpu().numpy()
-
-
-def _weights(cells: int, pixels: int) -> Tensor:
-    """Return the share of each cell in each pixel's value, float32 [pixels, cells], as torch interpolates."""
-    return F.interpolate(torch.eye(cells)[None], pixels, mode="linear", align_corners=False)[0].T.contiguous()
+    """Return the class of each pixel, uint8 [height, width], from tokens [rows, columns, width] of one image."""
+    return pixel_classes(model(tokens[None])[0], height, width)
 
 
 def confusions(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -153,9 +139,7 @@ class PixelScores:
     @property
     def iou(self) -> np.ndarray:
         """Return intersection over union of each class, float64 [K]; NaN for a class that is neither there nor seen."""
-        right = self.confusion.diagonal()
-        union = self.confusion.sum(axis=0) + self.confusion.sum(axis=1) - right
-        return np.divide(right, union, out=np.full(len(right), np.nan), where=union > 0)
+        return ious(self.confusion.diagonal(), self.confusion.sum(axis=1), self.confusion.sum(axis=0))
 
     @property
     def miou(self) -> float:

@@ -51,9 +51,10 @@ def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:
 
 @torch.no_grad()
 def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]:
-    """Return features and logits of the first of `images`, float32 [features] and [classes or all places], in evaluation mode.
+    """Return features and logits of the first of `images`, float32 [features] and [classes], in evaluation mode.
 
-    The default is the fixed image. The model is not changed; a model that is not float32 on a CPU is copied.
+    Logits of pixels are those of all places. The default is the fixed image. The model is not changed; a model that is
+    not float32 on a CPU is copied.
     """
     network: Any = model
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):

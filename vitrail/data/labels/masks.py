@@ -6,15 +6,18 @@ is read when the image is.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from vitrail.data.images.decode import class_values
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import IGNORED
 from vitrail.data.sources.folder import packed_names, read_file, unpacked_path
 from vitrail.errors import DataError, DecodeError
+from vitrail.plots import COLOURS
 
 
 class Masks(LabelSets):
@@ -67,3 +70,27 @@ def mask_values(path: Path) -> np.ndarray:
         return class_values(read_file(path))
     except DecodeError as error:
         raise DataError(f"{path} cannot be used: {error}") from error
+
+
+def class_colours(count: int) -> np.ndarray:
+    """Return a colour for each class, and white for pixels that do not count, uint8 [256, 3].
+
+    Up to seven classes have colours that everybody can tell apart. More have those of Pascal VOC: the bits of the
+    class's number in turn are bits of red, green and blue.
+    """
+    table = np.full((256, 3), 255, dtype=np.uint8)
+    if count <= len(COLOURS):
+        table[:count] = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in COLOURS[:count]]
+        return table
+    numbers = np.arange(count)[:, None]
+    bits = [(numbers >> 3 * level + np.arange(3) & 1) << 7 - level for level in range(3)]
+    table[:count] = np.bitwise_or.reduce(bits)
+    return table
+
+
+def mask_png(mask: np.ndarray, classes: int) -> bytes:
+    """Return a mask uint8 [H, W] as a PNG with a palette, whose indices are the numbers of the classes."""
+    picture, file = Image.frombytes("P", mask.shape[::-1], np.ascontiguousarray(mask)), io.BytesIO()
+    picture.putpalette(class_colours(classes).tobytes())
+    picture.save(file, "PNG")
+    return file.getvalue()
