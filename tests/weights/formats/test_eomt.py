@@ -20,8 +20,6 @@ from vitrail.weights.load import load
 
 NAMED = dict(id2label={**LABELS, 3: "sky"}, label2id={"cat": 0, "dog": 1, "<b>": 2, "sky": 3})
 
-ROPE = dict(rope_type="default", rope_theta=50.0)
-
 
 def dinov3(**changes: Any) -> nn.Module:
     values = {name: value for name, value in (DINO3 | QUERIED | NAMED | changes).items() if "dropout" not in name}
@@ -35,7 +33,7 @@ def saved(folder: Path, kind: str) -> nn.Module:
         "dinov2": lambda: eomt(**NAMED),
         "dinov2-swiglu": lambda: eomt(**NAMED, use_swiglu_ffn=True),
         "dinov3": dinov3,
-        "dinov3-gated": lambda: dinov3(use_gated_mlp=True, hidden_act="silu", rope_parameters=ROPE),
+        "dinov3-base": lambda: dinov3(rope_parameters=dict(rope_type="default", rope_theta=50.0)),
     }
     model: Any = kinds[kind]()
     model.attn_mask_probs.zero_()
@@ -52,7 +50,7 @@ def scores(model: nn.Module, images: Tensor) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("kind", ["dinov2", "dinov2-swiglu", "dinov3", "dinov3-gated"])
+@pytest.mark.parametrize("kind", ["dinov2", "dinov2-swiglu", "dinov3", "dinov3-base"])
 def test_eomt_computes_the_same_and_goes_back_as_it_came(tmp_path: Path, kind: str) -> None:
     theirs = saved(tmp_path / "theirs", kind)
     model = load(tmp_path / "theirs")
@@ -96,6 +94,15 @@ def test_other_names_of_gated_mlps(tmp_path: Path) -> None:
 def test_masked_attention_in_predictions_is_refused(tmp_path: Path) -> None:
     eomt().save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=r"attn_mask_probs is not 0"):
+        load(tmp_path)
+
+
+def test_another_activation_is_refused(tmp_path: Path) -> None:
+    """It would be that of the masks' MLP, too."""
+    theirs: Any = dinov3(use_gated_mlp=True, hidden_act="silu")
+    theirs.attn_mask_probs.zero_()
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=r"hidden_act of config.json is 'silu'; valid for EoMT: gelu"):
         load(tmp_path)
 
 

@@ -7,7 +7,6 @@ to their own mask alone at the end of training. It must be 0, to which training 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +20,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.hf.encoder import OUTSIDE, Encoder, apart
 from vitrail.weights.hf.families import DinoV2, DinoV3, mlp_ratio
 from vitrail.weights.mapping import NameTable, count, row_count, shape_of, unbatched, within
+from vitrail.words import shown
 
 SHARES = "attn_mask_probs"
 """Share of the queries of each block that attend to their own mask alone."""
@@ -47,7 +47,7 @@ NO_OBJECT = 0.1
 class _Queried(Encoder):
     """What both kinds of EoMT have."""
 
-    headed = ""
+    headed = "eomt."
     in_memory: ClassVar[NameTable] = {}
     lists = ("layers", "layers")
     norm_name = "layernorm"
@@ -59,9 +59,19 @@ class _Queried(Encoder):
     )
 
     @classmethod
+    def bare(cls) -> str:
+        """See `Encoder.bare`: there is one class."""
+        return f"{cls.title}ForUniversalSegmentation"
+
+    @classmethod
     def classifier(cls) -> str:
         """See `Encoder.classifier`."""
-        return f"{cls.title}ForUniversalSegmentation"
+        return cls.bare()
+
+    @classmethod
+    def of_model(cls, config: ViTConfig) -> Encoder:
+        """See `Encoder.of_model`."""
+        return cls(cls.bare(), disk=False)
 
     @classmethod
     def processor(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +86,8 @@ class _Queried(Encoder):
                 f"{archive.path}: {SHARES} is not 0, so the network masks attention in predictions, too, which vitrail "
                 "does only in training. Train it with annealed masks"
             )
+        if (act := settings["hidden_act"]) != "gelu":  # that of the masks' MLP, too
+            raise WeightsError(f"{archive.path}: hidden_act of config.json is {shown(act)}; valid for EoMT: gelu")
         expected = upscalings(self.stem_sizes(archive, settings)[2])
         if (found := count(archive, "upscale_block.block.")) != expected:
             raise WeightsError(
@@ -120,7 +132,7 @@ class Eomt(_Queried, DinoV2):
     front = 0
     table_axes = 2
     has = "oblong registers layer_scale mlp=swiglu cls_position segmentation=queries"
-    needs = "registers layer_scale cls_position segmentation=queries"
+    needs = "layer_scale cls_position segmentation=queries"
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16, layerscale_value=1.0)
     fields: ClassVar[Mapping[str, str]] = {**DinoV2.fields, **FIELDS}
     constants: ClassVar[Mapping[str, Any]] = {}
@@ -140,12 +152,7 @@ class Eomt(_Queried, DinoV2):
     def reasons(cls, config: ViTConfig) -> dict[str, bool]:
         """See `Encoder.reasons`."""
         whole = f"has MLPs of a whole multiple of the width, which {config.mlp_dim} is not"
-        return {whole: mlp_ratio(config) is None}
-
-    @classmethod
-    def of_model(cls, config: ViTConfig) -> Encoder:
-        """See `Encoder.of_model`."""
-        return replace(super().of_model(config), disk=False)
+        return {"has registers": not config.registers, whole: mlp_ratio(config) is None}
 
 
 class EomtDinoV3(_Queried, DinoV3):
@@ -159,7 +166,8 @@ class EomtDinoV3(_Queried, DinoV3):
         "registers": "embeddings.register_tokens",
         **within("head.", "", QUERIES),
     }
-    has = f"{DinoV3.has} segmentation=queries"
+    swiglu: ClassVar[NameTable] = {}
+    has = "oblong registers layer_scale positions=none rotary segmentation=queries"
     needs = f"{DinoV3.needs} segmentation=queries"
     defaults: ClassVar[Mapping[str, Any]] = {**DinoV3.defaults, "layer_norm_eps": 1e-6}
     fields: ClassVar[Mapping[str, str]] = {**DinoV3.fields, **FIELDS}

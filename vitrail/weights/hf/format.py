@@ -58,7 +58,7 @@ STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.st
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
 """`model_type` of a model of images and texts -> that of its image tower."""
 SIGNS = {
-    "embeddings.position_embeddings.weight": "eomt",
+    "upscale_block.block.0.conv1.weight": "eomt",
     "encoder.layer.0.attention.projection_layer.weight": "internvl_vision",
     "layer.0.layer_scale1.lambda1": "dinov3_vit",
     "model.layer.0.layer_scale1.lambda1": "dinov3_vit",
