@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from eomt_peer import eomt, ours
+from painted import paint
 from torch import Tensor
 from transformers.models.eomt.modeling_eomt import EomtLoss
 
+import vitrail
 from vitrail.data.settings import IGNORED
 from vitrail.model.queries import Answers
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.objective import queries as loss
+from vitrail.objective.base import Moment
+from vitrail.training.run import Model
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TRUTH = torch.randint(0, 4, (3, 8, 8), generator=torch.Generator().manual_seed(1)).repeat_interleave(4, 1)
@@ -138,3 +146,66 @@ def test_masked_attention_ends_block_after_block() -> None:
         for block, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             part = min(max((step - begin) / (end - begin), 0), 1)
             assert loss.masked_share(step / total, block, 4) == pytest.approx((1 - part) ** 0.9, abs=1e-9)
+
+
+SMALL = ViTConfig.of(
+    width=16, depth=2, heads=2, mlp_dim=16, patch=8, image_size=(32, 32), classes=4, segmentation="queries", queries=5,
+    query_blocks=1, drop_path=0.0,
+)  # fmt: skip
+
+
+def objective(done: float = 0.3) -> loss.QueryObjective:
+    """Masked attention at this moment is on for a part of the queries."""
+    torch.manual_seed(0)
+    found = loss.QueryObjective(ViT(SMALL), 0)
+    found.at(Moment(done=done, total=10))
+    return found
+
+
+def batch(rows: list[int]) -> Any:
+    return SimpleNamespace(images=IMAGES[rows], labels=TRUTH[rows].byte(), index=torch.tensor(rows))
+
+
+def test_micro_batches_have_the_loss_of_the_whole_step() -> None:
+    """An image has points and masked queries of its own, and the weights of its losses are those of the whole step."""
+    trained = objective()
+    truth = TRUTH.clone()
+    truth[2] = 1  # so that the images have different numbers of masks
+    given = SimpleNamespace(images=IMAGES, labels=truth.byte(), index=torch.arange(3))
+    whole = trained.before_step(trained.prepare(given, step=7), 2)
+    expected, count, _ = trained.loss(whole)
+    found = [trained.loss(part)[0] for part in whole.split(2)]
+    assert count == 3
+    torch.testing.assert_close(sum(found), expected, rtol=1e-5, atol=0)
+    alone = [trained.loss(trained.prepare(given, step=7).split(3)[row])[0] for row in range(3)]
+    assert abs(sum(each.item() for each in alone) - expected.item()) > 0.1  # as in an evaluation
+
+
+def test_noise_is_a_function_of_seed_step_and_image() -> None:
+    trained = objective()
+
+    def losses(rows: list[int], step: int) -> list[float]:
+        return [trained.loss(each)[0].item() for each in trained.prepare(batch(rows), step=step).split(len(rows))]
+
+    assert losses([0, 1], 3) == losses([1, 0], 3)[::-1]
+    assert losses([0], 3) != losses([0], 4)
+
+
+@pytest.mark.parametrize(("done", "masked"), [(0.0, True), (1.0, False)])
+def test_attention_is_masked_at_the_start_and_not_at_the_end(done: float, masked: bool, monkeypatch: Any) -> None:
+    trained, seen = objective(done), []
+    ask = trained.model.head.ask
+    monkeypatch.setattr(trained.model.head, "ask", lambda *given: seen.append(given[2]) or ask(*given))
+    trained.loss(trained.prepare(batch([0, 1]), step=0))
+    assert seen[0].all() if masked else not seen[0].any()
+
+
+@pytest.mark.train
+def test_queries_learn_what_they_are_shown(tmp_path: Path) -> None:
+    """A minute of training tells squares from discs and the ground; the wrong answer of every pixel has 31 %."""
+    data = paint(tmp_path / "data", {"train": 64, "val": 16})
+    result = vitrail.train(
+        data, model="Ti/4", vit=Model(width=48, depth=3, heads=3, mlp_dim=96, segmentation="queries", queries=6),
+        image_size=32, epochs=40, batch_size=16, lr=2e-3, out=tmp_path / "runs", workers=0, device="cpu",
+    )  # fmt: skip
+    assert result.metrics["miou"] > 0.7

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+from painted import paint
 from references import once, scenes, write_levels, write_table
 from tiny_runs import SHORT, tiny_run
 from torch import nn
@@ -76,6 +77,7 @@ def materials() -> Path:
         ImageTokenizer(TOKENIZER, 4).save(place / "tokenizer")
         write_table(place / "labels.csv", [("path", "labels"), *scenes(place / "labels", 64, 64)])
         write_levels(place / "numbers", 72)
+        paint(place / "painted", {"train": 64, "val": 8})
 
     return once("materials", make)
 
@@ -190,6 +192,13 @@ ROWS: dict[str, Row] = {
             "distill": Distill(kind="features", features="mse"),
             "objective": Supervised(focal_gamma=2.0),
             "augment": Augment(also=("torchvision.transforms.v2:GaussianNoise(sigma=0.2)@0.5",)),
+        }
+    ),
+    "queries": Row(
+        lambda: {
+            "data": Data(path=str(materials() / "painted"), test="none"),
+            "vit": Model(width=16, depth=2, heads=2, mlp_dim=32, drop_path=0.1, segmentation="queries", queries=4),
+            **dict(model="Ti/8", image_size=32, augment=Augment(scale=(0.5, 1.0))),
         }
     ),
     "masked-patch": pretraining(MaskedPatch()),

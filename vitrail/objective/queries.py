@@ -55,7 +55,7 @@ class QueryObjective(Objective):
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """See `Objective`."""
-        return replace(prepared, numbers=(int(stream(self.seed, step, 0, POINTS_OF).integers(2**31)),))
+        return replace(prepared, numbers=(step,))
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
         """Give each image the mean number of matched masks of an image of the step."""
@@ -66,8 +66,10 @@ class QueryObjective(Objective):
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`: the sum over the answers before each of the last blocks and behind them."""
         head, device, truth = self.model.head, prepared.images.device, Masks(prepared.targets)
-        seeds = [(prepared.numbers[0] << 31) + index for index in prepared.index.tolist()]
-        generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        (step,), generators = prepared.numbers, []
+        for index in prepared.index.tolist():  # torch reads 32 bits of a seed
+            seed = int(stream(self.seed, step, index, POINTS_OF).integers(2**32))
+            generators.append(torch.Generator(device).manual_seed(seed))
         queries, points = self.model.config.queries, min(POINTS, truth.counted[0].numel())
         drawn = torch.stack([torch.rand(head.blocks, queries, generator=each, device=device) for each in generators])
         shares = [masked_share(self.moment.done, block, head.blocks) for block in range(head.blocks)]

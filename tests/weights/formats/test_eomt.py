@@ -99,10 +99,10 @@ def test_masked_attention_in_predictions_is_refused(tmp_path: Path) -> None:
 
 def test_another_activation_is_refused(tmp_path: Path) -> None:
     """It would be that of the masks' MLP, too."""
-    theirs: Any = dinov3(use_gated_mlp=True, hidden_act="silu")
+    theirs: Any = eomt(hidden_act="gelu_new")
     theirs.attn_mask_probs.zero_()
     theirs.save_pretrained(tmp_path)
-    with pytest.raises(WeightsError, match=r"hidden_act of config.json is 'silu'; valid for EoMT: gelu"):
+    with pytest.raises(WeightsError, match=r"hidden_act of config.json is 'gelu_new'; valid for EoMT: gelu"):
         load(tmp_path)
 
 
