@@ -8,6 +8,7 @@ from eomt_peer import eomt, ours
 from torch import Tensor, nn
 from transformers import EomtImageProcessorPil
 
+from vitrail.errors import UsageError
 from vitrail.model.build import freeze
 from vitrail.model.compute import attention_path
 from vitrail.model.posemb import AtLayer, Queried, build_positions
@@ -114,3 +115,27 @@ def test_positions_at_every_layer_and_other_sizes() -> None:
     (found,) = model.head.ask(model, images)
     assert found.masks.shape == (2, 4, 6, 4)
     assert error(found.classes, expected.classes) < 1e-5 and error(found.masks, expected.masks) < 1e-5
+
+
+def test_networks_without_a_place_for_queries() -> None:
+    sizes = dict(
+        width=16, depth=2, heads=2, mlp_dim=16, patch=8, image_size=(16, 16), classes=3, segmentation="queries"
+    )
+    with pytest.raises(UsageError, match=r"axial blocks .* do not have"):
+        ViTConfig.of(**sizes, block="axial", pool="gap")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"queries is 0; valid: 1 to 10,000"):
+        ViTConfig.of(**sizes, queries=0)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_reset_head_keeps_the_kind() -> None:
+    """Other classes have other queries, and no class has none."""
+    model = ours(eomt())
+    model.reset_head(2)
+    assert ask_classes(model) == 3 and model(IMAGES).shape[1] == 2
+    model.reset_head(0)
+    assert model.head is None and model.config.segmentation == ""
+
+
+def ask_classes(model: ViT) -> int:
+    return model.head.ask(model, IMAGES)[0].classes.shape[-1]  # type: ignore[union-attr, operator]

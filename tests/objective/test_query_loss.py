@@ -15,6 +15,7 @@ from transformers.models.eomt.modeling_eomt import EomtLoss
 
 import vitrail
 from vitrail.data.settings import IGNORED
+from vitrail.errors import UsageError
 from vitrail.model.queries import Answers
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
@@ -198,6 +199,12 @@ def test_attention_is_masked_at_the_start_and_not_at_the_end(done: float, masked
     monkeypatch.setattr(trained.model.head, "ask", lambda *given: seen.append(given[2]) or ask(*given))
     trained.loss(trained.prepare(batch([0, 1]), step=0))
     assert seen[0].all() if masked else not seen[0].any()
+
+
+def test_queries_of_another_head_are_refused(tmp_path: Path) -> None:
+    data = paint(tmp_path / "data", {"train": 2, "val": 1})
+    with pytest.raises(UsageError, match=r"vit.queries is for --vit.segmentation queries, and the head is linear"):
+        vitrail.train(data, model="Ti/4", vit=Model(segmentation="linear", queries=6), image_size=32, epochs=1)
 
 
 @pytest.mark.train

@@ -66,7 +66,7 @@ preprocess.resize probe_head classes
 progressive.start progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed
 shard time_limit timeout track tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init
-vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
+vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.queries vit.registers vit.stem
 vit.stem_norm vit.width weights worker_kind workers
 augment.class data.class metric.class metric.name objective.class optim.class schedule.class vit.attention vit.head
 """
