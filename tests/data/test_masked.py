@@ -114,7 +114,7 @@ def test_no_class_is_made_up_between_two() -> None:
 
 @pytest.mark.parametrize("resize", ["pad", "native"])
 def test_186_an_operation_that_says_not_where_pixels_go_is_refused(resize: str) -> None:
-    with pytest.raises(UsageError, match="where it moves the pixels of a mask.*squash"):
+    with pytest.raises(UsageError, match=r"where it moves the pixels of a mask.*squash"):
         MaskTransform(eval_transform(Preprocess((32, 32), resize=resize, patch=16)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="where it moves the pixels"):
         MaskTransform(Compose((OwnOp(lambda image, rng: image[:, ::-1]),)))
@@ -143,7 +143,7 @@ def test_masks_travel_with_their_images_in_every_way_of_loading(tmp_path: Path) 
             [(batch.images.numpy(), batch.labels.numpy()) for epoch in (0, 1) for batch in loader.epoch(epoch)]
         )
         loader.close()
-    for images, masks in found[0]:
+    for _, masks in found[0]:
         assert masks.dtype == np.uint8 and masks.shape == (4, *SQUASH.size)
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
