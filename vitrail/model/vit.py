@@ -249,7 +249,15 @@ class ViT(nn.Module):
         return self.pre_logits(pooled)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features -> logits [batch, classes]. Without a classifier, return the features."""
+        """Features -> logits [batch, classes]. Without a classifier, return the features.
+
+        Raises UsageError for a network that tells the class of each pixel: an image has none.
+        """
+        if self.config.segmentation:
+            raise UsageError(
+                "this network tells the class of each pixel (segmentation), and this needs a network that tells the "
+                "class of an image"
+            )
         if self.head is None:
             return features
         if self.head_dist is None:
