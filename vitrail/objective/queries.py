@@ -31,7 +31,7 @@ NO_OBJECT = 0.1
 OVERSAMPLED, UNCERTAIN = 3, 0.75
 """Number of points that are drawn for each that is kept, and the share of the uncertain ones among those."""
 POINTS = 112 * 112
-"""Largest number of points of a mask; a smaller image has as many as pixels."""
+"""Largest number of points of a mask; a small mask has as many as cells."""
 POINTS_OF = 47
 """Purpose of a random stream (the others are in `vitrail.data` and `vitrail.objective`)."""
 POWER = 0.9
@@ -43,6 +43,8 @@ class QueryObjective(Objective):
 
     All noise of an image is a function of (seed, step, index of the image): its points, and which queries are masked.
     """
+
+    model: Any
 
     def __init__(self, model: Any, seed: int) -> None:
         super().__init__(model)
@@ -70,11 +72,11 @@ class QueryObjective(Objective):
         for index in prepared.index.tolist():  # torch reads 32 bits of a seed
             seed = int(stream(self.seed, step, index, POINTS_OF).integers(2**32))
             generators.append(torch.Generator(device).manual_seed(seed))
-        queries, points = self.model.config.queries, min(POINTS, truth.counted[0].numel())
+        queries = self.model.config.queries
         drawn = torch.stack([torch.rand(head.blocks, queries, generator=each, device=device) for each in generators])
         shares = [masked_share(self.moment.done, block, head.blocks) for block in range(head.blocks)]
         answers = head.ask(self.model, prepared.images, drawn < drawn.new_tensor(shares)[:, None])
-        masks = prepared.precomputed
+        masks, points = prepared.precomputed, min(POINTS, answers[-1].masks[0, 0].numel())
         if masks is None:  # in an evaluation, where an image's loss does not depend on others
             masks = drawn.new_tensor(truth.counts).clamp(max=queries)
         with torch.autocast(device.type, enabled=False):
