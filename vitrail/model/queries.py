@@ -81,9 +81,9 @@ class Queries(PixelHead):
         if self.tokens.is_meta:
             return
         nn.init.normal_(self.tokens)
-        for part in self.modules():
-            if part is not self and hasattr(part, "reset_parameters"):
-                part.reset_parameters()
+        parts: list[Any] = [part for part in self.modules() if part is not self and hasattr(part, "reset_parameters")]
+        for part in parts:
+            part.reset_parameters()
 
     def forward(self, network: Any, images: Tensor) -> Tensor:
         """See `PixelHead`."""

@@ -171,7 +171,7 @@ class EomtDinoV3(_Queried, DinoV3):
     needs = f"{DinoV3.needs} segmentation=queries"
     defaults: ClassVar[Mapping[str, Any]] = {**DinoV3.defaults, "layer_norm_eps": 1e-6}
     fields: ClassVar[Mapping[str, str]] = {**DinoV3.fields, **FIELDS}
-    remarks: ClassVar[tuple[str, ...]] = (*DinoV3.remarks, *PIECES)
+    remarks = (*DinoV3.remarks, *PIECES)  # type: ignore[assignment]
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
