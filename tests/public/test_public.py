@@ -48,9 +48,9 @@ accumulate activation_checkpointing augment.color_jitter augment.crop augment.cu
 augment.also augment.mixup augment.pad augment.randaugment augment.randaugment_form
 augment.ratio augment.repeats augment.scale augment.three_augment
 augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout decode_on
-data.ignore data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
+data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
-data.fold data.group
+data.fold data.group data.ignore
 calibrate
 data.channels data.bits data.display preprocess.bands.bits preprocess.bands.display preprocess.bands.high
 preprocess.bands.low preprocess.bands.mean preprocess.bands.std
