@@ -12,8 +12,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
-from painted import paint
+from PIL import Image
 from references import once, scenes, write_levels, write_table
 from tiny_runs import SHORT, tiny_run
 from torch import nn
@@ -32,6 +33,7 @@ from vitrail.objective.settings import (
     MaskedPatch,
     ObjectiveSettings,
     Regression,
+    Segmentation,
     Supervised,
     Tokenizer,
 )
@@ -77,9 +79,21 @@ def materials() -> Path:
         ImageTokenizer(TOKENIZER, 4).save(place / "tokenizer")
         write_table(place / "labels.csv", [("path", "labels"), *scenes(place / "labels", 64, 64)])
         write_levels(place / "numbers", 72)
-        paint(place / "painted", {"train": 64, "val": 8})
+        write_masks(place / "masks", 72)
 
     return once("materials", make)
+
+
+def write_masks(place: Path, count: int) -> None:
+    """Write pictures of noise, and masks of their left and right halves."""
+    for folder in ("images", "masks"):
+        (place / folder).mkdir(parents=True)
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(place / "images" / f"{number}.png")
+        Image.fromarray(np.repeat(np.arange(2, dtype=np.uint8)[None], 8, 0).repeat(6, 1)).save(
+            place / "masks" / f"{number}.png"
+        )
 
 
 def tuned(tune: Any, **changes: Any) -> dict[str, Any]:
@@ -186,6 +200,14 @@ ROWS: dict[str, Row] = {
             **tuned("attention+positions"),
         }
     ),
+    "masks": Row(
+        lambda: {
+            "data": Data(path=str(materials() / "masks"), test="none"),
+            "objective": Segmentation(),
+            "vit": replace(STILL, segmentation="layers", dropout=0.1),
+            "augment": Augment(scale=(0.5, 1.0), also=("rotate90",)),
+        }
+    ),
     "teacher": Row(
         lambda: {
             "teacher": str(materials() / "teacher"),
@@ -196,9 +218,10 @@ ROWS: dict[str, Row] = {
     ),
     "queries": Row(
         lambda: {
-            "data": Data(path=str(materials() / "painted"), test="none"),
-            "vit": Model(width=16, depth=2, heads=2, mlp_dim=32, drop_path=0.1, segmentation="queries", queries=4),
-            **dict(model="Ti/8", image_size=32, augment=Augment(scale=(0.5, 1.0))),
+            "data": Data(path=str(materials() / "masks"), test="none"),
+            "objective": Segmentation(),
+            "vit": replace(STILL, depth=2, segmentation="queries", queries=3, drop_path=0.1),
+            "augment": Augment(scale=(0.5, 1.0)),
         }
     ),
     "masked-patch": pretraining(MaskedPatch()),

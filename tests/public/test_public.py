@@ -50,7 +50,7 @@ augment.ratio augment.repeats augment.scale augment.three_augment
 augment_on average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout decode_on
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
-data.fold data.group
+data.fold data.group data.ignore
 calibrate
 data.channels data.bits data.display preprocess.bands.bits preprocess.bands.display preprocess.bands.high
 preprocess.bands.low preprocess.bands.mean preprocess.bands.std
@@ -65,7 +65,7 @@ precision preprocess.crop preprocess.fill preprocess.image_size preprocess.inter
 preprocess.resize probe_head classes
 progressive.start progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed
 shard time_limit timeout track tune
-vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init
+vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init vit.segmentation
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.queries vit.registers vit.stem
 vit.stem_norm vit.width weights worker_kind workers
 augment.class data.class metric.class metric.name objective.class optim.class schedule.class vit.attention vit.head

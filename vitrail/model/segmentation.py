@@ -15,16 +15,13 @@ add tokens of its own in the last blocks. The caller enlarges the logits bilinea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.model.layers import zero_linear
 from vitrail.model.variants import ViTConfig
-
-if TYPE_CHECKING:
-    from vitrail.model.vit import ViT
 
 LAYERS = 4
 """Number of last layers whose tokens the head "layers" reads."""
@@ -38,8 +35,11 @@ class PixelHead(nn.Module, ABC):
     """A head for the classes of patches."""
 
     @abstractmethod
-    def forward(self, network: ViT, images: Tensor) -> Tensor:
-        """Return the logits [batch, classes, rows, columns] of images [batch, channels, height, width]."""
+    def forward(self, network: Any, images: Tensor) -> Tensor:
+        """Return the logits [batch, classes, rows, columns] of images [batch, channels, height, width].
+
+        network: The `ViT` that the head belongs to.
+        """
 
 
 class LinearPixels(PixelHead):
@@ -49,7 +49,7 @@ class LinearPixels(PixelHead):
         super().__init__()
         self.linear = zero_linear(config.width, config.classes)
 
-    def forward(self, network: ViT, images: Tensor) -> Tensor:
+    def forward(self, network: Any, images: Tensor) -> Tensor:
         """See `PixelHead`."""
         (tokens,) = network.intermediate(images, norm=True)
         return _classified(self.linear, tokens)
@@ -66,7 +66,7 @@ class LayeredPixels(PixelHead):
         self.enlarge = nn.ModuleList(_Enlarge(width) for _ in range(DOUBLED))
         self.linear = zero_linear(width, config.classes)
 
-    def forward(self, network: ViT, images: Tensor) -> Tensor:
+    def forward(self, network: Any, images: Tensor) -> Tensor:
         """See `PixelHead`."""
         maps = self.reduce(torch.cat(network.intermediate(images, self.layers, norm=True), dim=1))
         for enlarge in self.enlarge:

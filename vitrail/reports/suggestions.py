@@ -17,7 +17,7 @@ from pathlib import Path
 from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
 from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.classify import Classification
-from vitrail.objective.settings import Supervised, Tokenizer
+from vitrail.objective.settings import Segmentation, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
 from vitrail.tasks.classes import OLD
@@ -65,6 +65,8 @@ def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
     """
     if record.self_supervised:
         return _after_pretraining(record, image_size or 0)
+    if record.run is not None and isinstance(record.run.objective, Segmentation):
+        return _of_masks(record, record.run, image_size or 0)
     if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
         return []
     seen = _Seen(record, record.run, record.evaluation, image_size or 0)
@@ -80,6 +82,24 @@ def _after_pretraining(record: RunRecord, image_size: int) -> list[Suggestion]:
     recipe = " --recipe finetune-small" if 0 < image_size < PHOTOGRAPHS else ""
     reason = "The network has learned without labels, so it has no classes yet. Fine-tune it on images with labels."
     return [Suggestion(reason, f"vitrail finetune labelled/ --from {shlex.quote(str(record.folder))}{recipe}")]
+
+
+def _of_masks(record: RunRecord, run: Run, image_size: int) -> list[Suggestion]:
+    """Return what to do with a network for the class of each pixel; nothing for a run that has not ended."""
+    if not record.result:
+        return []
+    folder, data = (shlex.quote(text) for text in (str(record.folder), run.data.path))
+    finer = f"vitrail finetune {data} --image-size {2 * image_size}"
+    return [
+        Suggestion(
+            f"The network sees {image_size} pixels of the shorter side. With more pixels masks are finer, and a step "
+            "takes about four times as long.",
+            finer,
+        ),
+        Suggestion(
+            "The network writes a mask for each new image.", f"vitrail predict {folder} photos/ --out masks/", False
+        ),
+    ]
 
 
 @dataclass(frozen=True)

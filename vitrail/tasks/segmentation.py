@@ -86,7 +86,7 @@ class SegmentationTask(Task[PixelResults]):
         if preprocess.resize != "squash":
             raise UsageError(
                 f"preprocess.resize {preprocess.resize} cuts off or adds parts of an image, and each pixel of its mask "
-                "gets a class. Use --preprocess.resize squash; --image-size HEIGHT WIDTH keeps proportions"
+                "gets a class. Use preprocess.resize squash; an image_size of HEIGHT WIDTH keeps proportions"
             )
         if mixed := {name: none for name, none in MIXED.items() if getattr(run.augment, name) != none}:
             why["augment"] = f"without {' and '.join(mixed)}, which mix the classes of whole images"

@@ -184,7 +184,7 @@ def refuse_classes(run: Any) -> None:
     if isinstance(run.objective, Segmentation):
         raise UsageError(
             f"objective segmentation needs images with masks, and those of {run.data.path} have classes. Expected are "
-            "images/NAME.jpg and masks/NAME.png, or leave --objective.kind out"
+            "images/NAME.jpg and masks/NAME.png, or leave objective.kind out"
         )
     if run.objective.numbers:
         raise UsageError(

@@ -89,9 +89,9 @@ def _counterpart(op: Op, channels: int) -> Change:
     if isinstance(op, WordedChange):
         return lambda mask, rng: _worded(op, mask, rng, channels)
     raise UsageError(
-        f"{type(op).__name__} does not say where it moves the pixels of a mask. Valid with masks are --augment.crop, "
-        "--augment.flip, RandAugment, colours, erasing and the words of --augment.also, without transforms of your "
-        "own, and --preprocess.resize squash"
+        f"{type(op).__name__} does not say where it moves the pixels of a mask. Valid with masks are augment.crop, "
+        "augment.flip, RandAugment, colours, erasing and the words of augment.also, without transforms of your "
+        "own, and preprocess.resize squash"
     )
 
 
