@@ -30,7 +30,8 @@ Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError Usag
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
 regroup report save search serve study sweep to_yaml train variant vtab
-AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result SelfSupervised ViT freeze
+AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result Segmentation
+SelfSupervised ViT freeze
 reset_head
 attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
 position_tiles principal_filters relevance rollout tap_attention

@@ -196,8 +196,10 @@ def are_masked(root: Path) -> bool:
     if masks is None or not (root / "images").is_dir():
         return False
     png = next((path for path in masks.rglob("*.png") if not in_junk(path.relative_to(masks).as_posix())), None)
-    there = None if png is None else root / "images" / png.relative_to(masks).parent
-    return there is not None and there.is_dir() and any(place.stem == png.stem for place in there.iterdir())
+    if png is None:
+        return False
+    there, stem = root / "images" / png.relative_to(masks).parent, png.stem
+    return there.is_dir() and any(place.stem == stem for place in there.iterdir())
 
 
 def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
@@ -222,7 +224,7 @@ def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
     table[values] = np.arange(len(values))
     splits: dict[str, IndexedSource] = {}
     for name, (each, pixels) in checked.items():
-        found = Masks.of(pixels[:, values], each.masks, table)
+        found = Masks.of_files(pixels[:, values], each.masks, table)
         splits[name] = each.images.at(np.arange(len(each)), found, titles)
     return DataSet(splits, findings)
 

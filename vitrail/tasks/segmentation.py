@@ -164,7 +164,7 @@ class SegmentationTask(Task[PixelResults]):
     ) -> TerminalPage:
         """See `Task`."""
         rows = [(name, f"{pixels:,}", "-" if iou != iou else f"{iou:.2%}") for name, pixels, iou in _rows(found)]
-        more = [f"{len(rows) - SHOWN} more classes: --json or --out"] if len(rows) > SHOWN else []
+        more = [f"{len(rows) - SHOWN} more classes: --json"] if len(rows) > SHOWN else []
         return page(
             f"{subject}: {found.in_words()} (the most frequent class has {found.largest_share:.2%} of the pixels), "
             f"loss {found.loss:.4f}, {found.count:,} images",

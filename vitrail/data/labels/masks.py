@@ -33,7 +33,7 @@ class Masks(LabelSets):
         self.files, self.table = files, table
 
     @classmethod
-    def of(cls, pixels: np.ndarray, files: list[Path], table: np.ndarray) -> Masks:
+    def of_files(cls, pixels: np.ndarray, files: list[Path], table: np.ndarray) -> Masks:
         """Return the masks in these files. `pixels` [N, classes] is not 0 for the classes in each of them."""
         return cls(LabelSets.of_marks(pixels > 0), packed_names(map(str, files)), table)
 
