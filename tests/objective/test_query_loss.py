@@ -213,6 +213,7 @@ def test_queries_learn_what_they_are_shown(tmp_path: Path) -> None:
     data = paint(tmp_path / "data", {"train": 64, "val": 16})
     result = vitrail.train(
         data, model="Ti/4", vit=Model(width=48, depth=3, heads=3, mlp_dim=96, segmentation="queries", queries=6),
-        image_size=32, epochs=15, evaluate_every="100 %", batch_size=16, lr=2e-3, out=tmp_path / "runs", workers=0, device="cpu",
+        image_size=32, epochs=15, evaluate_every="100 %", batch_size=16, lr=2e-3, out=tmp_path / "runs", workers=0,
+        device="cpu",
     )  # fmt: skip
     assert result.best["miou"] > 0.6
