@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.objective.settings import MaskedPatch as MaskedPatch
     from vitrail.objective.settings import ObjectiveSettings as ObjectiveSettings
     from vitrail.objective.settings import Regression as Regression
+    from vitrail.objective.settings import Segmentation as Segmentation
     from vitrail.objective.settings import SeveralAnswers as SeveralAnswers
     from vitrail.objective.settings import Supervised as Supervised
     from vitrail.objective.settings import Tokenizer as Tokenizer
@@ -131,8 +132,8 @@ _MODULES = {
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",
     "vitrail.objective.self_supervised": "SelfSupervised",
-    "vitrail.objective.settings": "BEiT DINO DINOv2 MAE MaskedPatch ObjectiveSettings Regression SeveralAnswers "
-    "Supervised Tokenizer",
+    "vitrail.objective.settings": "BEiT DINO DINOv2 MAE MaskedPatch ObjectiveSettings Regression Segmentation "
+    "SeveralAnswers Supervised Tokenizer",
     "vitrail.recipes.registry": "recipe",
     "vitrail.training.loop": "fit",
     "vitrail.training.result": "Result",

@@ -94,11 +94,11 @@ def did_you_mean(wrong: str, valid: Iterable[str], *, similarity: float = 0.5) -
 
 
 def finite_rows(outputs: Tensor) -> Tensor:
-    """Return whether the outputs [N, n] for each image are finite: bool [N].
+    """Return whether the outputs [N, ...] for each image are finite: bool [N].
 
     Only such outputs are a result: finite weights, too, may overflow to NaN or infinity.
     """
-    return outputs.isfinite().all(dim=1)
+    return outputs.flatten(1).isfinite().all(dim=1)
 
 
 def finite(values: Tensor, what: str, precision: str | None = None) -> Tensor:

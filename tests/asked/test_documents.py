@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from documents import ROOT, blocks, shell_commands
+from painted import paint
 from PIL import Image
 
 import vitrail
@@ -83,6 +84,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             place = world / name / "ab"[number % 2] / f"{number}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((side, side, 3), 40 * number, np.uint8)).save(place)
+    paint(world / "scenes", {"train": 4, "val": 2})
     for name, patch in MODELS.items():
         tiny = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=patch, image_size=(32, 32), classes=3)
         vitrail.save(build(tiny), world / name)

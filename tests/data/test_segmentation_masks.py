@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from vitrail.data.images.decode import class_values, decode, upright_size
-from vitrail.data.masks import IGNORED, open_masks
+from vitrail.data.masks import open_masks
+from vitrail.data.settings import IGNORED
 from vitrail.errors import DataError, DecodeError
 
 
@@ -156,7 +157,7 @@ def test_masks_without_a_pixel_that_counts_are_left_out(tmp_path: Path, caplog: 
     assert "1 images are left out, because every pixel of their masks is ignored: 'void.png'" in caplog.text
     assert "1 masks in" in caplog.text and "'other.png'" in caplog.text
     write(tmp_path, "val/1", 255)
-    with pytest.raises(DataError, match=r"every pixel of all 1 masks is ignored: '1.png'. Check --ignore"):
+    with pytest.raises(DataError, match=r"every pixel of all 1 masks is ignored: '1.png'. Ignored: "):
         open_masks(tmp_path)
 
 

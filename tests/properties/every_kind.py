@@ -12,7 +12,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
+from PIL import Image
 from references import once, scenes, write_answers, write_levels, write_table
 from tiny_runs import SHORT, tiny_run
 from torch import nn
@@ -32,6 +34,7 @@ from vitrail.objective.settings import (
     MaskedPatch,
     ObjectiveSettings,
     Regression,
+    Segmentation,
     SeveralAnswers,
     Supervised,
     Tokenizer,
@@ -85,8 +88,21 @@ def materials() -> Path:
         write_table(place / "labels.csv", [("path", "labels"), *scenes(place / "labels", 64, 64)])
         write_levels(place / "numbers", 72)
         write_answers(place / "answers")
+        write_masks(place / "masks", 72)
 
     return once("materials", make)
+
+
+def write_masks(place: Path, count: int) -> None:
+    """Write pictures of noise, and masks of their left and right halves."""
+    for folder in ("images", "masks"):
+        (place / folder).mkdir(parents=True)
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(place / "images" / f"{number}.png")
+        Image.fromarray(np.repeat(np.arange(2, dtype=np.uint8)[None], 8, 0).repeat(6, 1)).save(
+            place / "masks" / f"{number}.png"
+        )
 
 
 def tuned(tune: Any, **changes: Any) -> dict[str, Any]:
@@ -213,12 +229,28 @@ ROWS: dict[str, Row] = {
             "workers": 1,
         }
     ),
+    "masks": Row(
+        lambda: {
+            "data": Data(path=str(materials() / "masks"), test="none"),
+            "objective": Segmentation(),
+            "vit": replace(STILL, segmentation="layers", dropout=0.1),
+            "augment": Augment(scale=(0.5, 1.0), also=("rotate90",)),
+        }
+    ),
     "teacher": Row(
         lambda: {
             "teacher": str(materials() / "teacher"),
             "distill": Distill(kind="features", features="mse"),
             "objective": Supervised(focal_gamma=2.0),
             "augment": Augment(also=("torchvision.transforms.v2:GaussianNoise(sigma=0.2)@0.5",)),
+        }
+    ),
+    "queries": Row(
+        lambda: {
+            "data": Data(path=str(materials() / "masks"), test="none"),
+            "objective": Segmentation(),
+            "vit": replace(STILL, depth=2, segmentation="queries", queries=3, drop_path=0.1),
+            "augment": Augment(scale=(0.5, 1.0)),
         }
     ),
     "masked-patch": pretraining(MaskedPatch()),

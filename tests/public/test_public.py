@@ -30,7 +30,8 @@ Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError Usag
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
 regroup report save search serve study sweep to_yaml train variant vtab
-AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result SelfSupervised ViT freeze
+AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result Segmentation
+SelfSupervised ViT freeze
 reset_head
 attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
 position_tiles principal_filters relevance rollout tap_attention
@@ -53,7 +54,7 @@ augment_on average.decay average.kind average.start batch_size cache checkpoint_
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.answers metric.answer objective.answer_weights objective.number_loss
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.include data.label_from
-data.fold data.group
+data.fold data.group data.ignore
 calibrate
 data.channels data.bits data.display preprocess.bands.bits preprocess.bands.display preprocess.bands.high
 preprocess.bands.low preprocess.bands.mean preprocess.bands.std
@@ -68,8 +69,8 @@ precision preprocess.crop preprocess.fill preprocess.image_size preprocess.inter
 preprocess.resize probe_head classes
 progressive.start progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed
 shard time_limit timeout track tune
-vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init
-vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
+vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads vit.init vit.segmentation
+vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.queries vit.registers vit.stem
 vit.stem_norm vit.width weights worker_kind workers
 augment.class data.class metric.class metric.name objective.class optim.class schedule.class vit.attention vit.head
 """

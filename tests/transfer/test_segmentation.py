@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
-from vitrail.data.masks import IGNORED
+from vitrail.data.settings import IGNORED
 from vitrail.transfer.segmentation import PixelScores, TokenClassifier, confusions, fit_tokens, predict_pixels
 
 STEPS = 100
@@ -47,7 +47,7 @@ def test_predictions_are_those_of_logits_that_torch_upsamples(
     with torch.no_grad():
         logits = F.interpolate(model(tokens[None]), size, mode="bilinear", align_corners=False)
     for at_a_time in (1, 1 << 24):
-        monkeypatch.setattr("vitrail.transfer.segmentation._LOGITS", at_a_time)
+        monkeypatch.setattr("vitrail.evaluation.pixel_scores._LOGITS", at_a_time)
         assert (predict_pixels(model, tokens, *size) == logits[0].argmax(dim=0).numpy()).all()
 
 

@@ -161,7 +161,7 @@ def every_token(model: nn.Module, images: Tensor) -> Tensor:
 
     `model(images)` gives the same logits, but skips tokens of the last layer that the classifier does not read.
     """
-    if not isinstance(model, ViT):
+    if not isinstance(model, ViT) or model.config.segmentation:  # a head for pixels reads every token
         return model(images)
     return model.classify(model.summary(model.encode(model.embed(images), model.grid(images))))
 

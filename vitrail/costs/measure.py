@@ -69,7 +69,7 @@ class TimedNetwork:
                     self.model(images)
                 return
             logits = self.model(images)
-        labels = torch.zeros(len(images), dtype=torch.int64, device=self.device)
+        labels = torch.zeros((len(images), *logits.shape[2:]), dtype=torch.int64, device=self.device)
         F.cross_entropy(logits.float(), labels).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)

@@ -27,10 +27,11 @@ import numpy as np
 
 from vitrail.data.groups import groups_of, on_both_sides, said_of_groups
 from vitrail.data.image_names import in_junk
-from vitrail.data.images.decode import class_values, decode, upright_size
+from vitrail.data.images.decode import decode, upright_size
 from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, role_of
+from vitrail.data.labels.masks import Masks, mask_values
 from vitrail.data.labels.sets import named
-from vitrail.data.settings import Data
+from vitrail.data.settings import ALL, IGNORED, Columns, Data, Selection
 from vitrail.data.sources.flat import label_advice
 from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, read_file
 from vitrail.data.split import hold_out
@@ -126,8 +127,6 @@ def _few_colours(source: FileSource, rows: list[int]) -> bool:
 log = logging.getLogger("vitrail")
 MASKS = ("masks", "annotations")
 CLASSES = "classes.txt"
-IGNORED = 255
-"""Class of the pixels that do not count, in what `read_mask` returns."""
 EXPECTED = "Expected are images/NAME.jpg and masks/NAME.png, or images/train, images/val, masks/train and masks/val"
 
 
@@ -162,7 +161,7 @@ class MaskedData:
         """Return the class of each pixel, uint8 [H, W]; IGNORED where it does not count. Raises DataError."""
         table = np.full(256, IGNORED, dtype=np.uint8)
         table[self.values] = np.arange(len(self.values))
-        return table[_values(path)]
+        return table[mask_values(path)]
 
 
 def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, group: str | None = None) -> MaskedData:
@@ -174,24 +173,10 @@ def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, 
     with the file and the problem, and UsageError for a group that does not fit.
     """
     root, settings = Path(data).expanduser(), Data(str(data), group=group)
-    images = root / "images"
-    masks = next((root / name for name in MASKS if (root / name).is_dir()), None)
-    if not images.is_dir() or masks is None:
-        missing = "images/" if not images.is_dir() else "masks/"
-        raise DataError(f"{root} has no folder {missing}. {EXPECTED}")
+    images, masks = _folders(root)
     splits = {role: _paired(images / name, masks, name) for role, name in _splits(images).items()}
-    names = _names(root / CLASSES)
-    counts = np.zeros(256, dtype=np.int64)
-    for role, pairs in splits.items():
-        found = _counts(pairs, names, ignore)
-        counts += found.sum(axis=0)
-        splits[role] = _with_pixels(pairs, found.sum(axis=1) > 0)
-    values = [value for value in range(len(names) if names else 256) if value not in ignore]
-    if not names:
-        values = [value for value in values if counts[value]]
-    if len(values) < 2:
-        raise DataError(f"the masks in {masks} hold {len(values)} class, and at least 2 are needed. Ignored: {ignore}")
-    titles = [names[value] if names else str(value) for value in values]
+    checked, values, titles = _checked(root, masks, splits, ignore)
+    splits = {role: pairs for role, (pairs, _) in checked.items()}
     train, validation = splits["train"], splits.get("validation")
     groups = {} if group is None else {role: groups_of(pairs.images, settings) for role, pairs in splits.items()}
     said = [said_of_groups(train.images, groups["train"], settings)] if groups and validation is None else []
@@ -203,6 +188,82 @@ def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, 
             raise DataError(f"{images} has 1 image, and at least 2 are needed: one of them is held out")
         return MaskedData(train.at(kept.tolist()), train.at(held.tolist()), values, titles, True)
     return MaskedData(train, validation, values, titles, False)
+
+
+def are_masked(root: Path) -> bool:
+    """Return whether a folder holds a folder of images and one of masks, with a PNG of the name of an image."""
+    masks = _masks_in(root)
+    if masks is None or not (root / "images").is_dir():
+        return False
+    png = next((path for path in masks.rglob("*.png") if not in_junk(path.relative_to(masks).as_posix())), None)
+    if png is None:
+        return False
+    there, stem = root / "images" / png.relative_to(masks).parent, png.stem
+    return there.is_dir() and any(place.stem == stem for place in there.iterdir())
+
+
+def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
+    """Return the images in a folder with their masks as labels. All masks are read once, to check them.
+
+    See `open_masks` for the classes. Without `labels` the masks are not read. Raises DataError with the file and the
+    problem.
+    """
+    if columns.per_image != "auto":
+        raise DataError(
+            f"data.labels_per_image is {columns.per_image!r}, and the labels of {root} are the masks in "
+            f"{_folders(root)[1]}. Leave it out, or give the folder {root / 'images'} alone"
+        )
+    images, masks = _folders(root)
+    named_splits = [one.name for one in folders_in(images) if role_of(one.name) or one.name in columns.splits]
+    pairs = {name: _paired(images / name, masks, name, columns.selection) for name in named_splits or [""]}
+    findings = Findings("masks")
+    if not labels:
+        return DataSet({name: each.images for name, each in pairs.items()}, findings)
+    checked, values, titles = _checked(root, masks, pairs, columns.ignore)
+    table = np.full(256, IGNORED, dtype=np.uint8)
+    table[values] = np.arange(len(values))
+    splits: dict[str, IndexedSource] = {}
+    for name, (each, pixels) in checked.items():
+        found = Masks.of_files(pixels[:, values], each.masks, table)
+        splits[name] = each.images.at(np.arange(len(each)), found, titles)
+    return DataSet(splits, findings)
+
+
+def _masks_in(root: Path) -> Path | None:
+    return next((root / name for name in MASKS if (root / name).is_dir()), None)
+
+
+def _folders(root: Path) -> tuple[Path, Path]:
+    """Return the folders of images and of masks. Raises DataError if one is missing."""
+    images, masks = root / "images", _masks_in(root)
+    if not images.is_dir() or masks is None:
+        missing = "images/" if not images.is_dir() else "masks/"
+        raise DataError(f"{root} has no folder {missing}. {EXPECTED}")
+    return images, masks
+
+
+def _checked(
+    root: Path, masks: Path, splits: dict[str, MaskedImages], ignore: Sequence[int]
+) -> tuple[dict[str, tuple[MaskedImages, np.ndarray]], list[int], list[str]]:
+    """Return the images of each split with pixels that count, the values of the classes, and their names.
+
+    Beside the images of a split is the number of pixels of each value in their masks, int64 [images, 256].
+    """
+    names = _names(root / CLASSES)
+    counts, checked = np.zeros(256, dtype=np.int64), {}
+    for split, pairs in splits.items():
+        found = _counts(pairs, names, ignore)
+        counts += found.sum(axis=0)
+        good = found.sum(axis=1) > 0
+        checked[split] = _with_pixels(pairs, good, ignore), found[good]
+    values = [value for value in range(len(names) if names else 256) if value not in ignore]
+    if not names:
+        values = [value for value in values if counts[value]]
+    if len(values) < 2:
+        raise DataError(f"the masks in {masks} hold {len(values)} class, and at least 2 are needed. Ignored: {ignore}")
+    if len(values) > IGNORED:
+        raise DataError(f"the masks in {masks} hold {len(values)} classes, and {IGNORED} are possible. Ignore a value")
+    return checked, values, [names[value] if names else str(value) for value in values]
 
 
 def _splits(images: Path) -> dict[str, str]:
@@ -221,10 +282,10 @@ def _splits(images: Path) -> dict[str, str]:
     return {role: found[role] for role in ("train", "validation")}
 
 
-def _paired(images: Path, masks: Path, split: str) -> MaskedImages:
+def _paired(images: Path, masks: Path, split: str, selection: Selection = ALL) -> MaskedImages:
     """Return the images below a folder with their masks. Raises DataError if an image has none."""
     place, findings = masks / split, Findings("folder")
-    files = [(name, None, file.size) for name, file in images_in(images, "", findings)]
+    files = [(name, None, file.size) for name, file in images_in(images, "", findings, selection=selection)]
     if not files:
         raise DataError(f"{images} holds no images. {EXPECTED}")
     paths = [place / Path(name).with_suffix(".png") for name, _, _ in files]
@@ -236,7 +297,7 @@ def _paired(images: Path, masks: Path, split: str) -> MaskedImages:
             f"{place / Path(missing[0]).with_suffix('.png')}"
         )
     found = {path for path in place.rglob("*.png") if not in_junk(path.relative_to(place).as_posix())}
-    if others := found - set(paths):
+    if (others := found - set(paths)) and not selection.patterns:
         log.warning("%d masks in %s have no image, and are not used: %s", len(others), place, _some(others))
     return MaskedImages(file_source(images, files), paths)
 
@@ -248,7 +309,7 @@ def _counts(pairs: MaskedImages, names: list[str], ignore: Sequence[int]) -> np.
     """
     found = np.zeros((len(pairs), 256), dtype=np.int64)
     for row, path in enumerate(pairs.masks):
-        values = _values(path)
+        values = mask_values(path)
         _check_size(pairs.images, row, path, values.shape)
         found[row] = np.bincount(values.reshape(-1), minlength=256)
         found[row, list(ignore)] = 0
@@ -256,7 +317,7 @@ def _counts(pairs: MaskedImages, names: list[str], ignore: Sequence[int]) -> np.
         if wrong:
             raise DataError(
                 f"{path} holds the value {wrong[0]}, and {CLASSES} names the classes 0 to {len(names) - 1}. Add its "
-                f"name there, or leave its pixels out with --ignore {' '.join(map(str, [*ignore, *wrong[:3]]))}"
+                f"name there, or ignore the values {' '.join(map(str, [*ignore, *wrong[:3]]))}"
             )
     return found
 
@@ -273,23 +334,15 @@ def _check_size(images: FileSource, row: int, path: Path, shape: tuple[int, ...]
         )
 
 
-def _with_pixels(pairs: MaskedImages, good: np.ndarray) -> MaskedImages:
+def _with_pixels(pairs: MaskedImages, good: np.ndarray, ignore: Sequence[int]) -> MaskedImages:
     """Return the images whose masks have pixels that count. Raises DataError if there are none."""
     if good.all():
         return pairs
     empty = [path for path, fine in zip(pairs.masks, good, strict=True) if not fine]
     if not good.any():
-        raise DataError(f"every pixel of all {len(empty):,} masks is ignored: {_some(empty)}. Check --ignore")
+        raise DataError(f"every pixel of all {len(empty):,} masks is ignored: {_some(empty)}. Ignored: {ignore}")
     log.warning("%d images are left out, because every pixel of their masks is ignored: %s", len(empty), _some(empty))
     return pairs.at(np.flatnonzero(good).tolist())
-
-
-def _values(path: Path) -> np.ndarray:
-    """Return the values of a mask, uint8 [H, W]. Raises DataError with the file if it cannot be read."""
-    try:
-        return class_values(read_file(path))
-    except DecodeError as error:
-        raise DataError(f"{path} cannot be used: {error}") from error
 
 
 def _names(file: Path) -> list[str]:

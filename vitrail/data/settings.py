@@ -110,6 +110,8 @@ Colour = tuple[Annotated[int, Range(0, 255)], Annotated[int, Range(0, 255)], Ann
 """Red, green and blue."""
 GREY = (128, 128, 128)
 """Colour of the area outside a picture: the middle of the range."""
+IGNORED = 255
+"""Class of the pixels of a mask that do not count."""
 LARGEST_RESIZED = 2 * LARGEST_SIDE
 """Maximum height and width of an image that is resized before the crop."""
 
@@ -162,6 +164,9 @@ class Data(Extensible, section="data"):
     expression whose group ( ) is the class in the name of a file. 'list: FILE': lines of a path and a label. 'table:
     FILE ID -> LABEL': two columns of a CSV. 'json: KEY': a key of a JSON file beside each image. Files are looked for
     in the folder of the images, then in the current folder (default: the names of the folders)."""
+    ignore: tuple[Annotated[int, Range(0, 255)], ...] = (255,)
+    """Values in the masks of a folder images/ and masks/ whose pixels count neither in the loss nor in the score. Of
+    ADE20K, it is 0."""
     max_bad: Share = 0.05
     """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False
@@ -222,6 +227,7 @@ class Data(Extensible, section="data"):
             self.group,
             self.answers,
             tuple(name for name in splits if name and name not in ("train", "none", "subset")),  # train is the default
+            tuple(self.ignore),
         )
 
 
@@ -249,6 +255,8 @@ class Columns(NamedTuple):
     """`Data.answers`."""
     splits: tuple[str, ...] = ()
     """Splits that `Data.train`, `Data.validation` and `Data.test` name: folders of these names are splits."""
+    ignore: tuple[int, ...] = (255,)
+    """`Data.ignore`."""
 
     @property
     def group_column(self) -> str | None:

@@ -19,13 +19,15 @@ SEVERAL_LABELS = ("map", "micro_f1", "exact")
 """Metrics of images with several labels each."""
 NUMBERS = ("r2", "mae", "rmse")
 """Metrics of images whose labels are numbers."""
+PIXELS = ("miou", "pixel_accuracy")
+"""Metrics of images with masks."""
 
 SCORE = "score"
 """Metric of several answers for an image: the mean of their headlines."""
 OF_CLASSES, OF_LABELS = (*ONE_LABEL, "macro_f1", "nll"), (*SEVERAL_LABELS, "macro_f1", "nll")
 """All metrics of one class and of several labels."""
 
-HEADLINES = (SCORE, "top1", "map", "r2")
+HEADLINES = (SCORE, "top1", "map", "r2", "miou")
 """The number of each kind of evaluation that says how good a network is."""
 TITLES = {
     "top1": "top-1",
@@ -37,6 +39,8 @@ TITLES = {
     "mae": "MAE",
     "rmse": "RMSE",
     SCORE: "mean score",
+    "miou": "mIoU",
+    "pixel_accuracy": "pixel accuracy",
 }
 """Names of metrics in sentences."""
 FEW = 1000
@@ -44,7 +48,7 @@ FEW = 1000
 
 
 def headline(numbers: Mapping[str, float]) -> str | None:
-    """Return which number of an evaluation says how good a network is: score, top1, map or r2; None without them."""
+    """Return which number of an evaluation says how good a network is: score, top1, map, r2 or miou; None without."""
     return next((name for name in HEADLINES if name in numbers), None)
 
 
@@ -94,13 +98,27 @@ class Metric(Extensible, section="metric"):
     """
 
     name: Literal[
-        "top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact", "r2", "mae", "rmse", "score"
+        "top1",
+        "top5",
+        "nll",
+        "balanced_accuracy",
+        "macro_f1",
+        "map",
+        "micro_f1",
+        "exact",
+        "r2",
+        "mae",
+        "rmse",
+        "miou",
+        "pixel_accuracy",
+        "score",
     ] = "top1"
     """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
     and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties. For images with
     several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right).
-    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets. For several answers: score (in place
-    of top1), the mean over answers of top1, map and r2, which counts as 0 below 0; or a number of one `answer`."""
+    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets. For images with masks: miou (in place
+    of top1), or pixel_accuracy. For several answers: score (in place of top1), the mean over answers of top1, map and
+    r2, which counts as 0 below 0; or a number of one `answer`."""
     answer: str | None = None
     """Answer whose number is meant, if data.answers names several (default: the mean over answers)."""
     all_classes: ClassVar[bool] = False

@@ -58,6 +58,7 @@ def describe_export(
     preprocess = card.preprocess
     size = ["height", "width"] if step else list(preprocess.size)
     batch = 1 if KINDS[to].single else "batch"
+    maps = ["rows", "columns"] if card.task == "segmentation" and output != "features" else []
     meaning = "RGB, 0 to 255, prepared as in preprocess; normalised inside"
     if preprocess.bands is not None:
         meaning = "(value - mean) / std of each band, with the statistics in preprocess, then prepared as in preprocess"
@@ -80,7 +81,7 @@ def describe_export(
             "meaning": meaning,
         },
         "preprocess": steps(preprocess),
-        "output": {"name": output, "type": "float32", "shape": [batch, width], **meaning_of(output, card)},
+        "output": {"name": output, "type": "float32", "shape": [batch, width, *maps], **meaning_of(output, card)},
         "class_names": names,
         **own,
         "made_by": made,
@@ -165,6 +166,6 @@ def card_in(about: Mapping[str, Any]) -> Card:
 
 def _is_output(value: Any) -> bool:
     match value:
-        case {"name": str(name), "shape": [_, int()]}:
+        case {"name": str(name), "shape": [_, int(), *_]}:
             return name in get_args(OutputName)
     return False

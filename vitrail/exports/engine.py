@@ -82,12 +82,13 @@ class Engine(nn.Module):
         """SHA-256 of the tensors of the network that was exported."""
         self._compute, self._how = opened.compute, (path, wanted, device, trusted)
         self._exported = self.card  # `card` may be replaced, such as by one without a temperature
-        self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
+        self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][1]
         if wanted is not None and (self._output == "features") != (wanted == "features"):
             meant = "classes" if wanted == "logits" else wanted
             raise ExportError(f"{path} computes {self._output}, not {meant}: vitrail export MODEL --output {wanted}")
         if self._output != "features":
             self._width = self.card.config.classes
+        self._dimensions = len(about["output"]["shape"])
         check_here(path, self._run, kind, self.card, device)
 
     def __reduce__(self) -> tuple[Callable[..., Engine], tuple[Any, ...]]:
@@ -108,7 +109,7 @@ class Engine(nn.Module):
             outputs = self._compute(images)
         else:
             outputs = torch.from_numpy(self._run(images.cpu().numpy()))
-        if outputs.shape != (len(images), self._width):
+        if outputs.shape[:2] != (len(images), self._width) or outputs.ndim != self._dimensions:
             raise ExportError(
                 f"{self.path} computes outputs of shape {tuple(outputs.shape)} for {len(images)} images, but its card "
                 f"describes {self._width} {'features' if self._output == 'features' else 'classes'}. Export the model "

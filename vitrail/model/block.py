@@ -33,7 +33,7 @@ from vitrail.model.layers import (
 )
 from vitrail.model.native import Grids
 from vitrail.model.own_part import build_part
-from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
+from vitrail.model.posemb import AtLayer, Bias, Grid, Positions, Queried
 from vitrail.model.variants import ViTConfig
 from vitrail.torch_private import mark_dynamic
 
@@ -182,15 +182,19 @@ class Block(nn.Module):
         return AtLayer(self._positions[0], self.layer, places, grid)
 
     def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | Grids | None = None, num_queries: int | None = None
+        self,
+        x: Tensor,
+        places: Tensor | None = None,
+        grid: Grid | Grids | Queried | None = None,
+        num_queries: int | None = None,
     ) -> Tensor:
         """x [batch, prefix + tokens, width] -> the same shape.
 
         `places` are the raster indices of the grid's tokens. Only positions that change the attention logits need them
-        and the `grid`; strips need theirs. With `num_queries`, only the first `num_queries` tokens are returned; they
-        still attend to all. The last layer uses this.
+        and the `grid`; strips and queries need theirs. With `num_queries`, only the first `num_queries` tokens are
+        returned; they still attend to all. The last layer uses this.
         """
-        needed = self._positions[0].reaches_attention or isinstance(grid, Grids)
+        needed = self._positions[0].reaches_attention or isinstance(grid, Grids | Queried)
         bias = self.bias(places, grid) if needed else None
         if not self.compiled:
             return _forward(self, x, bias, num_queries)

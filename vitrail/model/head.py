@@ -9,6 +9,8 @@ from vitrail.model.block import MLP
 from vitrail.model.layers import dense, new_linear, new_norm, zero_linear
 from vitrail.model.native import Grids
 from vitrail.model.own_part import build_part
+from vitrail.model.queries import Queries
+from vitrail.model.segmentation import LayeredPixels, LinearPixels, PixelHead
 from vitrail.model.variants import ViTConfig
 
 
@@ -124,6 +126,10 @@ class PreLogits(nn.Module):
         return torch.tanh(dense(self.hidden, features))
 
 
+PIXEL_HEADS: dict[str, type[PixelHead]] = {"linear": LinearPixels, "layers": LayeredPixels, "queries": Queries}
+"""`ViTConfig.segmentation` -> head."""
+
+
 def build_heads(config: ViTConfig, like: Tensor | None = None) -> tuple[nn.Module | None, nn.Module | None]:
     """Return the classifier and, in a distilled model, the distillation token's classifier. Linear ones start at zero.
 
@@ -131,6 +137,9 @@ def build_heads(config: ViTConfig, like: Tensor | None = None) -> tuple[nn.Modul
     """
     if not config.classes:
         return None, None
+    if config.segmentation:
+        head = PIXEL_HEADS[config.segmentation](config)
+        return head if like is None else head.to(like.device, like.dtype), None
     return _build_head(config, like), _build_head(config, like) if config.origin.distilled else None
 
 

@@ -14,6 +14,7 @@ from vitrail.model.head import MAPHead, PreLogits
 from vitrail.model.hybrid import HybridBottleneck
 from vitrail.model.limits import Init
 from vitrail.model.own_part import built_in_modules, is_own_part
+from vitrail.model.queries import Queries
 from vitrail.model.stem import LinearStem
 
 STD = 0.02
@@ -87,6 +88,8 @@ def init_weights(model: nn.Module, init: Init = "paper") -> None:
     for module in built_in_modules(model):
         if isinstance(module, HybridBottleneck):  # starts as the identity
             nn.init.zeros_(module.norm3.weight)
+        if isinstance(module, Queries):
+            module.reset_parameters()
     for name in ("cls", "dist", "registers"):
         token = getattr(model, name, None)
         if token is not None:

@@ -96,6 +96,10 @@ class Conv2d(_NoValuesOnMeta, nn.Conv2d):
     """`nn.Conv2d`."""
 
 
+class ConvTranspose2d(_NoValuesOnMeta, nn.ConvTranspose2d):
+    """`nn.ConvTranspose2d`."""
+
+
 def new_linear(inputs: int, outputs: int, *, bias: bool = True, like: Tensor | None = None) -> nn.Linear:
     """Return an `nn.Linear` with the device and the type of `like`, on the meta device without drawing values.
 

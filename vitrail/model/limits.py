@@ -61,6 +61,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "stem_width": _ends(Width),
     "branches": _ends(Depth),
     "registers": _ends(Registers),
+    "queries": (1, 10_000),
+    "query_blocks": _ends(Depth),
     "pre_logits": _ends(Hidden),
     "pool_heads": _ends(Heads),
     "pool_mlp_dim": _ends(Hidden),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vitrail.model.layers import device_of_constants
-from vitrail.model.native import Grids, Resampler, Unseen
+from vitrail.model.native import UNSEEN, Grids, Resampler, Unseen
 from vitrail.model.own_part import OwnPart, build_part, is_own_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
 from vitrail.model.rotary import RotaryPositions, Rotation
@@ -26,6 +26,17 @@ from vitrail.strip import longest_side
 from vitrail.torch_private import has_hooks
 
 Grid = tuple[int, int]
+
+
+class Queried(NamedTuple):
+    """A grid whose tokens are followed by queries (`vitrail.model.queries`), which have no position."""
+
+    grid: Grid
+    queries: int
+    hidden: Tensor | None = None
+    """bool [batch, queries, rows * columns]: the grid's tokens that a query does not see. None: it sees all of them"""
+
+
 Bias = Callable[[Tensor], Tensor | None]
 """scaled queries [batch, heads, n, features] -> values to add to the logits [batch or 1, heads, n, tokens]
 
@@ -125,6 +136,11 @@ class AtLayer:
 
     def __init__(self, positions: Positions, layer: int, places: Any, grid: Any) -> None:
         self.places, self.grid = places, grid
+        if isinstance(grid, Queried):
+            before = AtLayer(positions, layer, places, grid.grid)
+            self._rotation = None if before._rotation is None else before._rotation.extended(grid.queries)
+            self._logits = partial(_with_queries, before._logits, grid)
+            return
         if isinstance(grid, Grids):  # the kinds that go with strips add nothing else
             self._rotation, self._logits = None, Unseen(grid, positions.config.prefix)
             return
@@ -143,6 +159,19 @@ class AtLayer:
     def rotation(self) -> Rotation | None:
         """See `Positions.rotation`."""
         return self._rotation
+
+
+def _with_queries(before: Bias, grid: Queried, query: Tensor) -> Tensor | None:
+    """Return `Positions.logits` with zeros for the queries behind the grid, and without what is hidden from them."""
+    count = grid.queries
+    added = before(query[:, :, :-count])
+    if added is not None:
+        added = F.pad(added, (0, count, 0, count))
+    if grid.hidden is None:
+        return added
+    front = query.shape[2] - count - grid.hidden.shape[-1]
+    hidden = F.pad(grid.hidden, (front, count, query.shape[2] - count, 0))[:, None].to(query.dtype) * UNSEEN
+    return hidden.expand(-1, query.shape[1], -1, -1) if added is None else added + hidden
 
 
 def rotation_of(bias: Bias | None) -> Rotation | None:

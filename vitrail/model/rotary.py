@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.variants import Rotary, ViTConfig
@@ -41,6 +42,11 @@ class Rotation(NamedTuple):
         else:
             turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
         return (x * cos + turned * sin).to(x.dtype)
+
+    def extended(self, count: int) -> Rotation:
+        """Return the rotation for `count` more tokens at the end, which are rotated by 0."""
+        padding = (0, 0, 0, 0, 0, count)
+        return Rotation(F.pad(self.cos, padding, value=1.0), F.pad(self.sin, padding), self.halves)
 
     def for_branches(self, branches: int) -> Rotation:
         """Return the rotation of the heads of all branches of a parallel block."""

@@ -197,6 +197,11 @@ class ViTConfig:
     query is the probe itself (AIMv2)."""
     registers: int = 0
     head: OwnPart | None = None  # of the user's own; None: a linear layer
+    segmentation: Literal["", "linear", "layers", "queries"] = ""
+    """Kind of the head that tells the class of each patch (`vitrail.model.segmentation`); "": the class of an image."""
+    queries: int = 100
+    """Segmentation queries only: number of queries (`vitrail.model.queries`), and of the last blocks that have them."""
+    query_blocks: int = 4
     pre_logits: int | None = None
     """Width of the tanh hidden layer before the classifier (section 3.1, pre-training only)."""
     dropout: float = 0.0
@@ -252,6 +257,16 @@ class ViTConfig:
         if self.width % (self.origin.pool_heads or 1):
             raise UsageError(f"width {self.width} is not divisible by {self.origin.pool_heads} heads of the pool")
         self._check_prefix()
+        if self.segmentation and (self.native or self.head or self.origin.distilled or self.pre_logits):
+            raise UsageError(
+                "a head for the classes of pixels goes with no classifier of the user's own, no pre_logits, no "
+                "distillation token, and no strips of patches (preprocess.resize native)"
+            )
+        if self.segmentation == "queries" and (self.block == "axial" or self.attention):
+            raise UsageError(
+                "segmentation 'queries' adds tokens behind the grid's, which axial blocks and an attention of your own "
+                "do not have. Use 'layers' or 'linear'"
+            )
         if self.native:
             self._check_native()
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -24,7 +25,8 @@ from vitrail.model.init import init_weights
 from vitrail.model.layers import created_on, dense, new_norm
 from vitrail.model.native import Grids, grids_of
 from vitrail.model.own_part import is_own_part
-from vitrail.model.posemb import Grid, build_positions
+from vitrail.model.posemb import Grid, Queried, build_positions
+from vitrail.model.segmentation import PixelHead
 from vitrail.model.stem import Normalise, build_stem, check_images, refuse_script
 from vitrail.model.variants import ViTConfig
 from vitrail.ranges import Layers, selected
@@ -35,6 +37,8 @@ if HAS_FAST:
 
 class ViT(nn.Module):
     """images [batch, channels, height, width], or strips of patches (`config.native`) -> logits [batch, classes].
+
+    With `config.segmentation` the logits are maps [batch, classes, rows, columns], which the caller enlarges to pixels.
 
     The model normalises uint8 images by the config's mean and std. Float images must be normalised already; their
     values are not checked. For float pixels in [0, 1] call `model(model.normalise(255 * images))`, for float pixels in
@@ -82,6 +86,9 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
+        if isinstance(self.head, PixelHead):
+            logits: Tensor = self.head(self, images)
+            return logits
         return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
@@ -155,16 +162,18 @@ class ViT(nn.Module):
         layer: int,
         tokens: Tensor,
         places: Tensor,
-        grid: Grid | Grids,
+        grid: Grid | Grids | Queried,
         keep: Tensor | None = None,
         num_queries: int | None = None,
     ) -> Tensor:
         """Eq. 2, 3 for one layer."""
-        positions = self.positions.added(layer, grid)
+        positions = self.positions.added(layer, grid.grid if isinstance(grid, Queried) else grid)
+        if positions is not None and isinstance(grid, Queried):
+            positions = F.pad(positions, (0, 0, 0, grid.queries))
         if positions is not None and keep is not None:
             positions = _take(positions, keep, self.config.prefix)
         tokens = self._plus(tokens, positions)
-        needed = self.positions.needs_grid or self.config.block == "axial" or isinstance(grid, Grids)
+        needed = self.positions.needs_grid or self.config.block == "axial" or isinstance(grid, Grids | Queried)
         where = (places, grid) if needed else ()
         last = dict(num_queries=num_queries) if num_queries is not None and layer == len(self.blocks) - 1 else {}
         return self.blocks[layer](tokens, *where, **last)
@@ -240,7 +249,15 @@ class ViT(nn.Module):
         return self.pre_logits(pooled)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features -> logits [batch, classes]. Without a classifier, return the features."""
+        """Features -> logits [batch, classes]. Without a classifier, return the features.
+
+        Raises UsageError for a network that tells the class of each pixel: an image has none.
+        """
+        if self.config.segmentation:
+            raise UsageError(
+                "this network tells the class of each pixel (segmentation), and this needs a network that tells the "
+                "class of an image"
+            )
         if self.head is None:
             return features
         if self.head_dist is None:
@@ -294,7 +311,8 @@ class ViT(nn.Module):
 
         With 0 classes there is no head. A distilled model has two such layers, as in DeiT's code.
         """
-        self.config = replace(self.config, classes=classes, pre_logits=None)
+        kind = self.config.segmentation if classes else ""
+        self.config = replace(self.config, classes=classes, pre_logits=None, segmentation=kind)
         self.pre_logits = nn.Identity()
         self.head, self.head_dist = build_heads(self.config, self.like)
 

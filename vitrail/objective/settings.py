@@ -130,6 +130,22 @@ class SeveralAnswers(ObjectiveSettings):
 
 
 @dataclass(frozen=True)
+class Segmentation(ObjectiveSettings):
+    """Prediction of the class of each pixel (`vitrail.objective.segmentation`)."""
+
+    made_by: ClassVar[str] = "vitrail.objective.segmentation:SegmentationObjective"
+    kind: Literal["segmentation"] = "segmentation"
+    """The objective: prediction of the class of each pixel. Images with masks have it without being asked."""
+
+    def build(self, model: nn.Module, task: RunFacts) -> Objective:
+        """See `ObjectiveSettings`. Queries have a loss of their own (`vitrail.objective.queries`)."""
+        if model.config.segmentation != "queries":  # type: ignore[union-attr]
+            return super().build(model, task)
+        objective: Objective = find("vitrail.objective.queries:QueryObjective").of(model, self, task)
+        return objective
+
+
+@dataclass(frozen=True)
 class Distill(Settings, section="distill"):
     """What the network learns from the teacher that `Run.teacher` names (`vitrail.objective.distillation`)."""
 

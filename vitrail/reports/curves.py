@@ -8,7 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitrail.evaluation.metric import NUMBERS, SEVERAL_LABELS, TITLES
+from vitrail.evaluation.metric import NUMBERS, PIXELS, SEVERAL_LABELS, TITLES
+from vitrail.objective.settings import Segmentation
 from vitrail.reports.figures import Points, draw_curves
 from vitrail.reports.run_record import RunRecord
 
@@ -30,7 +31,8 @@ RIGHT = "correct validation images"
 def training_curves(record: RunRecord) -> list[Markup]:
     """Return the figures of one run: loss, accuracies, other metrics, and learning rate."""
     in_nats = not record.self_supervised and not (record.run is not None and record.run.objective.numbers)
-    validation_loss = record.curve("nll", having="nll") if in_nats else record.curve("loss", having="count")
+    named = "nll" if in_nats and not isinstance(record.run and record.run.objective, Segmentation) else "loss"
+    validation_loss = record.curve(named, having="nll" if named == "nll" else "count")
     loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
     drawn = [_figure("Loss", "loss per image" + " (nats)" * in_nats, loss, running_mean=True)]
     drawn += [
@@ -41,6 +43,7 @@ def training_curves(record: RunRecord) -> list[Markup]:
         ("Accuracy", RIGHT, record.curve("top1", having="nll")),
         ("Balanced accuracy", "mean over classes", record.curve("balanced_accuracy", having="nll")),
         *((TITLES[name], TITLES[name], record.curve(name, having="nll")) for name in SEVERAL_LABELS),
+        *((TITLES[name], TITLES[name], record.curve(name, having="miou")) for name in PIXELS),
         *((label, label, record.curve(name, having="count")) for name, label in SHARES.items()),
         ("kNN accuracy of the features", RIGHT, record.curve("knn", having="knn")),
     ]

@@ -27,6 +27,7 @@ from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.label_scores import LabelScores, label_calibration, labels_before_scaling
 from vitrail.evaluation.metric import wilson
 from vitrail.evaluation.number_scores import NumberScores
+from vitrail.evaluation.pixel_scores import TRUE, PixelResults
 from vitrail.evaluation.results import Results
 from vitrail.files import read_bytes, replacing_text
 from vitrail.reports import run_record, tables
@@ -35,6 +36,7 @@ from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
 from vitrail.reports.figures import confusion, cooccurrence, data_uri, picture, reliability, risk_coverage, scatter
 from vitrail.reports.gallery import SHOWN, exhibits
+from vitrail.reports.masks import masks_picture
 from vitrail.reports.run_record import read_run, validation_images
 from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load
@@ -134,11 +136,18 @@ def _answers(found: AnswerResults) -> dict[str, Any]:
     return {name: SHOWN_OF[part.task](part) for name, part in found.parts.items()}
 
 
+def _pixels(found: PixelResults) -> dict[str, Any]:
+    """Return name, share of the pixels and IoU of each class."""
+    pixels = found.pixels[:, TRUE].sum(axis=0)
+    return {"rows": list(zip(found.class_names, (pixels / pixels.sum()).tolist(), found.iou.tolist(), strict=True))}
+
+
 SHOWN_OF: dict[str, Callable[[Any], dict[str, Any]]] = {
     "classes": _classes,
     "labels": _labels,
     "numbers": _numbers,
     "answers": _answers,
+    "segmentation": _pixels,
 }
 """Task -> what is drawn and listed of its results, which templates/tasks/TASK.html says."""
 
@@ -146,7 +155,8 @@ SHOWN_OF: dict[str, Callable[[Any], dict[str, Any]]] = {
 def _galleries(results: Results, model: Any, source: Any) -> dict[str, Any]:
     """Return the exhibits of the galleries."""
     rows = {"mistakes": results.worst(SHOWN), "uncertain": results.uncertain(SHOWN)}
-    return {name: exhibits(chosen, results, source, model) for name, chosen in rows.items()}
+    found: dict[str, Any] = {name: exhibits(chosen, results, source, model) for name, chosen in rows.items()}
+    return found | ({"masks": masks_picture(results, model, source)} if isinstance(results, PixelResults) else {})
 
 
 def without_controls(value: Any) -> Any:

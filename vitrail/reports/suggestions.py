@@ -18,7 +18,7 @@ from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags
 from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
-from vitrail.objective.settings import DINOv2, Supervised, Tokenizer
+from vitrail.objective.settings import DINOv2, Segmentation, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
 from vitrail.tasks.classes import OLD
@@ -72,6 +72,8 @@ def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
         return _after_pretraining(record, image_size or 0)
     if isinstance(record.results, AnswerResults):
         return _weakest_answer(record, record.results)
+    if record.run is not None and isinstance(record.run.objective, Segmentation):
+        return _of_masks(record, record.run, image_size or 0)
     if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
         return []
     seen = _Seen(record, record.run, record.evaluation, image_size or 0)
@@ -110,6 +112,24 @@ def _weakest_answer(record: RunRecord, results: AnswerResults) -> list[Suggestio
             f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --objective.answer-weights "
             f"{shlex.quote(f'{worst}=3')}",
         )
+    ]
+
+
+def _of_masks(record: RunRecord, run: Run, image_size: int) -> list[Suggestion]:
+    """Return what to do with a network for the class of each pixel; nothing for a run that has not ended."""
+    if not record.result:
+        return []
+    folder, data = (shlex.quote(text) for text in (str(record.folder), run.data.path))
+    finer = f"vitrail finetune {data} --image-size {2 * image_size}"
+    return [
+        Suggestion(
+            f"The network sees {image_size} pixels of the shorter side. With more pixels masks are finer, and a step "
+            "takes about four times as long.",
+            finer,
+        ),
+        Suggestion(
+            "The network writes a mask for each new image.", f"vitrail predict {folder} photos/ --out masks/", False
+        ),
     ]
 
 

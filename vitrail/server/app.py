@@ -94,7 +94,8 @@ def _add_posts(app: FastAPI, service: Service) -> None:
                 continue
             _count(service, served, one.value)
             labels, rejected = served.labels(one.value), served.rejected(one.value)
-            images.append(ImagePrediction(one.name, served.top(one.value, top), None, image, labels, rejected))
+            best, mask = served.top(one.value, top), one.value.mask
+            images.append(ImagePrediction(one.name, best, None, image, labels, rejected, mask))
         return _if_all_refused(outcomes) or Prediction(*_who(served), images, seconds_since(began))
 
     @app.post("/v1/embed", response_model=Embedding, **POST)

@@ -24,7 +24,9 @@ class ImagePrediction:
 
     `labels` are the predicted labels of a model that predicts several, or none; null for a model that predicts one
     class. `rejected` says whether the best class is less probable than `vitrail serve --reject` asks for, so that the
-    image is none of the classes; null without it. `crop`, if requested, is exactly the image that the network saw, as
+    image is none of the classes; null without it. For a model that predicts the class of each pixel, `mask` is a PNG of
+    the image's size in a data URI, whose palette indices are numbers of classes, and a probability in `top` is the
+    share of the pixels; null for other models. `crop`, if requested, is exactly the image that the network saw, as
     a PNG in a data URI.
     """
 
@@ -34,6 +36,7 @@ class ImagePrediction:
     crop: str | None = None
     labels: list[dict[str, Any]] | None = None
     rejected: bool | None = None
+    mask: str | None = None
 
 
 @dataclass

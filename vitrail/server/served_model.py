@@ -22,10 +22,12 @@ from torch import Tensor
 
 from vitrail.costs.count import learned_values
 from vitrail.data.images.ops import eval_transform, shown_transform
+from vitrail.data.labels.masks import mask_png
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
 from vitrail.evaluation.confidence import calibrated
+from vitrail.evaluation.pixel_scores import pixel_classes
 from vitrail.evaluation.ranked import ranked
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import engine_predictor
@@ -81,6 +83,8 @@ class RankedClasses(NamedTuple):
     """float32 [k]: the probability of each."""
     predicted: np.ndarray | None
     """bool [k]: whether a class reaches its threshold; None for a network that predicts one class."""
+    mask: str | None = None
+    """For a network that predicts the class of each pixel: these as a PNG in a data URI; `shares` are of the pixels."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ class ServedModel:
     ) -> None:
         self.name, self.network, self.card = name, network, network.card
         task = task_of(self.card)
-        if not task.probable:
+        self.of_pixels = task.name == "segmentation"
+        if not (task.probable or self.of_pixels):
             raise UsageError(f"{name} predicts {task.predicts}, and serve names classes. Use vitrail predict")
         if isinstance(network, Engine):
             self._checksum: Future[str] | None = None
@@ -166,9 +171,19 @@ class ServedModel:
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
         logits = self.predict(_stack(images)).float().cpu()
+        if self.of_pixels:
+            return _if_finite(map(self._masked, logits, images), logits)
         best = ranked(logits, TOP, self.card.thresholds)
         predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
         return _if_finite(map(RankedClasses, best.classes, best.probabilities, predicted), logits)
+
+    def _masked(self, logits: Tensor, image: PreparedImage) -> RankedClasses:
+        """Return the classes with the largest areas in an image, and its mask, from its logits."""
+        mask = pixel_classes(logits, *image.size)
+        shares = np.bincount(mask.reshape(-1), minlength=len(self.class_names)) / mask.size
+        best = np.argsort(-shares, kind="stable")[:TOP]
+        png = base64.b64encode(mask_png(mask, len(self.class_names))).decode("ascii")
+        return RankedClasses(best, shares[best], None, f"data:image/png;base64,{png}")
 
     def features(self, images: list[PreparedImage]) -> list[np.ndarray | Exception]:
         """Return float32 features [width] of each image, as `vitrail embed` does."""

@@ -14,24 +14,28 @@ from vitrail.data.labels.answers import MOST
 from vitrail.data.labels.sets import Labels
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation import classify, label_scores, number_scores
+from vitrail.evaluation import classify, label_scores, number_scores, pixel_scores
 from vitrail.evaluation.results import Results
 from vitrail.files import replacing
 from vitrail.tasks.answers import AnswersTask
 from vitrail.tasks.classes import ClassTask
 from vitrail.tasks.labels import LabelTask
 from vitrail.tasks.numbers import NumberTask
+from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.task import Task
 
 if TYPE_CHECKING:
     from vitrail.weights.card import Card
 
 _OF_ONE: tuple[Task[Any], ...] = (ClassTask(), LabelTask(), NumberTask())
-TASKS: dict[str, Task[Any]] = {task.name: task for task in (*_OF_ONE, AnswersTask(_OF_ONE))}
+TASKS: dict[str, Task[Any]] = {task.name: task for task in (*_OF_ONE, SegmentationTask(), AnswersTask(_OF_ONE))}
 """Name -> task."""
-MARKS = {"answers": "answers", "numbers": "numbers", "targets": "labels"}
+MARKS = {"answers": "answers", "numbers": "numbers", "targets": "labels", "pixels": "segmentation"}
 """Array that only one task has in a file of results -> name of the task; without any of them it is "classes"."""
-ARRAYS = {*classify.STORED, *label_scores.STORED, *number_scores.STORED, "bad", "uncalibrated", "temperature", "scale"}
+ARRAYS = {
+    *classify.STORED, *label_scores.STORED, *number_scores.STORED, *pixel_scores.STORED,
+    "bad", "uncalibrated", "temperature", "scale",
+}  # fmt: skip
 """Arrays of all tasks in files of results."""
 OF_ANSWERS = {"answers", *(f"{number}.{name}" for number in range(MOST) for name in ARRAYS)}
 """Arrays of several answers: each has those of its task."""

@@ -107,6 +107,8 @@ def _difference(first: str, of_first: Card, other: str, of_other: Card) -> str:
     one, two = task_of(of_first), task_of(of_other)
     if one is not two:
         return f"{first} predicts {one.predicts}, and {other} predicts {two.predicts}"
+    if one.name == "segmentation":
+        return f"{first} and {other} predict the class of each pixel, of which no mean is taken"
     names, others = of_first.class_names, of_other.class_names
     if not (names and others) and (names or others or of_first.config.classes != of_other.config.classes):
         return (

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.item import IndexedSource, Subset
+from vitrail.data.labels.masks import Masks
 from vitrail.data.labels.sets import Labels, LabelSets, summary
 from vitrail.data.settings import Data
 from vitrail.data.spreadsheet import SafeWriter
@@ -65,7 +66,7 @@ class LabelTask(Task[LabelScores]):
 
     def holds(self, labels: Labels) -> bool:
         """See `Task`."""
-        return isinstance(labels, LabelSets)
+        return isinstance(labels, LabelSets) and not isinstance(labels, Masks)
 
     def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
         """See `Task`: sigmoid instead of softmax, and mean average precision."""

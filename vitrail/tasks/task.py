@@ -24,7 +24,7 @@ from vitrail.evaluation.classify import BEST_CLASSES
 from vitrail.evaluation.confidence import fit_if_better
 from vitrail.evaluation.results import Results
 from vitrail.objective.base import Head
-from vitrail.objective.settings import SeveralAnswers
+from vitrail.objective.settings import Segmentation, SeveralAnswers
 from vitrail.tasks.prediction import Prediction
 from vitrail.weights.answer import Confidences
 from vitrail.weights.confidence import Confidence
@@ -197,7 +197,12 @@ def shown_names(card: Card) -> list[str]:
 
 
 def refuse_classes(run: Any) -> None:
-    """Raise UsageError if the objective of `run` needs numbers as labels: these are classes."""
+    """Raise UsageError if the objective of `run` needs numbers or masks as labels: these are classes."""
+    if isinstance(run.objective, Segmentation):
+        raise UsageError(
+            f"objective segmentation needs images with masks, and those of {run.data.path} have classes. Expected are "
+            "images/NAME.jpg and masks/NAME.png, or leave objective.kind out"
+        )
     if run.objective.numbers:
         raise UsageError(
             f"objective {run.objective.kind} needs numbers as labels, and these are classes "

@@ -30,7 +30,7 @@ from vitrail.errors import UsageError
 from vitrail.import_path import import_path, is_own
 from vitrail.model.build import build
 from vitrail.model.own_part import check_arguments, own_parts
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.base import Objective, RunFacts
 from vitrail.objective.beit import BEiTObjective
 from vitrail.objective.distillation import Answers, DistillationObjective, Teacher
@@ -217,14 +217,20 @@ def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[
         told["classes"] = change.told
     if loaded.config == decision.config:
         return loaded, told
+    was, now = (_head_kind(each) for each in (loaded.config, decision.config))
     model = build(decision.our_config)  # the same tensors, other dropout, and perhaps a classifier of the user's own
     theirs = loaded.state_dict()
-    if own_parts(loaded.config).get("head") != own_parts(decision.config).get("head"):
+    if was != now:
         theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(HEAD)}
         theirs |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
     model.load_state_dict(theirs)
     model.load_report = loaded.load_report
     return model, told
+
+
+def _head_kind(config: NetworkConfig) -> object:
+    """Return what the tensors of a classifier depend on besides sizes."""
+    return own_parts(config).get("head"), getattr(config, "segmentation", ""), getattr(config, "queries", 0)
 
 
 def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, dict[str, str]]:

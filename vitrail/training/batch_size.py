@@ -25,6 +25,7 @@ from vitrail.device import autocast_dtype, first_line, free_memory, out_of_memor
 from vitrail.errors import TrainingError, UsageError
 from vitrail.model.variants import NetworkConfig
 from vitrail.objective.base import Objective
+from vitrail.objective.settings import Segmentation
 from vitrail.training.batches import Sizes
 from vitrail.training.parallel import checkpointed_parts, sharded
 from vitrail.training.run import Run
@@ -106,6 +107,8 @@ def _loss(
     zeros = torch.zeros(images, dtype=torch.int64)
     width = config.classes if run.objective.numbers else objective.label_width
     labels = zeros if width is None else torch.zeros(images, width)
+    if isinstance(run.objective, Segmentation):
+        labels = torch.zeros(images, *pixels.shape[2:], dtype=torch.uint8)
     device = next(objective.parameters()).device
     half = autocast_dtype(run.precision)
     with torch.autocast(device.type, dtype=half, enabled=half is not None):

@@ -21,6 +21,7 @@ from vitrail.data.images.bands import choose_bands
 from vitrail.data.images.batched import divided
 from vitrail.data.images.device_crop import decodes_on_device
 from vitrail.data.images.geometry import Size
+from vitrail.data.images.masked import MaskTransform
 from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.images.worded import DRAWN
 from vitrail.data.labels.numbers import TargetScale
@@ -67,7 +68,7 @@ READ_SECONDS = 0.06e-3
 FASTEST_NETWORK = 20_000
 """Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
 be half as fast as ours."""
-COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init")
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation", "queries")
 """Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
 resamples some, and that a new classifier is drawn anew."""
 
@@ -159,7 +160,7 @@ def decide(run: Run, facts: Facts) -> Decision:
     # the network, and what it sees of an image
     run = noted(_whole_patches(run, facts.card))
     bands = noted(_bands(run, facts))
-    config = _with_bands(noted(_config(run, facts)), bands, run, facts)
+    config = _with_bands(noted(_with_pixels(noted(_config(run, facts)), run, facts)), bands, run, facts)
     if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
         why["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
@@ -171,6 +172,8 @@ def decide(run: Run, facts: Facts) -> Decision:
     each_way, cut = whole.parts_shown(sizes, preprocess)
     if each_way and (run.preprocess is None or preprocess.resize == "small"):
         why["shown"] = each_way
+    if config.segmentation if isinstance(config, ViTConfig) else False:
+        MaskTransform(train_transform(run.augment, preprocess))  # raises UsageError
     if lost := colour_changes_left_out(run.augment, preprocess):
         why["augment"] = f"without {lost}, which are made for the three bands of visible light"
     if preprocess.image_size != config.image_size:
@@ -304,6 +307,30 @@ def _config(run: Run, facts: Facts) -> Because[NetworkConfig]:
             f"the model has {config.classes} outputs, and the run needs {classes}. Call model.reset_head({classes})"
         )
     return config, why
+
+
+def _with_pixels(config: NetworkConfig, run: Run, facts: Facts) -> Because[NetworkConfig]:
+    """Return the config with the head for masks, if the labels are masks, else without. Raises UsageError."""
+    if not run.supervised or task_for(facts.labels).name != "segmentation":
+        if run.vit.segmentation is not None:
+            raise UsageError(
+                f"vit.segmentation {run.vit.segmentation} is for images with masks: a folder images/ and a folder "
+                "masks/. Leave it out"
+            )
+        return replace(config, segmentation="") if isinstance(config, ViTConfig) else config, {}
+    if not isinstance(config, ViTConfig) or (facts.model is not None and not config.segmentation):
+        raise UsageError(
+            "masks are learned by a Vision Transformer with a head for pixels, not by a ResNet or another network. "
+            "In Python vitrail.create(NAME, classes=N, segmentation='layers') makes one"
+        )
+    theirs = facts.card.config.segmentation if facts.card and isinstance(facts.card.config, ViTConfig) else ""
+    kind = run.vit.segmentation or theirs or config.segmentation or "layers"
+    if run.keep_head and kind != theirs:
+        raise UsageError(f"keep_head keeps the head {theirs or 'for whole images'}, not {kind}: leave it out")
+    if run.vit.queries and kind != "queries":
+        raise UsageError(f"vit.queries is for --vit.segmentation queries, and the head is {kind}: leave it out")
+    plain = replace(config, segmentation=kind, native=False, head=None)
+    return plain, {"vit.segmentation": f"{kind}: how the class of each patch is told"}
 
 
 def network_config(run: Run, card: Card | None, classes: int = 0, sizes: Sequence[Size] = ()) -> Because[Config]:

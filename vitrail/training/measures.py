@@ -200,7 +200,7 @@ class Rounds:
     def __init__(self, loader: Loader, check: Callable[[], None]) -> None:
         self.loader = loader
         self._check = check
-        self.bad = loader.bad
+        self.bad, self.source = loader.bad, loader.source
         self._rounds = max(world.gather(len(loader)))
 
     def epoch(self, epoch: int) -> Iterator[Batch]:

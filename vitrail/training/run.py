@@ -29,6 +29,7 @@ from vitrail.objective.settings import (
     MaskedPatch,
     ObjectiveSettings,
     Regression,
+    Segmentation,
     SeveralAnswers,
     Supervised,
     Tokenizer,
@@ -107,6 +108,13 @@ class Model(Settings, section="vit"):
     """Number of register tokens (default: the architecture's)."""
     head: OwnPart | None = None
     """Import path of a classifier of your own (default: a linear layer)."""
+    segmentation: Literal["linear", "layers", "queries"] | None = None
+    """Head for images with masks, which tells the class of each patch. linear: a linear layer on the tokens of the last
+    layer (Segmenter); layers: convolutions on the tokens of the last four layers, which double the sides twice (SETR);
+    queries: learned tokens in the last four blocks, each of which predicts a class and its mask (EoMT) (default:
+    layers)."""
+    queries: Annotated[int, Range(1, 10_000)] | None = None
+    """For segmentation queries: number of queries, several for each class of an image (default: 100)."""
     pre_logits: Hidden | Literal["width"] | None = None
     """Width of the tanh layer in front of the classifier. width: as wide as the network, as in the paper's pre-training
     (default: the architecture's)."""
@@ -355,10 +363,10 @@ class Run(Settings):
     """For tune lora: layers that get an update. attention: q, k, v and output projections; mlp: both dense layers of
     the MLPs (default: attention)."""
     objective: (
-        Supervised | Regression | SeveralAnswers | MaskedPatch | MAE | BEiT | DINO | DINOv2 | Tokenizer
+        Supervised | Regression | Segmentation | SeveralAnswers | MaskedPatch | MAE | BEiT | DINO | DINOv2 | Tokenizer
         | ObjectiveSettings
     ) = field(default_factory=Supervised)  # fmt: skip
-    """What the network learns, chosen by `objective.kind`: from labels or numbers, or without labels."""
+    """What the network learns, chosen by `objective.kind`: from labels, numbers or masks, or without labels."""
     teacher: str | None = None
     """Trained network from which this one learns, too (distillation): a run, a model folder, a weight file, or a name
     on the hub. It sees the same augmented images (default: labels only)."""

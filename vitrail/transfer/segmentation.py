@@ -27,20 +27,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.data.images.masked import nearest
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.loading.order import stream
-from vitrail.data.masks import IGNORED, MaskedData, MaskedImages
+from vitrail.data.masks import MaskedData, MaskedImages
+from vitrail.data.settings import IGNORED
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy
+from vitrail.evaluation.pixel_scores import ious, pixel_classes
 
 LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-4, 16
 WARMUP = 1_500 / 40_000
 """Share of the steps in which the learning rate rises."""
 BATCHES = 29
 """Purpose of a random stream (the others are in `vitrail.data`)."""
-_LOGITS = 1 << 24
-"""Number of logits that are upsampled at a time."""
 
 
 class TokenClassifier(nn.Module):
@@ -113,21 +114,8 @@ def _batches(count: int, seed: int) -> Iterator[np.ndarray]:
 @torch.inference_mode()
 @fast_float32()
 def predict_pixels(model: TokenClassifier, tokens: Tensor, height: int, width: int) -> np.ndarray:
-    """Return the class of each pixel, uint8 [height, width], from tokens [rows, columns, width] of one image.
-
-    The logits are upsampled bilinearly, some rows of pixels at a time, so that memory does not grow with the image.
-    """
-    logits = model(tokens[None])[0]
-    down, across = (_weights(*sides).to(logits.device) for sides in zip(logits.shape[1:], (height, width), strict=True))
-    wide = logits @ across.T
-    at_a_time = max(1, _LOGITS // (len(logits) * width))
-    parts = [torch.einsum("hr,krw->khw", part, wide).argmax(dim=0) for part in down.split(at_a_time)]
-    return torch.cat(parts).to(torch.uint8).cpu().numpy()
-
-
-def _weights(cells: int, pixels: int) -> Tensor:
-    """Return the share of each cell in each pixel's value, float32 [pixels, cells], as torch interpolates."""
-    return F.interpolate(torch.eye(cells)[None], pixels, mode="linear", align_corners=False)[0].T.contiguous()
+    """Return the class of each pixel, uint8 [height, width], from tokens [rows, columns, width] of one image."""
+    return pixel_classes(model(tokens[None])[0], height, width)
 
 
 def confusions(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -151,9 +139,7 @@ class PixelScores:
     @property
     def iou(self) -> np.ndarray:
         """Return intersection over union of each class, float64 [K]; NaN for a class that is neither there nor seen."""
-        right = self.confusion.diagonal()
-        union = self.confusion.sum(axis=0) + self.confusion.sum(axis=1) - right
-        return np.divide(right, union, out=np.full(len(right), np.nan), where=union > 0)
+        return ious(self.confusion.diagonal(), self.confusion.sum(axis=1), self.confusion.sum(axis=0))
 
     @property
     def miou(self) -> float:
@@ -266,17 +252,8 @@ def _stored(
         with growing_npy(folder) as arrays:
             index, bad = embed(images.images, lambda tokens: arrays.append("", {"tokens": tokens}))
             for number in index.tolist() if size is not None else ():
-                arrays.append("", {"truth": _nearest(data.read_mask(images.masks[number]), *size)[None]})  # type: ignore[misc]
+                arrays.append("", {"truth": nearest(data.read_mask(images.masks[number]), *size)[None]})  # type: ignore[misc]
             arrays.save({})
         tokens = np.load(folder / "tokens.npy", mmap_mode="r")
         truth = np.load(folder / "truth.npy", mmap_mode="r") if size is not None else np.empty(0, np.uint8)
         yield _Stored(tokens, truth, index, bad)
-
-
-def _nearest(mask: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return a mask [H, W] resized to [height, width]: each pixel takes the value at its centre."""
-    rows, columns = (
-        ((np.arange(new) + 0.5) * old / new).astype(np.int64)
-        for new, old in zip((height, width), mask.shape, strict=True)
-    )
-    return mask[rows[:, None], columns]

@@ -31,6 +31,7 @@ from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.objective.settings import Segmentation
 from vitrail.training.assemble import set_up
 from vitrail.training.batch_size import waiting_bytes
 from vitrail.training.batches import Sizes, endless, evaluation_loader, training_loader
@@ -374,7 +375,9 @@ class Rehearsal:
         config = self.setup.decision.config
         images = torch.zeros(number, *config.image_size, config.channels, dtype=torch.uint8)
         nothing = torch.zeros(number, dtype=torch.int64)
-        return Batch(images.permute(0, 3, 1, 2), nothing, nothing)
+        of_pixels = isinstance(self.setup.run.objective, Segmentation)
+        labels = images[..., 0].clone() if of_pixels else nothing
+        return Batch(images.permute(0, 3, 1, 2), labels, nothing)
 
     def _now(self) -> float:
         """Return the time once the device has finished all its work."""

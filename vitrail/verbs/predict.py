@@ -33,7 +33,7 @@ from vitrail.verbs.tiles import TABLE, TileMaps, check_folder, check_tiles, file
 from vitrail.words import as_text, listing, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pandas import DataFrame
 
@@ -159,6 +159,10 @@ def predict(
     gets a row. TIFF files of any size are read in parts, in bounded memory. A folder as --out then gets tiles.csv and a
     map of the classes of each image.
 
+    A network that was trained on images with masks (objective segmentation) predicts the share of the pixels of each
+    class. A folder as --out then gets a mask for each image: a PNG with a palette, of the image's size. With --tiles
+    the outputs of the tiles are put together.
+
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes. Of several, before the images, the
@@ -193,21 +197,21 @@ def predict(
     from vitrail.data.sources.files import find_images
     from vitrail.data.sources.indexed import GivenImages
     from vitrail.tasks.predict import predict_files
-    from vitrail.tasks.prediction import errors_file
 
     findings = Findings("files")
     images_of_data_set = out is not None and is_bulk(out) and tiles is None
     data = read_settings(reading, next(iter(paths), None), used=READ if images_of_data_set else ("include", "exclude"))
     if not images_of_data_set and reading:
         paths = tuple(find_images(paths, data.columns.selection, findings))
-    folder = None
+    _check_file(out)
+    network, folder = load_together(model, compute, calibrate=calibrate), None
+    if network.card.task == "segmentation" and is_bulk(out):
+        chosen = paths if held else list(find_images(paths, data.columns.selection, findings))
+        return _masks(network, chosen, Path(str(out)), compute, tiles, overlap, strict, held=held, merge=merge, ray=ray)
     if tiles is not None and out is not None and is_bulk(out):
         folder = check_folder(out, paths)
         out = folder / TABLE
-    if out is not None and not is_bulk(out):
-        for file in (Path(out), errors_file(Path(out))):
-            check_writable(file, UsageError)
-    network = load_together(model, compute, calibrate=calibrate)
+        _check_file(out)
     rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
     job = None
     if out is not None and is_bulk(out):
@@ -238,6 +242,39 @@ def predict(
     drawn = maps.draw(folder) if maps and folder else []
     code = _exit_code(written, strict)
     return Predictions([], written.unreadable, str(written), str(out), rejection=rejection, exit_code=code, maps=drawn)
+
+
+def _masks(
+    network: Any,
+    paths: Sequence[str | Path],
+    out: Path,
+    compute: Compute,
+    tiles: int | None,
+    overlap: int,
+    strict: bool,
+    **others: Any,
+) -> Predictions:
+    """Write a mask for each image into the folder `out`."""
+    from vitrail.data.images.tiles import tiling
+    from vitrail.data.sources.files import find_images
+    from vitrail.verbs.masks import write_masks
+
+    if wrong := [name for name, given in others.items() if given]:
+        what = "images in Python have no names of files" if wrong[0] == "held" else f"{wrong[0]} is for tables"
+        raise UsageError(f"masks of images are written to {out}: {what}")
+    cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
+    predict = compute.predictor(network, images=lambda: sum(1 for _ in find_images(paths)))
+    written = write_masks(network, paths, out, predict, compute, cut)
+    return Predictions([], written.unreadable, str(written), str(out), exit_code=_exit_code(written, strict))
+
+
+def _check_file(out: str | Path | None) -> None:
+    """Raise UsageError if a file of predictions, or of the unreadable images beside it, cannot be written."""
+    from vitrail.tasks.prediction import errors_file
+
+    if out is not None and not is_bulk(out):
+        for file in (Path(out), errors_file(Path(out))):
+            check_writable(file, UsageError)
 
 
 def _check_kind(out: str | Path | None, merge: str | Path | None, ray: str | None) -> None:

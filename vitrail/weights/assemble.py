@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
+from vitrail.model.head import build_heads
 from vitrail.model.limits import ResizeMode, check_ranges
 from vitrail.model.own_part import OwnPart, own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
@@ -40,7 +41,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "positions.": ("positions", "place", "image_size", "patch", "registers", "width", "heads", "depth"),
     "blocks.": ("depth", "branches", "width", "mlp_dim", "mlp", "layer_scale"),
     "pre_logits.": ("pre_logits", "width"),
-    "head": ("classes", "pre_logits", "width", "distilled"),
+    "head": ("classes", "pre_logits", "width", "distilled", "segmentation", "queries", "query_blocks"),
 }
 """Start of a tensor's name -> fields of the config that decide whether it exists, and its shape."""
 
@@ -108,6 +109,10 @@ def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Over
     tensors = {name: torch.zeros(shapes[name]) for name in new}
     if "head" in own_parts(config):  # it initialises itself
         tensors = {name: tensor for name, tensor in model.state_dict().items() if name in new}
+    if isinstance(config, ViTConfig) and config.segmentation and new:
+        head, _ = build_heads(config)
+        assert head is not None
+        tensors = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
     for name, tensor in source(shapes.keys() - new):
         tensors[name] = _at(name, tensor, shapes[name], old, config, report)
     fill(model, tensors)

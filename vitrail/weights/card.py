@@ -114,9 +114,11 @@ class Card:
             self.config.check_tokens(self.preprocess.image_size)
 
     @property
-    def task(self) -> Literal["classes", "labels", "numbers", "answers"]:
-        """What the network predicts for an image (`vitrail.tasks`): one class, several labels, numbers, or several
-        answers of these kinds."""
+    def task(self) -> Literal["classes", "labels", "numbers", "segmentation", "answers"]:
+        """What the network predicts for an image (`vitrail.tasks`): one class, several labels, numbers, a mask, or
+        several answers of the first three kinds."""
+        if isinstance(self.config, ViTConfig) and self.config.segmentation:
+            return "segmentation"
         if self.answers:
             return "answers"
         return "numbers" if self.scale is not None else "labels" if self.thresholds else "classes"
@@ -224,6 +226,11 @@ class Card:
         values["config"] |= values["config"].pop("origin", {})  # as earlier versions write and read it
         if not self.several:
             del values["thresholds"]  # so that earlier versions read the card
+        if not values["config"].get("segmentation"):
+            values["config"].pop("segmentation", None)
+        if values["config"].get("segmentation") != "queries":
+            values["config"].pop("queries", None)
+            values["config"].pop("query_blocks", None)
         if self.confidence is None:
             del values["confidence"]
         if self.scale is None:

@@ -28,6 +28,7 @@ WORDS = {
     "pool_mlp_dim": "attention pooling with its own hidden width",
     "pool_prefix": "attention pooling over the tokens in front of the grid",
     "pre_logits": "a pre-logits layer",
+    "segmentation": "a head {!r} for the classes of pixels",
     "layer_scale": "LayerScale",
     "mlp": "a {} MLP",
     "gelu": "GELU of kind {!r}",

@@ -53,7 +53,8 @@ def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:
 def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]:
     """Return features and logits of the first of `images`, float32 [features] and [classes], in evaluation mode.
 
-    The default is the fixed image. The model is not changed; a model that is not float32 on a CPU is copied.
+    Logits of pixels are those of all places. The default is the fixed image. The model is not changed; a model that is
+    not float32 on a CPU is copied.
     """
     network: Any = model
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
@@ -64,7 +65,7 @@ def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]
     try:
         found = {"features": network.features(images)[0]}
         if not (network.head is None or isinstance(network.head, nn.Identity)):
-            found["logits"] = network(images)[0]
+            found["logits"] = network(images)[0].flatten()
         return found
     finally:
         network.train(training)

@@ -158,7 +158,7 @@ def test_a_model_of_ours_opens_in_transformers(tmp_path: Path, changes: dict[str
         (dict(pre_norm=True), "a layer with a bias, and the projection of CLIPVisionModelWithProjection has none"),
         (dict(norm_after=True), "no encoder of transformers has norms behind attention and MLP"),
         (dict(pool="gap", class_token=True), "no mean of normalised tokens"),
-        (dict(cls_position=False), "no encoder of transformers has a class token without a position"),
+        (dict(cls_position=False), "ViTModel has no place for a class token without a position"),
         (dict(place="every"), r"no encoder of transformers has positions at place 'every' \(valid: input\)"),
         (dict(positions="2d"), "no encoder of transformers has positions '2d'"),
         (dict(positions="sincos"), "ViTModel has no place for positions 'sincos'"),

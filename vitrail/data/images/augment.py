@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitrail.data.images.geometry import Op, random_rectangles
-from vitrail.data.settings import GREY
+from vitrail.data.settings import GREY, IGNORED
 
 FULL = 10.0
 """Magnitude that is level 1 of an operation, and timm's largest."""
@@ -28,7 +28,12 @@ Step = tuple[str, float]
 
 
 def changed(image: np.ndarray, change: Change, value: float) -> np.ndarray:
-    """Return an image that was changed as a picture of Pillow; one of floats is changed band by band."""
+    """Return an image that was changed as a picture of Pillow; one of floats is changed band by band.
+
+    A mask uint8 [H, W] is changed as a picture with a palette, which Pillow never interpolates.
+    """
+    if image.ndim == 2:
+        return np.array(change(Image.frombytes("P", image.shape[::-1], np.ascontiguousarray(image)), value))
     if image.dtype == np.uint8:
         return np.array(change(Image.fromarray(image), value))
     return np.stack([np.asarray(change(Image.fromarray(band), value)) for band in np.moveaxis(image, 2, 0)], axis=2)
@@ -41,8 +46,8 @@ def affine(image: Image.Image, matrix: Sequence[float]) -> Image.Image:
 
 
 def fill(image: Image.Image) -> tuple[int, ...] | int:
-    """Return the colour of gaps: grey; in a normalised band 0, its mean."""
-    return GREY if image.mode == "RGB" else 0
+    """Return the colour of gaps: grey; in a normalised band 0, its mean; in a mask what does not count."""
+    return GREY if image.mode == "RGB" else IGNORED if image.mode == "P" else 0
 
 
 def solarize_table(added: float) -> list[int]:

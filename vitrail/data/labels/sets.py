@@ -39,6 +39,9 @@ class LabelSets:
     image. width: Number of classes. known: bool [N], whether the labels of an image are known (default: all).
     """
 
+    what = "sets of labels"
+    """Name of this kind of labels in messages."""
+
     def __init__(self, ends: np.ndarray, classes: np.ndarray, width: int, known: np.ndarray | None = None) -> None:
         self.ends, self.classes, self.width = ends, classes, width
         self.known = np.ones(len(ends), dtype=bool) if known is None else known
@@ -99,6 +102,18 @@ class LabelSets:
             return UNKNOWN
         begin = 0 if index % len(self) == 0 else int(self.ends[index - 1])
         return self.classes[begin : int(self.ends[index])].astype(np.int64)
+
+    def renamed(self, table: np.ndarray, width: int) -> LabelSets:
+        """See `translated`."""
+        return LabelSets.of_pairs(self.rows, table[self.classes], len(self), width, self.known)
+
+    def joined(self, others: list[LabelSets]) -> LabelSets:
+        """Return these labels with those of other images behind them."""
+        sets = [self, *others]
+        starts = np.cumsum([0, *(len(one.classes) for one in sets)])
+        ends = np.concatenate([one.ends + start for one, start in zip(sets, starts, strict=False)])
+        classes, mask = (np.concatenate([getattr(one, name) for one in sets]) for name in ("classes", "known"))
+        return LabelSets(ends, classes, self.width, mask)
 
     def marks(self) -> np.ndarray:
         """Return int8 [N, classes]: 1 for a label, 0 for none, and -1 in the whole row of an unknown image."""
@@ -294,7 +309,7 @@ def translated(labels: Labels, table: np.ndarray, width: int) -> Labels:
     `labels` are of one kind."""
     assert not isinstance(labels, Answers)
     if isinstance(labels, LabelSets):
-        return LabelSets.of_pairs(labels.rows, table[labels.classes], len(labels), width, labels.known)
+        return labels.renamed(table, width)
     if isinstance(labels, Numbers):
         return Numbers(labels.values[:, np.argsort(table)])
     return np.append(table, UNKNOWN)[labels]  # UNKNOWN = -1 picks the last entry
@@ -312,11 +327,8 @@ def concatenated(parts: Sequence[Labels]) -> Labels:
     width = next((part.width for part in parts if isinstance(part, LabelSets)), None)
     if width is None:
         return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
-    sets = [as_sets(part, width) for part in parts]
-    starts = np.cumsum([0, *(len(one.classes) for one in sets)])
-    ends = np.concatenate([one.ends + start for one, start in zip(sets, starts, strict=False)])
-    classes, mask = (np.concatenate([getattr(one, name) for one in sets]) for name in ("classes", "known"))
-    return LabelSets(ends, classes, width, mask)
+    first, *others = [as_sets(part, width) for part in parts]
+    return first.joined(others)
 
 
 def as_sets(labels: Labels, width: int) -> LabelSets:
@@ -353,8 +365,8 @@ def one_label(labels: Labels, what: str) -> np.ndarray:
         )
     if isinstance(labels, LabelSets):
         raise DataError(
-            f"{what} needs one label for each image, and these images have sets of labels ({summary(labels)}). Train "
-            "and measure a network for several labels with `vitrail train` and `vitrail evaluate`"
+            f"{what} needs one label for each image, and these images have {labels.what} ({summary(labels)}). Train "
+            "and measure a network for them with `vitrail train` and `vitrail evaluate`"
         )
     return labels
 

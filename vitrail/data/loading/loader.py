@@ -16,8 +16,11 @@ import numpy as np
 import torch
 
 from vitrail.data.images.batched import Augmentation, Plan
+from vitrail.data.images.geometry import Op
+from vitrail.data.images.masked import MaskTransform
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.item import IndexedSource, is_remote
+from vitrail.data.labels.masks import Masks
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Answers, Label, LabelSets, one_label
 from vitrail.data.loading.order import ClassSampler, EpochOrder, Permutation, Sampling
@@ -38,7 +41,7 @@ class Batch:
     write them. With crops in the plan uint8 [B, bytes] (`vitrail.data.images.device_crop`)."""
     labels: torch.Tensor
     """int64 [B]; with several labels int8 [B, classes]: 1 for a label, 0 for none, -1 in a whole row if unknown; of
-    numbers float64 [B, targets]."""
+    numbers float64 [B, targets]; of masks uint8 [B, H, W], 255 for a pixel that does not count."""
     index: torch.Tensor
     """int64 [B]: the index of each image in the source."""
     plan: Plan | None = None
@@ -130,7 +133,8 @@ class Loader:
         self._size = height, width
         self._crop = None if rest is None else rest.crop
         shape = (height, width, self.pixels.channels) if self._crop is None else (self._crop.room,)
-        self._reader = ImageReader(source, transform, shape, seed, {} if cache else None, rest)
+        of_masks = MaskTransform(transform) if isinstance(source.labels, Masks) and isinstance(transform, Op) else None
+        self._reader = ImageReader(source, transform, shape, seed, {} if cache else None, rest, of_masks)
         self._seed = seed
         self._batch_size = batch_size
         self._evaluation = not shuffle and not drop_last
@@ -264,6 +268,8 @@ class Loader:
 
     def _no_labels(self, count: int) -> np.ndarray:
         """Return the memory of the labels of a batch, to be filled."""
+        if self._reader.of_masks is not None:
+            return np.empty((count, *self._size), dtype=np.uint8)
         if isinstance(self._labels, LabelSets):
             return np.zeros((count, self._labels.width), dtype=np.int8)
         if isinstance(self._labels, Numbers | Answers):
@@ -305,7 +311,7 @@ class Loader:
         slots.index[image.slot] = image.index
         if row is not None:
             slots.rows[image.slot] = row
-        if isinstance(label, np.ndarray) and isinstance(self._labels, LabelSets):
+        if isinstance(label, np.ndarray) and label.ndim == 1 and isinstance(self._labels, LabelSets):
             slots.labels[image.slot, label] = 1
         else:
             slots.labels[image.slot] = label

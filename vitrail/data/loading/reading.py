@@ -12,9 +12,11 @@ import numpy as np
 
 from vitrail.data.images.batched import Augmentation
 from vitrail.data.images.geometry import Op
+from vitrail.data.images.masked import MaskTransform
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.work import within_memory
 from vitrail.data.item import IndexedSource, Item, is_remote
+from vitrail.data.labels.masks import Masks
 from vitrail.data.labels.sets import Label, label_at
 from vitrail.data.loading.order import Permutation, stream
 from vitrail.errors import DataError, DecodeError, VitrailError
@@ -96,6 +98,8 @@ class ImageReader:
     cache: dict[int, tuple[np.ndarray, Label]] | None = None
     """Index -> (decoded image, label) of the images that were read before."""
     rest: Augmentation | None = None
+    of_masks: MaskTransform | None = None
+    """What `transform` does to the masks of images whose labels are masks."""
 
     @property
     def pixels(self) -> Pixels:
@@ -118,6 +122,9 @@ class ImageReader:
             random, part = stream(self.seed, epoch, image.number), None
             try:
                 stored, label = self._read(image.index, fetched, decoded=crop is None)
+                if self.of_masks is not None:
+                    assert isinstance(label, np.ndarray)
+                    label = self.of_masks(label, stream(self.seed, epoch, image.number))
                 if crop is not None:
                     with self._naming(image.index):
                         part = crop.place(stored, images[image.slot], random)
@@ -160,10 +167,21 @@ class ImageReader:
             item = self._item(index, fetched)
             if not decoded and self.cache is None:
                 return item.image, item.label
-            image = self.pixels.read(item.image)
+            image, label = self.pixels.read(item.image), item.label
+            if self.of_masks is not None:
+                label = self._mask(index, image.shape[:2])
         if self.cache is not None:
-            self.cache[index] = image, item.label
-        return image, item.label
+            self.cache[index] = image, label
+        return image, label
+
+    def _mask(self, index: int, size: tuple[int, ...]) -> np.ndarray:
+        """Return the mask of an image of `size`. Raises DecodeError if it cannot be read or has another size."""
+        masks = self.source.labels
+        assert isinstance(masks, Masks)
+        mask = masks.mask(index)
+        if mask.shape != size:
+            raise DecodeError(f"its mask {masks.path(index)} has another size", reason="mask of another size")
+        return mask
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:

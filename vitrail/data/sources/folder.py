@@ -106,6 +106,11 @@ def _unpacked(name: str) -> bytes:
     return name.encode("latin-1")
 
 
+def unpacked_path(name: str) -> Path:
+    """Return the path that is a name in `packed_names`."""
+    return Path(os.fsdecode(_unpacked(name)))
+
+
 def file_source(
     root: Path, files: Sequence[tuple[str, str | Sequence[str] | None, int]], class_names: Sequence[str] | None = None
 ) -> FileSource:

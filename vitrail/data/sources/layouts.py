@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.data.item import DataSet, origin, role_of
 from vitrail.data.labels.sets import class_counts
-from vitrail.data.masks import refuse_mask_folders
+from vitrail.data.masks import are_masked, read_masked, refuse_mask_folders
 from vitrail.data.settings import Columns
 from vitrail.data.sources import flat, folder, table
 from vitrail.data.sources.arrow import open_saved, read_parquet
@@ -51,6 +51,8 @@ def open_folder(path: Path, columns: Columns, labels: bool) -> DataSet:
         found = flat.read_labelled(path, columns, labels=labels)
         refuse_mask_folders(path, found)
         return found
+    if are_masked(path):
+        return read_masked(path, columns, labels=labels)
     layouts = list(_layouts(path, columns, labels))
     if (meant := _meant(path, layouts)) is not None:
         found = open_folder(meant, columns, labels)

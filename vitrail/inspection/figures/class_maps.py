@@ -16,7 +16,8 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 from vitrail.data.images.tiles import TileBox, Tiling, starts
-from vitrail.data.masks import IGNORED
+from vitrail.data.labels.masks import class_colours
+from vitrail.data.settings import IGNORED
 from vitrail.inspection.figures.page import picture_panels, short_name, show, styled, with_title
 from vitrail.plots import COLOURS
 
@@ -127,22 +128,6 @@ IN_LEGEND = 24
 _ABREAST = 2
 """Number of images in a row."""
 _TITLES = ("image", "mask", "prediction")
-
-
-def class_colours(count: int) -> np.ndarray:
-    """Return a colour for each class, and white for pixels that do not count, uint8 [256, 3].
-
-    Up to seven classes have colours that everybody can tell apart. More have those of Pascal VOC: the bits of the
-    class's number in turn are bits of red, green and blue.
-    """
-    table = np.full((256, 3), 255, dtype=np.uint8)
-    if count <= len(COLOURS):
-        table[:count] = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in COLOURS[:count]]
-        return table
-    numbers = np.arange(count)[:, None]
-    bits = [(numbers >> 3 * level + np.arange(3) & 1) << 7 - level for level in range(3)]
-    table[:count] = np.bitwise_or.reduce(bits)
-    return table
 
 
 @styled

@@ -32,7 +32,7 @@ from vitrail.model.fast.layers import on_onednn
 from vitrail.model.fast.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
 from vitrail.model.layers import LayerNorm
 from vitrail.model.native import Grids
-from vitrail.model.posemb import AtLayer, Bias, Grid, Positions
+from vitrail.model.posemb import AtLayer, Bias, Grid, Positions, Queried
 from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_linear_gelu, onednn_pack
 
 
@@ -154,7 +154,11 @@ class FrozenBlock(nn.Module):
             self.mlps.append(FrozenMLP(wide, mlps[at].mlp, layer))
 
     def forward(
-        self, x: Tensor, places: Tensor | None = None, grid: Grid | Grids | None = None, num_queries: int | None = None
+        self,
+        x: Tensor,
+        places: Tensor | None = None,
+        grid: Grid | Grids | Queried | None = None,
+        num_queries: int | None = None,
     ) -> Tensor:
         """See `Block.forward`."""
         bias: Bias = AtLayer(self._positions[0], self.layer, places, grid)
@@ -183,7 +187,7 @@ def freeze_blocks(model: Any, frozen: Any, dtype: torch.dtype, *, portable: bool
     together = joins and frozen.config.branches > 1
     if not (packed or together or portable):
         return
-    last = len(frozen.blocks) - 1 if frozen.pool.reads else None
+    last = len(frozen.blocks) - 1 if frozen.pool.reads and not frozen.config.segmentation else None
     for index, block in enumerate(model.blocks):
         if not can_join(frozen.blocks[index]):  # only calling its layers computes what they compute
             continue

@@ -116,6 +116,7 @@ class LenientDataKeywords(TypedDict, total=False):
     label_separator: str | None
     labels_per_image: PerImage
     label_from: str | Path | None
+    ignore: Sequence[int]
     max_bad: Share
     include: Sequence[str] | str
     exclude: Sequence[str | Path] | str

@@ -258,6 +258,11 @@ class Encoder:
         """Return the preprocessing of the published models."""
         return Preprocess(image_size, **cls.processing)
 
+    @classmethod
+    def processor(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the entries of preprocessor_config.json that say what vitrail does."""
+        return values
+
     def absent(self, config: ViTConfig) -> dict[str, str]:
         """Return the model's tensors that are zero because files lack them, and why; `biases` aside."""
         return {}

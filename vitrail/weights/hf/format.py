@@ -24,6 +24,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_folder
 from vitrail.weights.hf.config_json import class_names, infer, meaning, to_json
 from vitrail.weights.hf.encoder import EVERY_HAS, QKV, STEM, Encoder
+from vitrail.weights.hf.eomt import Eomt, EomtDinoV3
 from vitrail.weights.hf.families import (
     MAE,
     MSN,
@@ -46,7 +47,7 @@ ENCODERS: dict[str, type[Encoder]] = {
     encoder.model_type: encoder
     for encoder in (
         *(Encoder, DeiT, MAE, MSN, DinoV2, DinoV2WithRegisters, Beit, Data2Vec),
-        *(IJepa, Clip, Siglip, Siglip2, InternVL, DinoV3, Aimv2),
+        *(IJepa, Clip, Siglip, Siglip2, InternVL, DinoV3, Aimv2, Eomt, EomtDinoV3),
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
@@ -57,6 +58,7 @@ STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.st
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
 """`model_type` of a model of images and texts -> that of its image tower."""
 SIGNS = {
+    "upscale_block.block.0.conv1.weight": "eomt",
     "encoder.layer.0.attention.projection_layer.weight": "internvl_vision",
     "layer.0.layer_scale1.lambda1": "dinov3_vit",
     "model.layer.0.layer_scale1.lambda1": "dinov3_vit",
@@ -173,7 +175,7 @@ def _processing(archive: Archive, encoder: Encoder, values: dict[str, Any]) -> P
     """Return the preprocessing of an archive; if no file describes it, that of published models of its type."""
     image_size, channels = values["image_size"], values["channels"]
     if archive.processor:
-        processing = read_processor(archive.processor, image_size, str(archive.path))
+        processing = read_processor(encoder.processor(archive.processor), image_size, str(archive.path))
     else:
         preprocess, (mean, std) = encoder.preprocess(image_size, values["patch"]), encoder.statistics
         note = (

@@ -1,0 +1,180 @@
+"""A run on images with masks, from the folder to the answers of every verb."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_runs import assert_same_bits, interrupted
+
+from vitrail import evaluate, fit, load, predict
+from vitrail.data.images.masked import nearest
+from vitrail.data.settings import IGNORED, Augment, Data, Preparation
+from vitrail.durations import Epochs, Steps
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.pixel_scores import pixel_classes
+from vitrail.objective.settings import DINO, Regression, Segmentation
+from vitrail.reports.page import write_report
+from vitrail.training.result import Result
+from vitrail.training.run import Model, Optim, Run
+
+COLOURS = np.array([(30, 60, 200), (40, 160, 60), (200, 60, 40)], np.uint8)
+NAMES = ["sky", "grass", "barn"]
+
+
+def scenes(root: Path, count: int = 24, size: tuple[int, int] = (36, 48)) -> Path:
+    """Pictures of three colours in areas, with noise, a border that does not count, and masks with a palette."""
+    random = np.random.default_rng(0)
+    for split, images in (("train", count), ("val", 6), ("test", 5)):
+        for number in range(images):
+            mask = nearest(random.integers(0, 3, (3, 4)).astype(np.uint8), *size)
+            picture = np.clip(COLOURS[mask] + random.normal(0, 12, (*size, 3)), 0, 255).astype(np.uint8)
+            mask[0] = IGNORED
+            for folder in ("images", "masks"):
+                (root / folder / split).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(root / "images" / split / f"{number}.png")
+            Image.fromarray(mask).save(root / "masks" / split / f"{number}.png")
+    (root / "classes.txt").write_text("\n".join(NAMES) + "\n")
+    return root
+
+
+def settings(data: Path, out: Path) -> Run:
+    return Run(
+        name="s",
+        out=str(out),
+        data=Data(path=str(data)),
+        model="Ti/16",
+        vit=Model(width=32, depth=2, heads=2, mlp_dim=64, patch=8, segmentation="layers"),
+        image_size=32,
+        optim=Optim(lr=4e-3),
+        augment=Augment(crop="inception", scale=(0.5, 1.0), mixup=0.2, cutmix=1.0),
+        duration=Epochs(10),
+        evaluate_every=Epochs(5),
+        batch_size=8,
+        workers=0,
+        device="cpu",
+        precision="float32",
+        track=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scenes(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return fit(settings(data, tmp_path_factory.mktemp("runs")))
+
+
+@pytest.mark.train
+def test_it_learns_and_every_verb_says_the_same(trained: Result, data: Path, tmp_path: Path) -> None:
+    assert trained.best["miou"] > 0.6 and trained.test is not None and trained.test["miou"] > 0.6
+    model = load(trained.folder)
+    assert model.card is not None and (model.card.task, model.card.class_names) == ("segmentation", NAMES)
+    assert model.card.confidence is None and model.config.segmentation == "layers"
+    recorded = json.loads((Path(trained.folder) / "run.json").read_text())["decisions"]
+    assert "mixup and cutmix" in recorded["augment"] and recorded["objective.kind"].startswith("segmentation")
+    found = evaluate(str(trained.folder), str(data), split="val")
+    assert found.results.metrics()["miou"] == pytest.approx(trained.best["miou"], abs=1e-3)
+    written = predict(str(trained.folder), str(data / "images" / "val"), out=str(tmp_path / "masks"))
+    assert "6 images" in written.summary
+    right = count = 0
+    for number in range(6):
+        with Image.open(tmp_path / "masks" / f"{number}.png") as picture:
+            assert picture.mode == "P" and picture.size == (48, 36)
+            mask = np.asarray(picture)
+        true = np.asarray(Image.open(data / "masks" / "val" / f"{number}.png"))
+        right, count = right + int((mask == true)[true != IGNORED].sum()), count + int((true != IGNORED).sum())
+    assert right / count == pytest.approx(found.results.metrics()["pixel_accuracy"], abs=1e-6)
+    assert (tmp_path / "masks" / "classes.txt").read_text().split() == NAMES
+    rows = predict(str(trained.folder), str(data / "images" / "val")).rows
+    assert rows[0].numbers is not None and sum(rows[0].numbers.values()) == pytest.approx(1, abs=1e-4)
+    page = write_report(trained.folder).read_text()
+    assert "Masks and predictions" in page and "mIoU" in page and "barn" in page
+
+
+@pytest.mark.train
+def test_tiles_are_put_together(trained: Result, data: Path, tmp_path: Path) -> None:
+    """Tiles without overlap that cut an image of 64 x 96 exactly are six images of their own."""
+    picture = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    (tmp_path / "images").mkdir()
+    Image.fromarray(picture).save(tmp_path / "images" / "large.png")
+    predict(str(trained.folder), str(tmp_path / "images"), out=str(tmp_path / "tiled"), tiles=32)
+    mask = np.asarray(Image.open(tmp_path / "tiled" / "large.png"))
+    model = load(trained.folder)
+    for top in (0, 32):
+        for left in (0, 32, 64):
+            tile = np.ascontiguousarray(picture[top : top + 32, left : left + 32])
+            with torch.inference_mode():
+                expected = pixel_classes(model(torch.from_numpy(tile).permute(2, 0, 1)[None])[0], 32, 32)
+            assert (mask[top : top + 32, left : left + 32] == expected).mean() > 0.99
+    predict(str(trained.folder), str(tmp_path / "images"), out=str(tmp_path / "over"), tiles=32, overlap=8)
+    assert np.asarray(Image.open(tmp_path / "over" / "large.png")).shape == (64, 96)
+
+
+@pytest.mark.train
+def test_a_resumed_run_is_an_uninterrupted_one(data: Path, tmp_path: Path) -> None:
+    run = replace(settings(data, tmp_path), duration=Steps(6), evaluate_every=Steps(3), checkpoint_every=Steps(2))
+    whole = fit(replace(run, name="whole")).folder
+    stopped = interrupted(replace(run, name="half"), 4)
+    assert_same_bits(whole, fit(replace(run, name="half"), resume=stopped).folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(objective=Regression()), "labels_per_image|masks"),
+        (dict(preprocess=Preparation(resize="pad")), "squash"),
+        (dict(knn=5), "knn.*does not work with masks"),
+        (dict(model="R50x1", vit=Model()), "Vision Transformer"),
+        (dict(augment=Augment(also=("torchvision.transforms.v2:RandomHorizontalFlip(0.5)",))), "where it moves"),
+    ],
+)
+def test_187_what_does_not_go_with_masks_is_refused(data: Path, tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises((UsageError, DataError), match=message):
+        fit(replace(settings(data, tmp_path), **changes))
+
+
+def test_188_masks_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    run = settings(tmp_path, tmp_path.parent / "runs")
+    with pytest.raises(UsageError, match=r"vit\.segmentation layers is for images with masks"):
+        fit(run)
+    with pytest.raises(UsageError, match="objective segmentation needs images with masks"):
+        fit(replace(run, objective=Segmentation(), vit=Model()))
+
+
+@pytest.mark.train
+def test_without_labels_the_images_of_masks_train(data: Path, tmp_path: Path) -> None:
+    run = replace(settings(data, tmp_path), objective=DINO(outputs=64, hidden=32, bottleneck=16), duration=Steps(1))
+    run = replace(run, vit=replace(run.vit, segmentation=None), augment=Augment(crop="inception"))
+    assert fit(run).steps == 1
+
+
+@pytest.mark.train
+def test_189_masks_do_not_take_the_place_of_images_or_of_other_files(
+    trained: Result, data: Path, tmp_path: Path
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.new("RGB", (32, 32)).save(images / "a.png")
+    with pytest.raises(DataError, match="within the data set"):
+        predict(str(trained.folder), str(images), out=str(images))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="holds other files"):
+        predict(str(trained.folder), str(images), out=str(tmp_path / "other"))
+    Image.new("RGB", (32, 32)).save(images / "a.jpg")
+    with pytest.raises(UsageError, match="the same mask"):
+        predict(str(trained.folder), str(images), out=str(tmp_path / "new"))
