@@ -24,14 +24,13 @@ BUILT_IN = {"None", "Any", "Path", "Iterator", "Mapping", "Tensor", "Module", "N
 """Types of Python and torch, and names of unions."""
 
 NAMES = """
-BEiT DINO DINOv2 MAE Regression SeveralAnswers Tokenizer
+BEiT DINO DINOv2 MAE Regression Segmentation SeveralAnswers Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
 regroup report save search serve study sweep to_yaml train variant vtab
-AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result Segmentation
-SelfSupervised ViT freeze
+AtLayer Card Engine Metric Objective ObjectiveSettings OwnPart Positions Preview ResNet Result SelfSupervised ViT freeze
 reset_head
 attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
 position_tiles principal_filters relevance rollout tap_attention

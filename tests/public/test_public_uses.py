@@ -166,6 +166,9 @@ run.objective.local_crops == 4
 # MaskedPatch
 run = vitrail.Run(objective=vitrail.MaskedPatch(corrupt=0.4))
 run.objective.corrupt == 0.4
+# Segmentation
+run = vitrail.Run(objective=vitrail.Segmentation(), vit=vitrail.Model(segmentation="linear"))
+run.objective.kind == "segmentation"
 # DINOv2
 run = vitrail.Run(objective=vitrail.DINOv2(gram_weight=2.0), weights="vitrail/tiny")
 run.objective.centring == 'sinkhorn'
