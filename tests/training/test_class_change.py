@@ -15,7 +15,7 @@ from tiny_runs import still_run
 
 import vitrail
 from vitrail.config import from_yaml, to_yaml
-from vitrail.data.settings import Data
+from vitrail.data.settings import Data, Preprocess
 from vitrail.durations import Epochs, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.metric import Metric
@@ -307,6 +307,18 @@ def test_old_images_that_the_weights_may_have_learned_do_not_choose_the_best_mod
     assert f"{len(free)} validation images" in setup.why["classes"] and len(free) > 0
     with started(run_of(base, now, "add")) as setup:
         assert "favour it" in setup.why["classes"]
+
+
+def test_images_are_prepared_as_those_of_the_classes_that_are_kept(base: Path, tmp_path: Path) -> None:
+    padded = tmp_path / "padded"
+    network = vitrail.load(base)
+    save_model(padded, network, replace(network.card, preprocess=Preprocess((8, 8), resize="pad", fill=(1, 2, 3))))
+    with started(run_of(padded, digits(tmp_path / "d.npz", "5678"), "add")) as setup:
+        assert setup.run.preprocess == Preprocess((8, 8), resize="pad", fill=(1, 2, 3))
+        assert "pad: that of the weights" in setup.why["preprocess"]
+    asked = run_of(padded, tmp_path / "d.npz", "add", preprocess=Preprocess((8, 8), resize="squash"))
+    with started(asked) as setup:
+        assert setup.run.preprocess.resize == "squash"
 
 
 @pytest.mark.train

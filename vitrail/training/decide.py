@@ -25,7 +25,7 @@ from vitrail.data.images.masked import MaskTransform
 from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.images.worded import DRAWN
 from vitrail.data.labels.numbers import TargetScale
-from vitrail.data.settings import Bands, Preparation, Preprocess
+from vitrail.data.settings import Bands, Preprocess
 from vitrail.device import autocast_dtype
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.label_scores import UNCHOSEN
@@ -164,8 +164,7 @@ def decide(run: Run, facts: Facts) -> Decision:
     if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
         why["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
-    native = facts.card is not None and facts.card.preprocess.resize == "native"
-    preprocess = noted(_preprocess(run.preprocess, config.image_size, sizes, native=native))
+    preprocess = noted(_preprocess(run, config.image_size, sizes, facts.card))
     preprocess = replace(preprocess, bands=bands)
     preprocess = whole.with_fill(preprocess, config.mean)
     config, preprocess = _with_native(config, preprocess, run, facts)
@@ -442,18 +441,24 @@ def _side(sizes: Sequence[Size], patch: int) -> Because[int]:
     return side, {"image_size": why}
 
 
-def _preprocess(
-    given: Preparation | None, image_size: Size, sizes: Sequence[Size], *, native: bool
-) -> Because[Preprocess]:
+def _preprocess(run: Run, image_size: Size, sizes: Sequence[Size], card: Card | None) -> Because[Preprocess]:
     """Return how images are prepared in evaluation: as given, and by default as `whole.choose_preprocess` says.
 
-    native: The weights come from a network that takes images of any shape, so it does by default, too.
+    card: That of the weights. If their classes are kept, so is the preparation of their images; and images of any shape
+    stay so.
     """
-    if native and (given is None or given.resize is None):
-        usual = Preprocess(image_size, resize="native")
-        return (usual if given is None else given.completed(usual)), {
-            "preprocess": "native: the weights are of a network that keeps the shapes of images"
-        }
+    theirs = None if card is None else card.preprocess
+    given = run.preprocess
+    kept, why = None, ""
+    if theirs is not None and run.keeps_classes:
+        kept, why = replace(theirs, image_size=image_size), "that of the weights, whose classes are kept"
+    elif theirs is not None and theirs.resize == "native":
+        kept, why = (
+            Preprocess(image_size, resize="native"),
+            "the weights are of a network that keeps the shapes of images",
+        )
+    if kept is not None and (given is None or given.resize is None):
+        return (kept if given is None else given.completed(kept)), {"preprocess": f"{kept.resize}: {why}"}
     if given is None:
         found, why = whole.choose_preprocess(image_size, sizes)
         return found, {"preprocess": why}
