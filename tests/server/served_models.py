@@ -55,7 +55,9 @@ def of_answers(folder: Path) -> Path:
 def of_numbers(folder: Path) -> Path:
     """A network for two numbers."""
     model = build(config := ViTConfig.of(**{**TINY, "classes": 2}))
-    card = Card(config, ["age", "grams"], Preprocess(image_size=(16, 16)), scale=TargetScale((40.0, 100.0), (9.0, 20.0)))
+    card = Card(
+        config, ["age", "grams"], Preprocess(image_size=(16, 16)), scale=TargetScale((40.0, 100.0), (9.0, 20.0))
+    )
     save_model(folder, model, card)
     return folder
 

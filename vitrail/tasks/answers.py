@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail import world
 from vitrail.data.labels.numbers import Numbers, TargetScale
-from vitrail.data.labels.sets import BETWEEN, Answers, Labels, LabelSets, classes_of_answers, known
+from vitrail.data.labels.sets import BETWEEN, Answers, Labels, LabelSets, Named, classes_of_answers, known
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Data
 from vitrail.data.sources.indexed import GivenImages
@@ -30,7 +30,7 @@ from vitrail.tasks.prediction import Prediction
 from vitrail.tasks.task import PredictedColumns, Task
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.answer import Confidences
-from vitrail.words import counted, listing
+from vitrail.words import counted, listing, shown
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
@@ -148,13 +148,15 @@ class AnswersTask(Task[AnswerResults]):
 
         def launch(batch: Any) -> Tensor:
             outputs = predict(batch.images)
-            if batch.labels.ndim != 2 or outputs.shape[1] != card.config.classes:
-                raise DataError(f"the model gives {len(card.answers)} answers, and these images have other labels")
+            if batch.labels.shape[1:] != (each[-1].columns.stop,) or outputs.shape[1] != card.config.classes:
+                kinds = ", ".join(f"{one.name} ({TASK_OF[one.task.name]})" for one in each)
+                raise DataError(f"the model's answers are {kinds}, and the labels of these images are of other kinds")
             return outputs
 
+        each = [*self._each(card)]
         kept = [(batch, outputs.float().cpu()) for batch, outputs in ahead(images.epoch(0), launch)]
         parts, temperatures = dict[str, Any](), {}
-        for one in self._each(card):
+        for one in each:
             batches = [Batch(found[:, one.outputs], one.labels(batch.labels), batch.index) for batch, found in kept]
             if world.any_(any(_known(batch.labels).any() for batch in batches)):
                 own, temperatures[one.name] = one.card, one.card.temperature
@@ -218,11 +220,19 @@ class AnswersTask(Task[AnswerResults]):
         return replace(data, answers=data.answers or named, labels_per_image="auto")
 
     def given(self, images: list[Any], labels: Sequence[Any], names: list[str], *, bands: bool) -> GivenImages:
-        """See `Task`. Raises UsageError always."""
-        raise UsageError(
-            "images with several answers cannot be given in Python with their labels. Write a CSV with a column for "
-            f"each of {listing(list(classes_of_answers(names)))}"
-        )
+        """See `Task`. A label is a mapping: answer -> class, list of labels, or number. It may lack answers."""
+        own, parts = classes_of_answers(names), {}
+        if wrong := [one for one in labels if not isinstance(one, Mapping) or not one.keys() <= own.keys()]:
+            raise DataError(
+                f"a label is {shown(wrong[0])}. Give a dictionary for each image, with the keys {listing(list(own))}"
+            )
+        for name, classes in own.items():
+            task = self._parts["numbers" if name in names else "classes"]  # an output has the name of its number
+            found = task.given(images, [one.get(name) for one in labels], classes, bands=bands)
+            parts[name] = Named(found.labels, classes)
+        source = GivenImages(images, bands=bands)
+        source.labels, source.class_names = Answers(parts), names
+        return source
 
     def on_card(self, card: Card, found: AnswerResults) -> Card:
         """See `Task`."""
