@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.weights.card import Card
 
-TASK_OF = {"classes": "one class", "labels": "several labels", "numbers": "a number"}
-"""Kind of an answer, in words."""
-
 
 class _One(NamedTuple):
     """One answer of a network."""
@@ -84,6 +81,10 @@ class AnswersTask(Task[AnswerResults]):
             begin, end = end, end + (1 if answer.task == "classes" else answer.outputs)
             outputs, alone = own[answer.name]
             yield _One(answer.name, self._parts[answer.task], alone, outputs, slice(begin, end))
+
+    def _of(self, labels: Labels) -> Task[Any]:
+        """Return the task of the labels of one answer."""
+        return next(task for task in self._parts.values() if task.holds(labels))
 
     def holds(self, labels: Labels) -> bool:
         """See `Task`."""
@@ -128,9 +129,8 @@ class AnswersTask(Task[AnswerResults]):
                 raise DataError(
                     f"there is nothing to learn of the answer {name!r}: {what}. Leave it out of data.answers"
                 )
-            kind = next(task.name for task in self._parts.values() if task.holds(own))
             scale = TargetScale.of(own, names) if isinstance(own, Numbers) else None
-            found.append(Head(name, kind, len(names), float(there.mean()), scale))  # type: ignore[arg-type]
+            found.append(Head(name, self._of(own).name, len(names), float(there.mean()), scale))  # type: ignore[arg-type]
         return found
 
     def measure(
@@ -149,7 +149,7 @@ class AnswersTask(Task[AnswerResults]):
         def launch(batch: Any) -> Tensor:
             outputs = predict(batch.images)
             if batch.labels.shape[1:] != (each[-1].columns.stop,) or outputs.shape[1] != card.config.classes:
-                kinds = ", ".join(f"{one.name} ({TASK_OF[one.task.name]})" for one in each)
+                kinds = ", ".join(f"{one.name} ({one.task.predicts})" for one in each)
                 raise DataError(f"the model's answers are {kinds}, and the labels of these images are of other kinds")
             return outputs
 
@@ -159,15 +159,9 @@ class AnswersTask(Task[AnswerResults]):
         for one in each:
             batches = [Batch(found[:, one.outputs], one.labels(batch.labels), batch.index) for batch, found in kept]
             if world.any_(any(_known(batch.labels).any() for batch in batches)):
-                own, temperatures[one.name] = one.card, one.card.temperature
-                parts[one.name] = one.task.measure(
-                    _as_they_are,
-                    KeptBatches(batches, images.bad),
-                    own.class_names,
-                    own,
-                    temperature=own.temperature,
-                    best=best,
-                )
+                own, rows, degree = one.card, KeptBatches(batches, images.bad), one.card.temperature
+                found = one.task.measure(lambda x: x, rows, own.class_names, own, temperature=degree, best=best)
+                parts[one.name], temperatures[one.name] = found, degree
         if not parts:
             raise DataError("no image has a known answer, so nothing can be measured")
         return AnswerResults(list(class_names), parts, temperatures, next(iter(parts.values())).bad)
@@ -263,7 +257,10 @@ class AnswersTask(Task[AnswerResults]):
         self, subject: str, found: AnswerResults, notes: list[str], groups: Sequence[GroupAccuracy], temperature: float
     ) -> TerminalPage:
         """See `Task`: a table of all answers, then the page of each."""
-        rows = [(name, TASK_OF[part.task], part.in_words(), f"{part.count:,}") for name, part in found.parts.items()]
+        rows = [
+            (name, self._parts[part.task].predicts, part.in_words(), f"{part.count:,}")
+            for name, part in found.parts.items()
+        ]
         whole = page(
             f"{subject}: mean score {found.score:.2%} of {counted(len(rows), 'answer')}, {found.count:,} images",
             notes,
@@ -367,10 +364,6 @@ def _metric(metric: Metric, labels: Answers) -> tuple[Metric, str]:
     if metric.name not in valid:
         raise UsageError(f"metric.name is {metric.name}, and of {metric.answer!r} there are {listing(valid, 9)}")
     return metric, ""
-
-
-def _as_they_are(logits: Tensor) -> Tensor:
-    return logits
 
 
 def _known(labels: Tensor) -> Tensor:
