@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+import torch
 from documents import ROOT, blocks
 from references import write_answers
 from tiny_runs import tiny_run
@@ -21,6 +22,8 @@ import vitrail
 from vitrail.cli import main
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import DataError
+from vitrail.exports.network import compute
+from vitrail.exports.parity import compare_outputs
 from vitrail.training.loop import fit
 
 NAMES = ("colour", "tags", "level", "lit")
@@ -137,3 +140,30 @@ def test_the_example_of_the_page_reads_each_answer_of_a_program(capsys: pytest.C
     images = np.random.default_rng(0).integers(0, 256, (3, 3, 8, 8), dtype=np.uint8)
     whole, *each = session.run(None, {"images": images})
     assert len(each) == len(NAMES) and np.array_equal(np.concatenate(each, 1), whole)
+
+
+@pytest.mark.parametrize(("name", "error"), [("level", 0.01), ("lit", 0.01), (None, 0.0)])
+def test_the_outputs_of_each_answer_are_compared_by_their_own_size(name: str | None, error: float) -> None:
+    """A number in thousands hides no error of a probability, and the best class is that of every answer."""
+    network: Any = vitrail.load("run")
+    whole = network.card.of_answers()
+    images = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 8), dtype=np.uint8)
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            found = compute(network, torch.from_numpy(batch), "probabilities", network.card).numpy()
+        if name is not None:
+            found[:, whole[name][0]] *= 1 + error
+        return found
+
+    parity = compare_outputs(run, network, images, "probabilities", "float32", runtime="ours")
+    assert parity.passed == (name is None) and parity.relative == pytest.approx(error, rel=1e-2)
+    assert parity.agreement == 1
+
+    def swapped(batch: np.ndarray) -> np.ndarray:
+        found = run(batch)
+        found[:, whole["lit"][0]] = found[:, whole["lit"][0]][:, ::-1]
+        return found
+
+    parity = compare_outputs(swapped, network, images, "probabilities", "float32", runtime="ours")
+    assert parity.agreement == 0 and not parity.passed
