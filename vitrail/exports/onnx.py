@@ -65,6 +65,7 @@ def _add_answers(graph: ir.Graph, answers: Mapping[str, Any]) -> None:
     import onnx_ir as ir
 
     (whole,) = graph.outputs
+    assert whole.shape is not None  # torch writes it
     widths = [end - begin for begin, end in (answer["outputs"] for answer in answers.values())]
     outputs = [
         ir.Value(name=f"{whole.name}.{name}", type=whole.type, shape=ir.Shape([whole.shape[0], width]))

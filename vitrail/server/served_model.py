@@ -173,13 +173,16 @@ class ServedModel:
         A network that predicts numbers, or gives several answers, has a `Prediction` for each image.
         """
         logits = self.predict(_stack(images)).float().cpu()
+        found: Iterable[RankedClasses | Prediction]
         if self.of_pixels:
-            return _if_finite(map(self._masked, logits, images), logits)
-        if not self.task.probable:
-            return _if_finite(self.task.predictions(logits, self.card, TOP), logits)
-        best = ranked(logits, TOP, self.card.thresholds)
-        predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
-        return _if_finite(map(RankedClasses, best.classes, best.probabilities, predicted), logits)
+            found = map(self._masked, logits, images)
+        elif self.task.probable:
+            best = ranked(logits, TOP, self.card.thresholds)
+            predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
+            found = map(RankedClasses, best.classes, best.probabilities, predicted)
+        else:
+            found = self.task.predictions(logits, self.card, TOP)
+        return _if_finite(found, logits)
 
     def _masked(self, logits: Tensor, image: PreparedImage) -> RankedClasses:
         """Return the classes with the largest areas in an image, and its mask, from its logits."""
