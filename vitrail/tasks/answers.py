@@ -82,10 +82,6 @@ class AnswersTask(Task[AnswerResults]):
             outputs, alone = own[answer.name]
             yield _One(answer.name, self._parts[answer.task], alone, outputs, slice(begin, end))
 
-    def _of(self, labels: Labels) -> Task[Any]:
-        """Return the task of the labels of one answer."""
-        return next(task for task in self._parts.values() if task.holds(labels))
-
     def holds(self, labels: Labels) -> bool:
         """See `Task`."""
         return isinstance(labels, Answers)
@@ -129,8 +125,9 @@ class AnswersTask(Task[AnswerResults]):
                 raise DataError(
                     f"there is nothing to learn of the answer {name!r}: {what}. Leave it out of data.answers"
                 )
+            kind: Any = next(task.name for task in self._parts.values() if task.holds(own))
             scale = TargetScale.of(own, names) if isinstance(own, Numbers) else None
-            found.append(Head(name, self._of(own).name, len(names), float(there.mean()), scale))  # type: ignore[arg-type]
+            found.append(Head(name, kind, len(names), float(there.mean()), scale))
         return found
 
     def measure(
