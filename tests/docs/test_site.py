@@ -126,11 +126,13 @@ def shrink(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitrail, verb, quick)
 
 
+ELSEWHERE = ("docs/export.md", "docs/tasks/several-answers.md")
+"""Pages whose code needs a program; tests/exports/test_export_verb.py and tests/tasks/test_answers_used.py run it."""
 PYTHON = [
     (page, block)
     for page in TEXTS
     for block in blocks(ROOT / page)
-    if block.language == "python" and page != "docs/export.md"  # tests/exports/test_export_verb.py runs it
+    if block.language == "python" and page not in ELSEWHERE
 ]
 
 

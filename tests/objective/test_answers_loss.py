@@ -380,7 +380,7 @@ def test_verbs_that_know_one_answer(
         save(model, Path(name))
     data = "answers.csv --data.answers colour level"
     for words, said in {
-        "serve one": "predicts several answers, and serve names classes",
+        "serve one --reject 0.5": "predicts several answers, of which each has its own probability",
         f"sweep {data} --from one": "sweep compares one number of one answer",
         "weights average one two --out soup": "gives several answers, and networks that do are not averaged",
         "predict one two images/0.png": "gives several answers, and networks that do are not averaged",

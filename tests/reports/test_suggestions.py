@@ -15,6 +15,7 @@ from run_folders import answers
 from vitrail.data.images.whole import parts_shown
 from vitrail.data.settings import Data, Preprocess
 from vitrail.durations import Epochs
+from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import MAE, DINOv2, Supervised, Tokenizer
@@ -282,3 +283,18 @@ def test_there_are_at_most_three_and_every_command_is_one() -> None:
     assert max(map(len, found)) == MOST
     commands = [one.command for some in found for one in some if one.command]
     assert len(commands) > 6 and [refused(shlex.split(command)) for command in commands] == [""] * len(commands)
+
+
+def test_an_answer_that_is_far_behind_gets_more_weight() -> None:
+    names = ["a", "b", "c", "d"]
+    good, other = answers(names, 300), answers(names, 300, seed=1)
+    poor = replace(good, label=(good.label + 1) % 4)
+    for second, behind in ((other, False), (poor, True)):
+        outputs = [f"{answer}: {name}" for answer in ("kind", "its age") for name in names]
+        found = AnswerResults(outputs, {"kind": good, "its age": second}, {"kind": 1.0, "its age": 1.0})
+        text = suggestions(replace(record(), results=found), 32)
+        assert len(text) == behind
+        if behind:
+            assert "'its age' is far behind the others" in text[0].reason
+            words = shlex.split(text[0].command)
+            assert words[-2:] == ["--objective.answer-weights", "its age=3"] and not refused(words)

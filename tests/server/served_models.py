@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.weights.answer import Answer
 from vitrail.weights.card import Card
+from vitrail.weights.confidence import Confidence
 from vitrail.weights.load import load
 from vitrail.weights.store import save_model
 
@@ -34,6 +37,28 @@ def several(folder: Path) -> Path:
     """The same network for several labels: the second is predicted for every image, the others for none."""
     model = load(saved(folder))
     save_model(folder, model, replace(model.card, thresholds=[1.0, 0.0, 1.0, 1.0]))
+    return folder
+
+
+def of_answers(folder: Path) -> Path:
+    """A network for several answers: a class of two, two labels of which the second is always predicted, a number."""
+    model = build(config := ViTConfig.of(**{**TINY, "classes": 5}))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    kind, tags = Answer("kind", "classes", 2, confidence=Confidence(2.0)), Answer("tags", "labels", 2, (1.0, 0.0))
+    answers = [kind, tags, Answer("grams", "numbers", 1, scale=TargetScale((100.0,), (20.0,)))]
+    names = [*(f"kind: {name}" for name in NAMES[:2]), "tags: x", "tags: y", "grams"]
+    save_model(folder, model, Card(config, names, Preprocess(image_size=config.image_size), answers=answers))
+    return folder
+
+
+def of_numbers(folder: Path) -> Path:
+    """A network for two numbers."""
+    model = build(config := ViTConfig.of(**{**TINY, "classes": 2}))
+    card = Card(
+        config, ["age", "grams"], Preprocess(image_size=(16, 16)), scale=TargetScale((40.0, 100.0), (9.0, 20.0))
+    )
+    save_model(folder, model, card)
     return folder
 
 

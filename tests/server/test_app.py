@@ -17,7 +17,7 @@ import pytest
 import torch
 from asgi_client import Answer, call, form, png
 from PIL import Image
-from served_models import NAMES, resnet, saved, several
+from served_models import NAMES, of_answers, of_numbers, resnet, saved, several
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
@@ -511,3 +511,39 @@ def test_several_labels_come_as_a_list(tmp_path: Path, models: list[ServedModel]
     assert served.description.several_labels is True
     usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json
     assert usual["images"][0]["labels"] is None
+
+
+def test_several_answers_and_numbers_come_by_name(tmp_path: Path) -> None:
+    served = ServedModel("answers", vitrail.load(of_answers(tmp_path / "answers")), "cpu", "float32")
+    found = ask([served], lambda app, service: calls(app, "top=1", "/metrics", "/v1/models"))
+    (image,) = found[0].json["images"]
+    assert image["top"] == [] and image["labels"] is image["numbers"] is image["rejected"] is None
+    with torch.no_grad():
+        logits = served.network(torch.from_numpy(served.prepare(png(), 10**6).pixels).permute(2, 0, 1)[None])[0]
+    kind, tags, grams = image["answers"].values()
+    shares = (logits[:2] / 2).softmax(0)
+    best = int(shares.argmax())
+    assert kind["class"] == NAMES[best] and kind["probability"] == pytest.approx(shares[best].item(), abs=1e-5)
+    assert len(kind["top"]) == 1  # as many as were asked for
+    assert [label["class"] for label in tags["labels"]] == ["y"]
+    assert tags["labels"][0]["probability"] == pytest.approx(logits[3].sigmoid().item(), abs=1e-5)
+    assert grams == {"numbers": {"grams": pytest.approx(100 + 20 * logits[4].item(), rel=1e-5)}}
+    counted = [line for line in found[1].body.decode().splitlines() if line.startswith("vitrail_predicted_total{")]
+    assert len(counted) == 2 and any('class="tags: y",model="answers"} 1.0' in line for line in counted)
+    assert [one["name"] for one in found[2].json["models"][0]["card"]["answers"]] == ["kind", "tags", "grams"]
+
+    served = ServedModel("numbers", vitrail.load(of_numbers(tmp_path / "numbers")), "cpu", "float32")
+    (image,) = one([served], "POST", "/v1/predict", png(), headers=PNG).json["images"]
+    (row,) = predict_files(served.network, [picture(tmp_path)])
+    assert isinstance(row, Prediction) and image["top"] == [] and image["answers"] is None
+    assert image["numbers"] == pytest.approx(row.numbers) and [*image["numbers"]] == ["age", "grams"]
+
+
+async def calls(app: Any, query: str, *others: str) -> list[Answer]:
+    first = await call(app, "POST", "/v1/predict", png(), query=query, headers=PNG)
+    return [first, *[await call(app, "GET", path) for path in others]]
+
+
+def picture(folder: Path) -> Path:
+    (folder / "image.png").write_bytes(png())
+    return folder / "image.png"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from asgi_client import png
 from PIL import Image
-from served_models import HOSTILE, TINY, resnet, saved
+from served_models import HOSTILE, TINY, of_answers, resnet, saved
 from server_process import Running, serving
 
 from vitrail.model.variants import ViTConfig
@@ -48,7 +48,8 @@ REFUSALS = "Failed to load resource: the server responded with a status of 4"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("models")
     coarse = ViTConfig.of(**{**TINY, "patch": 8, "depth": 1})
-    with serving(saved(root / "vit"), saved(root / "resnet", resnet()), saved(root / "coarse", coarse)) as running:
+    single = saved(root / "vit"), saved(root / "resnet", resnet()), saved(root / "coarse", coarse)
+    with serving(*single, of_answers(root / "answers")) as running:
         yield running
 
 
@@ -85,7 +86,7 @@ def choose(page: Any, name: str, content: bytes, kind: str = "image/png") -> Non
 def an_image_chosen_then_another(page: Any) -> None:
     choose(page, "first.png", png())
     expect(page.locator("#status")).to_contain_text("first.png: ")
-    expect(page.locator(".model")).to_have_count(3)
+    expect(page.locator(".model")).to_have_count(4)
     expect(page.locator(".model").nth(0).locator(".top li")).to_have_count(4)
     resnet_column = page.locator(".model").nth(1)  # it has no attention, but has seen something, too
     expect(resnet_column.locator("canvas")).to_have_count(1)
@@ -138,6 +139,19 @@ def large_images_are_taken_and_huge_ones_are_not(page: Any) -> None:
         Image.new("1", size, 1).save(file, "PNG")
         choose(page, "large.png", file.getvalue())
         expect(page.locator("#status")).to_contain_text(words)
+
+
+def several_answers_stand_below_their_names(page: Any) -> None:
+    part = page.locator(".model").nth(3)
+    expect(part.locator(".known")).to_have_text("Gives 3 answers: kind, tags, grams")
+    choose(page, "a.png", png())
+    expect(page.locator("#status")).to_contain_text("; tags: labels y (")
+    expect(page.locator("#status")).to_contain_text("; grams ")
+    expect(part.locator(".top li.named")).to_have_text(["kind", "tags"])
+    expect(part.locator(".top li .class")).to_have_count(5)  # two classes, two labels, a number
+    expect(part.locator(".top li.unlikely .class")).to_have_text(["x"])
+    expect(part.locator(".top li .share").last).not_to_contain_text("%")
+    assert "[object" not in part.locator(".card").text_content()
 
 
 def pixels(page: Any, selector: str) -> bytes:
@@ -257,6 +271,7 @@ PARTS: dict[str, list[Callable[[Any], None]]] = {
     "files": [
         *(an_image_chosen_then_another, a_second_image_before_the_first_is_answered, an_image_dropped_or_pasted),
         *(hostile_names_are_text, a_bad_file_and_a_good_one_after_it, large_images_are_taken_and_huge_ones_are_not),
+        several_answers_stand_below_their_names,
     ],
     "patches": [
         a_patch_by_mouse_and_by_keyboard,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from asgi_client import Answer, call, png
-from served_models import several
+from served_models import of_answers, several
 from test_app import PNG, Limits, Service, create_app, saved
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
@@ -96,8 +96,9 @@ def best(answer: Answer) -> list[float]:
         (lambda folder: (folder / "model.safetensors").unlink(), "which is in service, is gone"),
         (lambda folder: change(folder, class_names=["a", "b", "c", "d"]), "has other classes: class 0 is 'a', not"),
         (lambda folder: several(folder), "the new model predicts several labels, and the old one predicts one class"),
+        (lambda folder: of_answers(folder), "predicts several answers classes, labels, numbers, and the old one"),
     ],
-    ids=["cut", "gone", "other classes", "several labels"],
+    ids=["cut", "gone", "other classes", "several labels", "several answers"],
 )
 def test_what_cannot_replace_a_model_leaves_the_old_one(
     tmp_path: Path, changed: Callable[[Path], object], words: str, caplog: pytest.LogCaptureFixture

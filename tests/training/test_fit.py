@@ -243,6 +243,13 @@ def test_the_progress_line_says_how_many_updates_were_skipped() -> None:
     assert "2 updates skipped" in progress.line()
 
 
+def test_the_progress_line_shows_the_loss_of_each_answer_as_a_number() -> None:
+    progress = Progress(4, torch.device("cpu"))
+    sums = StepSums(["loss", "count", "norm", "kind.loss"], torch.tensor([8.0, 4.0, 1.0, 6.0]))
+    progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, None, 10)
+    assert "loss 2.0000  kind.loss 1.5000  lr" in progress.line()
+
+
 def test_with_a_time_limit_the_number_of_steps_is_an_estimate_or_absent() -> None:
     progress = Progress(4, torch.device("cpu"))
     sums = StepSums(["loss", "count", "norm"], torch.tensor([2.0, 4.0, 1.0]))

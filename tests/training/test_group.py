@@ -31,7 +31,7 @@ import torch.distributed.checkpoint as dcp
 from forked import Forked
 from PIL import Image
 from random_inputs import MANY
-from references import once
+from references import once, write_answers
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from tiny_runs import lines
@@ -46,7 +46,18 @@ from vitrail.durations import Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.settings import DINO, MAE, BEiT, DINOv2, Distill, MaskedPatch, Regression, Supervised, Tokenizer
+from vitrail.objective.settings import (
+    DINO,
+    MAE,
+    BEiT,
+    DINOv2,
+    Distill,
+    MaskedPatch,
+    Regression,
+    SeveralAnswers,
+    Supervised,
+    Tokenizer,
+)
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.training import loop, processes
 from vitrail.training import step as stepping
@@ -132,6 +143,13 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         objective=Supervised(loss="asymmetric"),
         augment=replace(run.augment, cutmix=0.5),
     ),
+    "answers": lambda run: replace(  # of which each process, and each micro-batch, has others
+        run,
+        data=answers_of_images(Path(run.out)),
+        objective=SeveralAnswers(answer_weights=("level=0.5",), smoothing=0.1),
+        optim=Optim(lr=0.02, eps=1e-2),
+        accumulate=2,
+    ),
     "float16": lambda run: replace(run, precision="fp16", optim=Optim(lr=0.02, eps=1e-2, clip=0.5), accumulate=2),
     "teacher": lambda run: replace(
         run,
@@ -184,6 +202,13 @@ def few_digits(folder: Path, *, several: bool = False) -> Data:
         arrays |= {f"y_{split}": labels[part] for split, part in parts.items()}
         np.savez(file, **arrays)
     return Data(str(file), subset=103, test="none")
+
+
+def answers_of_images(folder: Path) -> Data:
+    """A table with four answers, some missing: 103 images to train on and 23 to evaluate."""
+    if not (table := folder / "answers" / "answers.csv").exists():
+        write_answers(folder / "answers", 104, 23)
+    return Data(str(table), answers=("colour", "tags", "level", "lit"), validation="test", test="none")
 
 
 def tiny(out: Path, **changes: Any) -> Run:

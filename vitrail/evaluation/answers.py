@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 
@@ -83,12 +83,11 @@ class AnswerResults(Results):
 
     def cells(self, row: int) -> tuple[list[str], list[str], list[str]]:
         """See `Results`: one text for each answer."""
-        columns: Sequence[tuple[list[str], ...]] = [part.cells(row) for part in self.parts.values()]
-        labels, predictions, shares = ([", ".join(column[place]) for column in columns] for place in range(3))
-        names = list(self.parts)
-        titled = ([f"{name}{BETWEEN}{text}" for name, text in zip(names, texts, strict=True)] for texts in
-                  (labels, predictions))  # fmt: skip
-        return *titled, shares  # type: ignore[return-value]
+        columns = {name: part.cells(row) for name, part in self.parts.items()}
+        labels, predictions = (
+            [f"{name}{BETWEEN}{', '.join(column[place])}" for name, column in columns.items()] for place in (0, 1)
+        )
+        return labels, predictions, [", ".join(shares) for _, _, shares in columns.values()]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `Results`: "answers", the name and the task of each, and its arrays as "0.labels"."""

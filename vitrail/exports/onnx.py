@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from vitrail.exports.kinds import INPUT, ONNX_IR, OPSET, Opened, Scheme, errors_
 from vitrail.files import json_text
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from onnx import ModelProto
     from onnxruntime import InferenceSession
     from torch.export import ExportedProgram
@@ -52,9 +53,27 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
             f"ONNX Runtime computes this network's average pooling wrongly in opset {opset}. Choose opset "
             f"{AVERAGE_POOL} or a later one"
         )
+    if answers := about["output"].get("answers"):
+        _add_answers(program.model.graph, answers)
     program.model.ir_version = ONNX_IR
     program.model.metadata_props.update({key: json_text(value) for key, value in about.items()})
     program.save(path)
+
+
+def _add_answers(graph: ir.Graph, answers: Mapping[str, Any]) -> None:
+    """Add an output for each of several answers, "logits.NAME": its columns of the first output, which stays."""
+    import onnx_ir as ir
+
+    (whole,) = graph.outputs
+    assert whole.shape is not None  # torch writes it
+    widths = [end - begin for begin, end in (answer["outputs"] for answer in answers.values())]
+    outputs = [
+        ir.Value(name=f"{whole.name}.{name}", type=whole.type, shape=ir.Shape([whole.shape[0], width]))
+        for name, width in zip(answers, widths, strict=True)
+    ]
+    sizes = ir.node("Constant", [], {"value_ints": widths})
+    graph.extend([sizes, ir.node("Split", [whole, sizes.outputs[0]], {"axis": 1}, outputs=outputs)])
+    graph.outputs.extend(outputs)
 
 
 def read(path: Path, device: str = "cpu") -> Opened:

@@ -36,7 +36,7 @@ from vitrail.server.responses import (
     Problem,
     RequestLimits,
 )
-from vitrail.server.served_model import TOP, AttentionQuery, RankedClasses, ServedModel
+from vitrail.server.served_model import TOP, AttentionQuery, ServedModel
 from vitrail.server.service import FileResult, Service, seconds_since
 from vitrail.server.upload import FORM
 from vitrail.version import __version__
@@ -89,13 +89,10 @@ def _add_posts(app: FastAPI, service: Service) -> None:
         crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
         images = []
         for one, image in zip(outcomes, crops, strict=True):
-            if one.refused:
-                images.append(ImagePrediction(one.name, [], _problem(one), image))
-                continue
-            _count(service, served, one.value)
-            labels, rejected = served.labels(one.value), served.rejected(one.value)
-            best, mask = served.top(one.value, top), one.value.mask
-            images.append(ImagePrediction(one.name, best, None, image, labels, rejected, mask))
+            found = {"top": []} if one.refused else served.values(one.value, top)
+            images.append(ImagePrediction(one.name, problem=_problem(one), crop=image, **found))
+            for counted in () if one.refused else served.counted(one.value):
+                service.metrics.predicted(served.name, *counted)
         return _if_all_refused(outcomes) or Prediction(*_who(served), images, seconds_since(began))
 
     @app.post("/v1/embed", response_model=Embedding, **POST)
@@ -132,15 +129,6 @@ def _add_posts(app: FastAPI, service: Service) -> None:
 def _who(served: ServedModel) -> tuple[str, str, str]:
     """Return who answered: the first three fields of every response."""
     return served.name, served.weights_sha256, __version__
-
-
-def _count(service: Service, served: ServedModel, ranked: RankedClasses) -> None:
-    """Count an image under its predicted classes."""
-    (best,) = served.top(ranked, 1)
-    labels = served.labels(ranked)
-    classes = [best["class"]] if labels is None else [one["class"] for one in labels]
-    counted = [] if served.rejected(ranked) else classes
-    service.metrics.predicted(served.name, best["class"], best["probability"], counted)
 
 
 def _crops(outcomes: list[FileResult]) -> list[str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,10 +23,11 @@ from torch import Tensor
 from vitrail.costs.count import learned_values
 from vitrail.data.images.ops import eval_transform, shown_transform
 from vitrail.data.labels.masks import mask_png
+from vitrail.data.labels.sets import BETWEEN
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
-from vitrail.evaluation.confidence import calibrated
+from vitrail.evaluation.confidence import NONE, calibrated
 from vitrail.evaluation.pixel_scores import pixel_classes
 from vitrail.evaluation.ranked import ranked
 from vitrail.exports.engine import Engine
@@ -40,6 +41,7 @@ from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, refuse_undecodable
 from vitrail.server.responses import ModelDescription
 from vitrail.tasks.catalog import task_of
+from vitrail.tasks.prediction import Prediction
 from vitrail.weights.store import checksum
 from vitrail.words import as_text, shown, without_folders
 
@@ -99,8 +101,7 @@ class AttentionQuery:
 class ServedModel:
     """A network, or an exported program, with its card, under a name. Call it from one thread at a time.
 
-    reject: Smallest probability of the best class; an image with a lower one gets no class. Raises UsageError for a
-    network that predicts numbers.
+    reject: Smallest probability of the best class; an image with a lower one gets no class.
     """
 
     def __init__(
@@ -113,10 +114,8 @@ class ServedModel:
         reject: float | None = None,
     ) -> None:
         self.name, self.network, self.card = name, network, network.card
-        task = task_of(self.card)
-        self.of_pixels = task.name == "segmentation"
-        if not (task.probable or self.of_pixels):
-            raise UsageError(f"{name} predicts {task.predicts}, and serve names classes. Use vitrail predict")
+        self.task = task_of(self.card)
+        self.of_pixels = self.task.name == "segmentation"
         if isinstance(network, Engine):
             self._checksum: Future[str] | None = None
         else:  # a second for a gigabyte or two, while the engine is made and tried
@@ -168,14 +167,22 @@ class ServedModel:
         shown = self.transform.pixels.shown(seen)
         return PreparedImage(pixels, seen, shown, (height, width), visible_box(self.shown, height, width))
 
-    def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
-        """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
+    def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Prediction | Exception]:
+        """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite.
+
+        A network that predicts numbers, or gives several answers, has a `Prediction` for each image.
+        """
         logits = self.predict(_stack(images)).float().cpu()
+        found: Iterable[RankedClasses | Prediction]
         if self.of_pixels:
-            return _if_finite(map(self._masked, logits, images), logits)
-        best = ranked(logits, TOP, self.card.thresholds)
-        predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
-        return _if_finite(map(RankedClasses, best.classes, best.probabilities, predicted), logits)
+            found = map(self._masked, logits, images)
+        elif self.task.probable:
+            best = ranked(logits, TOP, self.card.thresholds)
+            predicted: Any = [None] * len(images) if best.predicted is None else best.predicted
+            found = map(RankedClasses, best.classes, best.probabilities, predicted)
+        else:
+            found = self.task.predictions(logits, self.card, TOP)
+        return _if_finite(found, logits)
 
     def _masked(self, logits: Tensor, image: PreparedImage) -> RankedClasses:
         """Return the classes with the largest areas in an image, and its mask, from its logits."""
@@ -189,6 +196,27 @@ class ServedModel:
         """Return float32 features [width] of each image, as `vitrail embed` does."""
         rows = self.embed(_stack(images)).float().cpu()
         return _if_finite(rows.numpy(), rows)
+
+    def values(self, found: RankedClasses | Prediction, most: int) -> dict[str, Any]:
+        """Return what is predicted as the fields of a response, with the `most` best classes."""
+        if isinstance(found, Prediction):
+            return {"top": [], **found.values(most=most)}
+        about = {"labels": self.labels(found), "rejected": self.rejected(found), "mask": found.mask}
+        return {"top": self.top(found, most), **about}
+
+    def counted(self, found: RankedClasses | Prediction) -> Iterator[tuple[str, float, list[str]]]:
+        """Yield the best class, its probability and the predicted classes, as metrics count them: of each answer."""
+        if not isinstance(found, Prediction):
+            best, share = self.class_names[found.classes[0]], float(found.shares[0])
+            labels = self.labels(found)
+            classes = [best] if labels is None else [one["class"] for one in labels]
+            yield best, share, [] if self.rejected(found) else classes
+            return
+        for name, one in (found.answers or {}).items():
+            if one.numbers is None:
+                classes = one.classes[:1] if one.labels is None else [label for label, _ in one.labels] or [NONE]
+                before = f"{name}{BETWEEN}"
+                yield before + one.classes[0], one.probabilities[0], [before + label for label in classes]
 
     def top(self, ranked: RankedClasses, count: int) -> list[dict[str, Any]]:
         """Return the `count` best classes, at most `TOP`, with their probabilities, best first."""
@@ -277,11 +305,11 @@ class ServedModel:
 
     def check_replaces(self, old: ServedModel) -> None:
         """Raise WeightsError if clients of `old` would get other classes, or several labels in place of one."""
-        new, was = task_of(self.card), task_of(old.card)
-        if new is not was:
+        new, was = ((one.task.predicts, [answer.task for answer in one.card.answers]) for one in (self, old))
+        if new != was:
+            kinds = [f"{what} {', '.join(of_answers)}".rstrip() for what, of_answers in (new, was)]
             raise WeightsError(
-                f"{self.name}: the new model predicts {new.predicts}, and the old one predicts {was.predicts}. "
-                f"{RESTART}"
+                f"{self.name}: the new model predicts {kinds[0]}, and the old one predicts {kinds[1]}. {RESTART}"
             )
         if self.class_names != old.class_names:
             pairs = enumerate(zip(self.class_names, old.class_names, strict=False))

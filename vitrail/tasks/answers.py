@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail import world
 from vitrail.data.labels.numbers import Numbers, TargetScale
-from vitrail.data.labels.sets import BETWEEN, Answers, Labels, LabelSets, classes_of_answers, known
+from vitrail.data.labels.sets import BETWEEN, Answers, Labels, LabelSets, Named, classes_of_answers, known
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Data
 from vitrail.data.sources.indexed import GivenImages
@@ -30,7 +30,7 @@ from vitrail.tasks.prediction import Prediction
 from vitrail.tasks.task import PredictedColumns, Task
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.answer import Confidences
-from vitrail.words import counted, listing
+from vitrail.words import counted, listing, shown
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from vitrail.evaluation.classify import Batches, Predict
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.weights.card import Card
-
-TASK_OF = {"classes": "one class", "labels": "several labels", "numbers": "a number"}
-"""Kind of an answer, in words."""
 
 
 class _One(NamedTuple):
@@ -128,9 +125,9 @@ class AnswersTask(Task[AnswerResults]):
                 raise DataError(
                     f"there is nothing to learn of the answer {name!r}: {what}. Leave it out of data.answers"
                 )
-            kind = next(task.name for task in self._parts.values() if task.holds(own))
+            kind: Any = next(task.name for task in self._parts.values() if task.holds(own))
             scale = TargetScale.of(own, names) if isinstance(own, Numbers) else None
-            found.append(Head(name, kind, len(names), float(there.mean()), scale))  # type: ignore[arg-type]
+            found.append(Head(name, kind, len(names), float(there.mean()), scale))
         return found
 
     def measure(
@@ -148,24 +145,20 @@ class AnswersTask(Task[AnswerResults]):
 
         def launch(batch: Any) -> Tensor:
             outputs = predict(batch.images)
-            if batch.labels.ndim != 2 or outputs.shape[1] != card.config.classes:
-                raise DataError(f"the model gives {len(card.answers)} answers, and these images have other labels")
+            if batch.labels.shape[1:] != (each[-1].columns.stop,) or outputs.shape[1] != card.config.classes:
+                kinds = ", ".join(f"{one.name} ({one.task.predicts})" for one in each)
+                raise DataError(f"the model's answers are {kinds}, and the labels of these images are of other kinds")
             return outputs
 
+        each = [*self._each(card)]
         kept = [(batch, outputs.float().cpu()) for batch, outputs in ahead(images.epoch(0), launch)]
         parts, temperatures = dict[str, Any](), {}
-        for one in self._each(card):
+        for one in each:
             batches = [Batch(found[:, one.outputs], one.labels(batch.labels), batch.index) for batch, found in kept]
             if world.any_(any(_known(batch.labels).any() for batch in batches)):
-                own, temperatures[one.name] = one.card, one.card.temperature
-                parts[one.name] = one.task.measure(
-                    _as_they_are,
-                    KeptBatches(batches, images.bad),
-                    own.class_names,
-                    own,
-                    temperature=own.temperature,
-                    best=best,
-                )
+                own, rows, degree = one.card, KeptBatches(batches, images.bad), one.card.temperature
+                found = one.task.measure(lambda x: x, rows, own.class_names, own, temperature=degree, best=best)
+                parts[one.name], temperatures[one.name] = found, degree
         if not parts:
             raise DataError("no image has a known answer, so nothing can be measured")
         return AnswerResults(list(class_names), parts, temperatures, next(iter(parts.values())).bad)
@@ -218,11 +211,19 @@ class AnswersTask(Task[AnswerResults]):
         return replace(data, answers=data.answers or named, labels_per_image="auto")
 
     def given(self, images: list[Any], labels: Sequence[Any], names: list[str], *, bands: bool) -> GivenImages:
-        """See `Task`. Raises UsageError always."""
-        raise UsageError(
-            "images with several answers cannot be given in Python with their labels. Write a CSV with a column for "
-            f"each of {listing(list(classes_of_answers(names)))}"
-        )
+        """See `Task`. A label is a mapping: answer -> class, list of labels, or number. It may lack answers."""
+        own, parts = classes_of_answers(names), {}
+        if wrong := [one for one in labels if not isinstance(one, Mapping) or not one.keys() <= own.keys()]:
+            raise DataError(
+                f"a label is {shown(wrong[0])}. Give a dictionary for each image, with the keys {listing(list(own))}"
+            )
+        for name, classes in own.items():
+            task = self._parts["numbers" if name in names else "classes"]  # an output has the name of its number
+            found = task.given(images, [one.get(name) for one in labels], classes, bands=bands)
+            parts[name] = Named(found.labels, classes)
+        source = GivenImages(images, bands=bands)
+        source.labels, source.class_names = Answers(parts), names
+        return source
 
     def on_card(self, card: Card, found: AnswerResults) -> Card:
         """See `Task`."""
@@ -253,7 +254,10 @@ class AnswersTask(Task[AnswerResults]):
         self, subject: str, found: AnswerResults, notes: list[str], groups: Sequence[GroupAccuracy], temperature: float
     ) -> TerminalPage:
         """See `Task`: a table of all answers, then the page of each."""
-        rows = [(name, TASK_OF[part.task], part.in_words(), f"{part.count:,}") for name, part in found.parts.items()]
+        rows = [
+            (name, self._parts[part.task].predicts, part.in_words(), f"{part.count:,}")
+            for name, part in found.parts.items()
+        ]
         whole = page(
             f"{subject}: mean score {found.score:.2%} of {counted(len(rows), 'answer')}, {found.count:,} images",
             notes,
@@ -357,10 +361,6 @@ def _metric(metric: Metric, labels: Answers) -> tuple[Metric, str]:
     if metric.name not in valid:
         raise UsageError(f"metric.name is {metric.name}, and of {metric.answer!r} there are {listing(valid, 9)}")
     return metric, ""
-
-
-def _as_they_are(logits: Tensor) -> Tensor:
-    return logits
 
 
 def _known(labels: Tensor) -> Tensor:

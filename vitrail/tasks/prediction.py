@@ -44,19 +44,21 @@ class Prediction(NamedTuple):
 
     def as_json(self, digits: int | None = None) -> dict[str, Any]:
         """Return the row as JSON values, with probabilities of `digits` decimals."""
-        place = {"path": self.path, **({} if self.box is None else self.box._asdict())}
+        return {"path": self.path, **({} if self.box is None else self.box._asdict()), **self.values(digits)}
+
+    def values(self, digits: int | None = None, most: int | None = None) -> dict[str, Any]:
+        """Return what is predicted as JSON values, with the `most` best classes."""
         if self.answers is not None:
-            each = {name: one.as_json(digits) for name, one in self.answers.items()}
-            return {**place, "answers": {name: _without_path(one) for name, one in each.items()}}
+            return {"answers": {name: one.values(digits, most) for name, one in self.answers.items()}}
         if self.numbers is not None:
-            return {**place, "numbers": self.numbers}
-        top = _pairs(zip(self.classes, self.probabilities, strict=True), digits)
+            return {"numbers": self.numbers}
+        top = _pairs(zip(self.classes[:most], self.probabilities[:most], strict=True), digits)
         if self.rejected is not None:
             answer = {**top[0], "class": NONE} if self.rejected else top[0]
-            return {**place, **answer, "rejected": self.rejected, "top": top}
+            return {**answer, "rejected": self.rejected, "top": top}
         if self.labels is None:
-            return {**place, **top[0], "top": top}
-        return {**place, "labels": _pairs(self.labels, digits), "top": top}
+            return {**top[0], "top": top}
+        return {"labels": _pairs(self.labels, digits), "top": top}
 
     def columns(self) -> list[tuple[str, Any]]:
         """Return the columns of a table of such predictions and their values: lists of several labels are one value."""
@@ -75,10 +77,6 @@ class Prediction(NamedTuple):
             suffix = "" if rank == 1 else f"_{rank}"
             found += [(best + suffix, name), (probable + suffix, share)]
         return found if self.rejected is None else [*found, ("rejected", self.classes[0] if self.rejected else "")]
-
-
-def _without_path(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != "path"}
 
 
 def _of_answer(answer: str, one: Prediction) -> Iterator[tuple[str, Any]]:

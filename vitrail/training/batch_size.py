@@ -104,15 +104,19 @@ def _loss(
 ) -> Tensor:
     """Return the loss of this number of black images, of the network's size by default."""
     pixels = torch.zeros(images, config.channels, *(size or config.image_size), dtype=_pixel_type(run))
-    zeros = torch.zeros(images, dtype=torch.int64)
-    width = config.classes if run.objective.numbers else objective.label_width
-    labels = zeros if width is None else torch.zeros(images, width)
-    if isinstance(run.objective, Segmentation):
-        labels = torch.zeros(images, *pixels.shape[2:], dtype=torch.uint8)
+    batch = Batch(pixels, blank_labels(objective, run, config, pixels), torch.zeros(images, dtype=torch.int64))
     device = next(objective.parameters()).device
     half = autocast_dtype(run.precision)
     with torch.autocast(device.type, dtype=half, enabled=half is not None):
-        return objective(Batch(pixels, labels, zeros), step=0)[0]
+        return objective(batch, step=0)[0]
+
+
+def blank_labels(objective: Objective, run: Run, config: NetworkConfig, images: Tensor) -> Tensor:
+    """Return labels of the kind that an objective learns, all zero, for images [batch, channels, height, width]."""
+    if isinstance(run.objective, Segmentation):
+        return torch.zeros(len(images), *images.shape[2:], dtype=torch.uint8)
+    width = config.classes if run.objective.numbers else objective.label_width
+    return torch.zeros(len(images), dtype=torch.int64) if width is None else torch.zeros(len(images), width)
 
 
 @contextmanager

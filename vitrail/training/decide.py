@@ -119,15 +119,8 @@ class Decision:
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
         config = cast(Config, self.config)  # a card reads only what every kind of config has
         answers = [
-            Answer(
-                head.name,
-                head.kind,
-                head.outputs,
-                (UNCHOSEN,) * head.outputs * (head.kind == "labels"),
-                None,
-                head.scale,
-            )
-            for head in self.heads
+            Answer(one.name, one.kind, one.outputs, (UNCHOSEN,) * one.outputs * (one.kind == "labels"), scale=one.scale)
+            for one in self.heads
         ]
         about = {"provenance": provenance, "thresholds": thresholds, "scale": self.scale, "answers": answers}
         return Card(config, names, self.preprocess, **about)

@@ -31,9 +31,8 @@ from vitrail.data.roles import Splits
 from vitrail.device import command_seconds, core_share, fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.objective.settings import Segmentation
 from vitrail.training.assemble import set_up
-from vitrail.training.batch_size import waiting_bytes
+from vitrail.training.batch_size import blank_labels, waiting_bytes
 from vitrail.training.batches import Sizes, endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.optim.optimizer import build_optimizer, divisor_of_gradients, set_learning_rate, update
@@ -373,11 +372,9 @@ class Rehearsal:
     def _blank(self, number: int) -> Batch:
         """Return a batch of black images, for which no loader is needed."""
         config = self.setup.decision.config
-        images = torch.zeros(number, *config.image_size, config.channels, dtype=torch.uint8)
-        nothing = torch.zeros(number, dtype=torch.int64)
-        of_pixels = isinstance(self.setup.run.objective, Segmentation)
-        labels = images[..., 0].clone() if of_pixels else nothing
-        return Batch(images.permute(0, 3, 1, 2), labels, nothing)
+        images = torch.zeros(number, *config.image_size, config.channels, dtype=torch.uint8).permute(0, 3, 1, 2)
+        labels = blank_labels(self.setup.objective, self.setup.run, config, images)
+        return Batch(images, labels, torch.zeros(number, dtype=torch.int64))
 
     def _now(self) -> float:
         """Return the time once the device has finished all its work."""

@@ -17,7 +17,7 @@ from vitrail.verbs.network import fingerprint_of
 from vitrail.words import as_text, counted, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -268,18 +268,22 @@ def _computed(
     import pyarrow as pa
 
     from vitrail.data.item import ids
-    from vitrail.data.labels.sets import LabelSets, names_of_text, stored_texts
+    from vitrail.data.labels.sets import Answers, Labels, LabelSets, names_of_text, stored_texts
     from vitrail.data.loading.prefetch import LostImages
 
-    def compute(source: IndexedSource, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
-        several = isinstance(source.labels, LabelSets)
-        kind = pa.list_(pa.string()) if several else pa.string()
+    def texts(labels: Labels, class_names: Sequence[str]) -> pa.Array:
+        each = map(names_of_text, stored_texts(labels, class_names))
+        kind = pa.list_(pa.string()) if isinstance(labels, LabelSets) else pa.string()
+        return pa.array([[*map(as_text, one)] if isinstance(one, list) else as_text(one) or None for one in each], kind)
 
+    def compute(source: IndexedSource, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
         def send(index: np.ndarray, found: Columns) -> None:
-            texts = map(names_of_text, stored_texts(source.labels[index], source.class_names))
-            labels = [[*map(as_text, text)] if isinstance(text, list) else as_text(text) or None for text in texts]
-            about = {"id": pa.array(map(as_text, ids(source, index)), pa.string()), "label": pa.array(labels, kind)}
-            receive(about | found)
+            labels = source.labels[index]
+            if isinstance(labels, Answers):
+                given = {f"{name}.label": texts(*part) for name, part in labels.parts.items()}
+            else:
+                given = {"label": texts(labels, source.class_names)}
+            receive({"id": pa.array(map(as_text, ids(source, index)), pa.string()), **given, **found})
 
         send(np.empty(0, np.int64), nothing)
         with closing(loader(source)) as images:

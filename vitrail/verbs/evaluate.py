@@ -135,7 +135,8 @@ def evaluate(
         protocol: ImageNet test set that the folder holds, as it is published; 'imagenet' is the validation set.
         labels: File of labels for imagenet and real, folder of mappings for objectnet (default: next to the
             images). In Python also the labels of a list of images: names of classes or numbers of the network's
-            outputs, a list of these for each image if it has several labels.
+            outputs, a list of these for each image if it has several labels, a dictionary of these and of numbers if
+            it has several answers.
         groups: A CSV file with the columns class and group. The means of each group of classes are then shown, too.
         tta: Mean of the probabilities over views of each image: 'flip' also looks at its mirror image, 'crops' at its
             four corners and its middle, all mirrored, too. It takes 2 or 10 times as long (default: one view).

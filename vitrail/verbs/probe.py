@@ -150,7 +150,7 @@ def knn(
     from vitrail.evaluation.knn import NEIGHBOURS
     from vitrail.evaluation.knn import knn as measure
 
-    subject, train, test = _train_and_test(model, data, reading, features, split, compute)
+    subject, train, test = _train_and_test("knn", model, data, reading, features, split, compute)
     found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=compute.place())
     return Probe.of(subject, found, train, test)
 
@@ -193,7 +193,7 @@ def linear(
     _check("linear", model, features, split, image_size, *reading.values())
     from vitrail.evaluation.linear_probe import STRENGTHS, linear_probe
 
-    subject, train, test = _train_and_test(model, data, reading, features, split, compute)
+    subject, train, test = _train_and_test("linear", model, data, reading, features, split, compute)
     found = linear_probe(
         train,
         test,
@@ -217,6 +217,7 @@ def _check(verb: str, model: Any, features: Any, *of_images: Any) -> None:
 
 
 def _train_and_test(
+    verb: str,
     model: str | Path | None,
     data: str | Path | None,
     reading: Mapping[str, Any],
@@ -229,7 +230,10 @@ def _train_and_test(
         from vitrail.evaluation.feature_files import load_features
 
         return str(features), *load_features(features)
+    from vitrail.data.labels.sets import one_label
+
     images = open_train_and_test(str(model), data, split, reading=reading)
+    one_label(images.train.labels, f"probe {verb}")
     embedder = Embedder(str(model), compute)
     return f"{model} on {images.name}", embedder(images.train), embedder(images.test)
 

@@ -139,18 +139,10 @@ class Card:
         for answer in self.answers:
             outputs, end = slice(end, end + answer.outputs), end + answer.outputs
             names = [name.removeprefix(f"{answer.name}{BETWEEN}") for name in self.class_names[outputs]]
-            found[answer.name] = (
-                outputs,
-                replace(
-                    self,
-                    config=replace(self.config, classes=answer.outputs),
-                    class_names=names,
-                    thresholds=list(answer.thresholds),
-                    confidence=answer.confidence,
-                    scale=answer.scale,
-                    answers=[],
-                ),
-            )
+            about: dict[str, Any] = {"thresholds": list(answer.thresholds), "confidence": answer.confidence}
+            config = replace(self.config, classes=answer.outputs)
+            about |= {"config": config, "class_names": names, "scale": answer.scale, "answers": []}
+            found[answer.name] = outputs, replace(self, **about)
         return found
 
     def with_answers(self, cards: Mapping[str, Card]) -> Card:
@@ -262,13 +254,8 @@ class Card:
             if not isinstance(each, list):
                 raise UsageError(f"answers: expected a list of objects, got {shown(each)}")
             answers = [merge(Answer(), one, f"answers.{number}") for number, one in enumerate(each)]
-            about: dict[str, Any] = {
-                "preprocess": preprocess,
-                "confidence": confidence,
-                "scale": scale,
-                "answers": answers,
-            }
-            return cls(config, **about, **_checked(values))
+            about: dict[str, Any] = {"confidence": confidence, "scale": scale, "answers": answers}
+            return cls(config, preprocess=preprocess, **about, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
 

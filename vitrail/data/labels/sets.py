@@ -356,7 +356,7 @@ def one_label(labels: Labels, what: str) -> np.ndarray:
     if isinstance(labels, Answers):
         raise DataError(
             f"{what} needs one class for each image, and these images have several answers "
-            f"({listing(list(labels.parts))}). Name one column in data.label_column, in the place of data.answers"
+            f"({listing(list(labels.parts))}). Leave one of them in data.answers"
         )
     if isinstance(labels, Numbers):
         raise DataError(

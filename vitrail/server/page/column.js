@@ -74,8 +74,8 @@ export class Column {
       if (image.problem) throw new Error(image.problem.message);
       const labels = image.rejected ? [] : image.labels?.map((label) => label.class);
       const none = image.rejected ? [element("li", "none of these", "none")] : [];
-      this.one(".top").replaceChildren(...none, ...image.top.map((one) => bar(one, labels)));
-      this.one(".sure").textContent = labels ? "" : `How sure it is. It always chooses one of its ${counted(this.model.class_names.length, "class", "classes")}, also for an image that shows none of them.`;
+      this.one(".top").replaceChildren(...none, ...bars(image, labels));
+      this.one(".sure").textContent = labels || !image.top.length ? "" : `How sure it is. It always chooses one of its ${counted(this.model.class_names.length, "class", "classes")}, also for an image that shows none of them.`;
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
       if (crop) this.drawCrop(await loaded(image.crop), "");
       else await this.look(signal);
@@ -251,14 +251,31 @@ function element(name, text, className = "") {
   return Object.assign(document.createElement(name), { textContent: text, className });
 }
 
-// the answer for an image in words: its best class, or all of its labels, or none of the classes
-export function answer({ top, labels, rejected }) {
+// the answer for an image in words: its best class, or all of its labels, or none of the classes; or numbers; or each
+// of several answers
+export function answer({ top, labels, rejected, numbers, answers }) {
   const words = ({ class: name, probability }) => `${name} (${percent(probability)})`;
+  if (answers) return Object.entries(answers).map(([name, one]) => (one.numbers ? answer(one) : `${name}: ${answer(one)}`)).join("; ");
+  if (numbers) return Object.entries(numbers).map(([name, value]) => `${name} ${written(value)}`).join(", ");
   if (rejected) return `none of these; most likely ${words(top[0])}`;
   if (!labels && top[0].probability < 0.5) return `not sure; most likely ${words(top[0])}`;
   if (!labels) return `most likely ${words(top[0])}`;
   if (!labels.length) return `no label; most likely ${words(top[0])}`;
   return `labels ${labels.map((one) => words(one)).join("; ")}`;
+}
+
+// what is predicted as items of a list: classes, or numbers, or each of several answers below its name
+function bars({ top, numbers, answers }, labels) {
+  if (answers) return Object.entries(answers).flatMap(([name, one]) => [
+    ...(one.numbers ? [] : [element("li", name, "named")]), ...bars(one, one.labels?.map((label) => label.class)),
+  ]);
+  return numbers ? Object.entries(numbers).map(number) : top.map((one) => bar(one, labels));
+}
+
+function number([name, value]) {
+  const item = element("li", "");
+  item.append(element("span", name, "class"), element("span", written(value), "share"));
+  return item;
 }
 
 // a class with its probability; those that are not predicted are pale, of several labels or if none is sure enough
@@ -273,10 +290,11 @@ function bar({ class: name, probability }, labels) {
 }
 
 // what the model can answer, before it has seen an image
-function known({ class_names: names }) {
+function known({ class_names: names, card }) {
+  if (card.answers) return `Gives ${counted(card.answers.length, "answer")}: ${card.answers.map((one) => one.name).join(", ")}`;
   const more = names.length - EXAMPLES;
   if (!names.length) return "";
-  return `Knows ${counted(names.length, "class", "classes")}: ${names.slice(0, EXAMPLES).join(", ")}${more > 0 ? ` and ${more} more` : ""}`;
+  return `${card.scale ? "Predicts" : "Knows"} ${card.scale ? counted(names.length, "number") : counted(names.length, "class", "classes")}: ${names.slice(0, EXAMPLES).join(", ")}${more > 0 ? ` and ${more} more` : ""}`;
 }
 
 function kind(model) {
@@ -302,6 +320,7 @@ function* facts({ parameters, class_names, card }) {
 
 function written(value) {
   if (Array.isArray(value)) return value.map(written).join(", ");
+  if (value !== null && typeof value === "object") return Object.entries(value).filter(([, one]) => one !== null && one.length !== 0).map(([name, one]) => `${name} ${written(one)}`).join(" ");
   return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
 }
 
