@@ -41,7 +41,8 @@ ORIGIN: dict[str, Any] = dict(norm_eps=1e-5, gelu="quick", key_bias=False, rotar
 def test_fields_of_the_origin_stand_beside_the_others_in_a_card() -> None:
     card = Card(ViTConfig.of(width=64, heads=2, **ORIGIN))
     written = card.to_dict()["config"]
-    assert "origin" not in written and written.keys() == flat(card.config).keys()
+    later = {"segmentation", "queries", "query_blocks"}  # left out, so that earlier versions read the card
+    assert "origin" not in written and written.keys() == flat(card.config).keys() - later
     assert (written["width"], written["norm_eps"], written["gelu"]) == (64, 1e-5, "quick")
     assert Card.from_dict(json.loads(json.dumps(card.to_dict()))) == card
     nested = {name: value for name, value in written.items() if name not in ORIGIN}

@@ -30,7 +30,7 @@ from vitrail.data.images.decode import format_of
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
 from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, ids, role_of, split_title
-from vitrail.data.labels.sets import LabelSets, class_counts, known, label_text, summary
+from vitrail.data.labels.sets import Answers, LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_whole
@@ -38,7 +38,7 @@ from vitrail.data.split import fingerprint
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DecodeError
 from vitrail.files import replacing_text
-from vitrail.words import one_line, shown
+from vitrail.words import listing, one_line, shown
 
 IMBALANCED = 10
 """Images of the largest class per image of the smallest one from which a data set counts as imbalanced."""
@@ -239,6 +239,8 @@ def _split_stats(name: str, source: IndexedSource) -> SplitStats:
     classes = dict(zip(source.class_names, counts.tolist(), strict=True))
     unknown = len(source) - int(np.count_nonzero(known(source.labels)))
     several = summary(source.labels) if isinstance(source.labels, LabelSets) else ""
+    if isinstance(source.labels, Answers):
+        several = f"{len(source.labels.parts)} answers per image: {listing(list(source.labels.parts), quoted=False)}"
     return SplitStats(name, len(source), int(source.sizes.sum()), classes, unknown, several)
 
 

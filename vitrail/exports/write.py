@@ -207,7 +207,7 @@ def check_export(card: Card, folder: Path, to: str, output: str, precision: str,
         raise UsageError(f"this model has no classifier, so it has no {output}. Export it with output features")
     if card.task == "segmentation" and (to == "web" or precision == "int8"):
         raise UsageError(
-            f"{'to web' if to == 'web' else 'precision int8'} is for networks that predict classes of whole images. "
+            f"{'a web page' if to == 'web' else 'precision int8'} is for networks that predict classes of images. "
             "Export a network for the class of each pixel to onnx or another program, in float32 or half precision"
         )
     if folder.suffix in {Path(kind.file).suffix for kind in KINDS.values()}:

@@ -335,7 +335,7 @@ def _refuse(run: Any) -> None:
     if wrong := [name for name, asked in by_class.items() if asked]:
         raise UsageError(
             f"{listing(wrong, quoted=False)}: not possible with several answers for an image (data.answers). Leave it "
-            "out, set it to 0, or name a single column"
+            "out, or name a single column"
         )
 
 

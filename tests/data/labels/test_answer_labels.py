@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from references import write_table
 
+from vitrail.data.check import check
 from vitrail.data.labels.answers import with_kind
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Answers, LabelSets
@@ -95,6 +96,7 @@ def test_held_out_images_have_all_classes_of_all_answers(tmp_path: Path) -> None
     ("answers", "changes", "said"),
     [
         (("species", "wieght"), {}, r"has no column 'wieght'.* Did you mean 'weight'\?"),
+        (("species", "weight:number"), {}, r"Kinds of an answer, behind a colon, are classes, labels, numbers\."),
         (("species", "species"), {}, r"names 2 columns, 1 of them different"),
         (("species", "weight"), {"label_column": "code"}, r"leave out data\.label_column"),
         (("species", "weight"), {"labels_per_image": "several"}, r"leave out data\.labels_per_image"),
@@ -106,6 +108,13 @@ def test_columns_that_do_not_go_together(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         open_data(Data(str(table(tmp_path)), answers=answers, **changes))
+
+
+def test_a_check_does_not_compare_the_classes_of_different_answers(tmp_path: Path) -> None:
+    rows = [("cod", "", str(number + 0.5), str(number // 11), "train") for number in range(12)]
+    found = check(Data(str(table(tmp_path, rows)), answers=("weight", "code")), workers=1)
+    assert not any("imbalanced" in line for line in found.warnings)
+    assert found.stats.splits[0].several == "2 answers per image: weight, code"
 
 
 def test_a_cell_that_is_no_number(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 
 from vitrail.data.item import DataSet, Findings, is_usual, split_word
-from vitrail.data.labels.answers import with_kind
+from vitrail.data.labels.answers import KINDS, with_kind
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.settings import Columns
@@ -43,8 +43,9 @@ def find_column(names: Iterable[str], wanted: str | None, usual: tuple[str, ...]
     if wanted is not None:
         if wanted in names:
             return wanted
+        kinds = f" Kinds of an answer, behind a colon, are {', '.join(KINDS)}." * (what == "answer" and ":" in wanted)
         raise UsageError(
-            f"{where} has no column {wanted!r}; its columns are {', '.join(names)}.{did_you_mean(wanted, names)}"
+            f"{where} has no column {wanted!r}; its columns are {', '.join(names)}.{kinds}{did_you_mean(wanted, names)}"
         )
     by_key = {name.strip().lower(): name for name in reversed(names)}
     for key in usual:
