@@ -17,7 +17,7 @@ from vitrail.data.settings import Data, Preprocess
 from vitrail.durations import Epochs
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
-from vitrail.objective.settings import MAE, DINOv2, Supervised, Tokenizer
+from vitrail.objective.settings import MAE, DINOv2, Segmentation, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
 from vitrail.training.run import Optim, Run
@@ -282,3 +282,11 @@ def test_there_are_at_most_three_and_every_command_is_one() -> None:
     assert max(map(len, found)) == MOST
     commands = [one.command for some in found for one in some if one.command]
     assert len(commands) > 6 and [refused(shlex.split(command)) for command in commands] == [""] * len(commands)
+
+
+@pytest.mark.parametrize(("size", "finer"), [(64, "128"), ((48, 64), "96 128")])
+def test_masks_are_learned_again_with_more_pixels_and_the_same_settings(size: Any, finer: str) -> None:
+    run = Run(data=Data("scenes/", ignore=(11,)), objective=Segmentation(), image_size=size)
+    text = said(record(run=run), 48)
+    assert f"vitrail train --config 'runs/train 1'/config.yaml --image-size {finer}" in text
+    assert "vitrail predict 'runs/train 1' photos/ --out masks/" in text

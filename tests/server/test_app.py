@@ -17,7 +17,7 @@ import pytest
 import torch
 from asgi_client import Answer, call, form, png
 from PIL import Image
-from served_models import NAMES, resnet, saved, several
+from served_models import NAMES, TINY, resnet, saved, several
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
@@ -26,6 +26,7 @@ import vitrail
 from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
+from vitrail.model.variants import ViTConfig
 from vitrail.server.app import create_app
 from vitrail.server.limits import Limits
 from vitrail.server.served_model import ServedModel
@@ -511,3 +512,23 @@ def test_several_labels_come_as_a_list(tmp_path: Path, models: list[ServedModel]
     assert served.description.several_labels is True
     usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json
     assert usual["images"][0]["labels"] is None
+
+
+@pytest.mark.parametrize("head", ["layers", "queries"])
+def test_the_class_of_each_pixel_comes_as_a_mask(tmp_path: Path, models: list[ServedModel], head: str) -> None:
+    """It is torch's own enlargement of the logits, and its areas are the shares of the classes."""
+    config = ViTConfig.of(**TINY, segmentation=head)
+    served = ServedModel("scenes", vitrail.load(saved(tmp_path / head, config)), "cpu", "float32")
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8).repeat(4, 0).repeat(4, 1)).save(file, "PNG")
+    (image,) = one([served], "POST", "/v1/predict", file.getvalue(), headers=PNG).json["images"]
+    seen = served.prepare(file.getvalue(), 10**6)
+    with torch.no_grad():
+        logits = served.network(torch.from_numpy(seen.pixels).permute(2, 0, 1)[None])
+    expected = torch.nn.functional.interpolate(logits, seen.size, mode="bilinear").argmax(1)[0].numpy()
+    assert seen.size != config.image_size and len(np.unique(expected)) > 1
+    assert (decoded(image["mask"]) == expected).mean() > 0.999
+    shares = {one["class"]: one["probability"] for one in image["top"]}
+    assert shares == pytest.approx({name: (expected == row).mean() for row, name in enumerate(NAMES)}, abs=1e-3)
+    usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json
+    assert usual["images"][0]["mask"] is None
