@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import confusion_matrix, jaccard_score
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import IGNORED
