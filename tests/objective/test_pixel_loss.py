@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import confusion_matrix, jaccard_score
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import IGNORED
@@ -73,21 +73,6 @@ def test_loss_and_gradient_are_those_of_torch_over_the_whole_batch(kind: str, pa
         if gradient is not None:
             assert parameter.grad is not None
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_a_head_with_a_loss_of_its_own_is_asked() -> None:
-    model, given = network("linear"), batch()
-    seen: list[tuple[tuple[int, ...], Tensor]] = []
-
-    def losses(outputs: Tensor, masks: Tensor) -> Tensor:
-        seen.append((tuple(outputs.shape), masks))
-        return outputs.flatten(1).sum(1)
-
-    model.head.losses = losses  # type: ignore[union-attr, assignment]
-    loss, count, metrics = objective(model)(given, step=0)
-    assert (count, metrics) == (6, {})
-    assert seen[0][0] == (6, CLASSES, 2, 3) and torch.equal(seen[0][1], given.labels)
-    assert loss.item() == pytest.approx(model(given.images).sum().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["linear", "layers"])

@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.doors.own import EXAMPLES, importable
 from vitrail.config import merge
-from vitrail.data.settings import Augment, Data
+from vitrail.data.settings import IGNORED, Augment, Data
 from vitrail.durations import Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -94,15 +94,15 @@ def materials() -> Path:
 
 
 def write_masks(place: Path, count: int) -> None:
-    """Write pictures of noise, and masks of their left and right halves."""
+    """Write pictures of noise, and masks of their left and right halves, whose first rows do not always count."""
     for folder in ("images", "masks"):
         (place / folder).mkdir(parents=True)
     for number in range(count):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 12, 3), np.uint8)
         Image.fromarray(pixels).save(place / "images" / f"{number}.png")
-        Image.fromarray(np.repeat(np.arange(2, dtype=np.uint8)[None], 8, 0).repeat(6, 1)).save(
-            place / "masks" / f"{number}.png"
-        )
+        mask = np.repeat(np.arange(2, dtype=np.uint8)[None], 8, 0).repeat(6, 1)
+        mask[: number % 5] = IGNORED
+        Image.fromarray(mask).save(place / "masks" / f"{number}.png")
 
 
 def tuned(tune: Any, **changes: Any) -> dict[str, Any]:

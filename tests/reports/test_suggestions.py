@@ -18,7 +18,7 @@ from vitrail.durations import Epochs
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
-from vitrail.objective.settings import MAE, DINOv2, Supervised, Tokenizer
+from vitrail.objective.settings import MAE, DINOv2, Segmentation, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
 from vitrail.training.run import Optim, Run
@@ -298,3 +298,11 @@ def test_an_answer_that_is_far_behind_gets_more_weight() -> None:
             assert "'its age' is far behind the others" in text[0].reason
             words = shlex.split(text[0].command)
             assert words[-2:] == ["--objective.answer-weights", "its age=3"] and not refused(words)
+
+
+@pytest.mark.parametrize(("size", "finer"), [(64, "128"), ((48, 64), "96 128")])
+def test_masks_are_learned_again_with_more_pixels_and_the_same_settings(size: Any, finer: str) -> None:
+    run = Run(data=Data("scenes/", ignore=(11,)), objective=Segmentation(), image_size=size)
+    text = said(record(run=run), 48)
+    assert f"vitrail train --config 'runs/train 1'/config.yaml --image-size {finer}" in text
+    assert "vitrail predict 'runs/train 1' photos/ --out masks/" in text

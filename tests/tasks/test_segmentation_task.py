@@ -19,7 +19,7 @@ from vitrail.data.settings import IGNORED, Augment, Data, Preparation
 from vitrail.durations import Epochs, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.pixel_scores import pixel_classes
-from vitrail.objective.settings import DINO, Regression, Segmentation
+from vitrail.objective.settings import DINO, Distill, Regression, Segmentation
 from vitrail.reports.page import write_report
 from vitrail.training.result import Result
 from vitrail.training.run import Model, Optim, Run
@@ -133,6 +133,10 @@ def test_a_resumed_run_is_an_uninterrupted_one(data: Path, tmp_path: Path) -> No
     [
         (dict(objective=Regression()), "labels_per_image|masks"),
         (dict(preprocess=Preparation(resize="pad")), "squash"),
+        (
+            dict(teacher="vitrail/tiny", distill=Distill("features")),
+            r"a teacher needs objective\.kind supervised, not segmentation",
+        ),
         (dict(knn=5), "knn.*does not work with masks"),
         (dict(model="R50x1", vit=Model()), "Vision Transformer"),
         (dict(augment=Augment(also=("torchvision.transforms.v2:RandomHorizontalFlip(0.5)",))), "where it moves"),

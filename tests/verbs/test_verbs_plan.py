@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from documents import refused
+from painted import paint
 from PIL import Image
 
 import vitrail
@@ -259,3 +260,13 @@ def test_what_cannot_be_planned(argv: list[str], code: int, said: str, tmp_path:
     assert cli.main(["plan", *(word.format(**places) for word in argv)]) == code
     out, err = capsys.readouterr()
     assert out == "" and said in err and "Traceback" not in err
+
+
+def test_masks_are_planned_without_probes(tmp_path: Path, capsys: Captured) -> None:
+    """What needs one label for each image is left out, and it is said what the order was measured on."""
+    data = paint(tmp_path / "data", {"train": 12, "val": 4})
+    assert cli.main(["plan", str(data), "--image-size", "32", "--seconds", "0.2", "--json"]) == 0
+    written = capsys.readouterr()
+    found = json.loads(written.out)
+    assert sorted(option["name"] for option in found["options"]) == sorted(WAYS[2:])
+    assert found["data"]["kind"] == "masks" and "measured on classes of whole images" in " ".join(written.err.split())

@@ -19,6 +19,7 @@ from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.objective.settings import DINOv2, Segmentation, Supervised, Tokenizer
+from vitrail.ranges import height_width
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
 from vitrail.tasks.classes import OLD
@@ -119,13 +120,13 @@ def _of_masks(record: RunRecord, run: Run, image_size: int) -> list[Suggestion]:
     """Return what to do with a network for the class of each pixel; nothing for a run that has not ended."""
     if not record.result:
         return []
-    folder, data = (shlex.quote(text) for text in (str(record.folder), run.data.path))
-    finer = f"vitrail finetune {data} --image-size {2 * image_size}"
+    folder, size = shlex.quote(str(record.folder)), height_width(run.image_size or image_size)
+    wanted = " ".join(str(2 * side) for side in (size if size[0] != size[1] else size[:1]))
     return [
         Suggestion(
             f"The network sees {image_size} pixels of the shorter side. With more pixels masks are finer, and a step "
             "takes about four times as long.",
-            finer,
+            f"vitrail train --config {folder}/config.yaml --image-size {wanted}",
         ),
         Suggestion(
             "The network writes a mask for each new image.", f"vitrail predict {folder} photos/ --out masks/", False

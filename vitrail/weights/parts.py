@@ -52,7 +52,7 @@ def without_place(config: ViTConfig, has: str) -> str:
     for name, value in _values(config).items():
         if value != plain[name] and name not in known and f"{name}={value}" not in known:
             others = [part.partition("=")[2] for part in known if part.startswith(f"{name}=")]
-            valid = f" (valid: {', '.join([str(plain[name]), *others])})"
+            valid = f" (valid: {', '.join([str(plain[name]) or 'none', *others])})"
             return WORDS[name].format(value) + valid * isinstance(plain[name], str | float)
     return ""
 

@@ -178,6 +178,7 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     """Yield each method that leaves the network unchanged as an option, timed. Raises DataError and WeightsError."""
     import numpy as np
 
+    from vitrail.data.labels.masks import Masks
     from vitrail.device import choose_device
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
@@ -185,7 +186,8 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     images = open_train_and_test(request.weights, request.path, None, request.known, request.reading)
     labels = images.train.labels
     if not isinstance(labels, np.ndarray):
-        log.warning("few-shot and linear probe are left out: they need one label for each image")
+        of_masks = ". The order by accuracy was measured on classes of whole images" * isinstance(labels, Masks)
+        log.warning("few-shot and linear probe are left out: they need one label for each image%s", of_masks)
         return
     names = list(images.train.class_names)
     log.info("timing few-shot and linear probe")
