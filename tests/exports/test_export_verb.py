@@ -322,7 +322,7 @@ def test_the_example_of_the_page_reads_odd_images_as_predict_does(
 def test_the_commands_of_the_page_are_accepted() -> None:
     texts = [block.text for block in blocks(PAGE) if block.language == "bash"]
     commands = [words for text in texts for words in shell_commands(text) if words[0] == "vitrail"]
-    assert len(commands) == 12 and not any(refused(words) for words in commands)
+    assert len(commands) == 16 and not any(refused(words) for words in commands)
 
 
 @pytest.mark.export

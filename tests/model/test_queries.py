@@ -12,7 +12,7 @@ from vitrail.errors import UsageError
 from vitrail.model.build import freeze
 from vitrail.model.compute import attention_path
 from vitrail.model.posemb import AtLayer, Queried, build_positions
-from vitrail.model.queries import Answers
+from vitrail.model.queries import QueryOutputs
 from vitrail.model.variants import Rotary, ViTConfig
 from vitrail.model.vit import ViT
 
@@ -58,7 +58,7 @@ def test_scores_are_those_of_transformers() -> None:
     """The best class of each cell is that of transformers' map."""
     peer = eomt()
     expected = peer(IMAGES)
-    found = Answers(expected.class_queries_logits, expected.masks_queries_logits).logits()
+    found = QueryOutputs(expected.class_queries_logits, expected.masks_queries_logits).logits()
     size = (found.shape[-2], found.shape[-1])
     edges = dict(shortest_edge=size[0], longest_edge=size[1])
     maps = EomtImageProcessorPil().post_process_semantic_segmentation(expected, [size] * 3, edges)

@@ -30,7 +30,7 @@ from vitrail.reports.page import write_report
 from vitrail.tasks.catalog import load_results, save_results, task_for, task_of
 from vitrail.training.loop import fit
 from vitrail.training.run import Run
-from vitrail.weights.answer import Answer, Confidences
+from vitrail.weights.answer import CardAnswer, Confidences
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
 from vitrail.weights.save import save
@@ -238,8 +238,8 @@ def test_an_answer_of_which_nothing_can_be_learned() -> None:
 def card() -> Card:
     config = ViTConfig(width=16, depth=1, heads=2, mlp_dim=16, patch=4, image_size=(8, 8), classes=6)
     names = ["kind: a", "kind: b", "kind: c", "tags: x", "tags: y", "grams"]
-    kind, tags = Answer("kind", "classes", 3), Answer("tags", "labels", 2, (0.4, 0.6))
-    answers = [kind, tags, Answer("grams", "numbers", 1, scale=SCALE)]
+    kind, tags = CardAnswer("kind", "classes", 3), CardAnswer("tags", "labels", 2, (0.4, 0.6))
+    answers = [kind, tags, CardAnswer("grams", "numbers", 1, scale=SCALE)]
     return Card(config, names, answers=answers)
 
 

@@ -16,7 +16,7 @@ from transformers.models.eomt.modeling_eomt import EomtLoss
 import vitrail
 from vitrail.data.settings import IGNORED
 from vitrail.errors import UsageError
-from vitrail.model.queries import Answers
+from vitrail.model.queries import QueryOutputs
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.objective import queries as loss
@@ -50,7 +50,7 @@ def as_labels(truth: Tensor) -> dict[str, list[Tensor]]:
     return dict(mask_labels=masks, class_labels=classes)
 
 
-def mean_loss(answers: list[Answers], truth: Tensor) -> Tensor:
+def mean_loss(answers: list[QueryOutputs], truth: Tensor) -> Tensor:
     masks = loss.Masks(truth.byte())
     each = torch.full((len(truth),), len(masks.masks) / len(truth))
     queries = answers[0].classes.shape[1]
@@ -80,9 +80,9 @@ def test_loss_and_gradients_of_transformers_eomt(same_points: None) -> None:
         assert (our - their).norm() < 1e-3 * their.norm()
 
 
-def random_answers(queries: int) -> Answers:
+def random_answers(queries: int) -> QueryOutputs:
     generator = torch.Generator().manual_seed(3)
-    return Answers(
+    return QueryOutputs(
         torch.randn(3, queries, 5, generator=generator), torch.randn(3, queries, 8, 8, generator=generator) * 3
     )
 
@@ -116,7 +116,7 @@ def test_ignored_pixels_have_no_influence() -> None:
     masks = loss.Masks(truth.byte())
     assert masks.counts == [4, 3, 0]
 
-    def losses(answers: Answers) -> Tensor:
+    def losses(answers: QueryOutputs) -> Tensor:
         return torch.stack(
             loss.query_losses(answers, masks, POINTS, [torch.Generator().manual_seed(i) for i in range(3)])
         )
@@ -124,7 +124,7 @@ def test_ignored_pixels_have_no_influence() -> None:
     answers = random_answers(6)
     other = answers.masks.clone()
     other[0, :, :, 5:], other[2] = 2 - other[0, :, :, 5:], 0  # the cells beside the border reach over it
-    before, after = losses(answers), losses(Answers(answers.classes, other))
+    before, after = losses(answers), losses(QueryOutputs(answers.classes, other))
     assert torch.equal(before, after) and before[0, 2] == 0 and (before[1] > 0).all()
 
 
@@ -133,7 +133,7 @@ def test_images_have_points_of_their_own() -> None:
     answers, truth = random_answers(6), TRUTH
 
     def losses(rows: list[int]) -> Tensor:
-        chosen = Answers(answers.classes[rows], answers.masks[rows])
+        chosen = QueryOutputs(answers.classes[rows], answers.masks[rows])
         generators = [torch.Generator().manual_seed(row) for row in rows]
         return torch.stack(loss.query_losses(chosen, loss.Masks(truth[rows].byte()), POINTS, generators))
 

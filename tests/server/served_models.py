@@ -12,7 +12,7 @@ from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.weights.answer import Answer
+from vitrail.weights.answer import CardAnswer
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
 from vitrail.weights.load import load
@@ -45,8 +45,11 @@ def of_answers(folder: Path) -> Path:
     model = build(config := ViTConfig.of(**{**TINY, "classes": 5}))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    kind, tags = Answer("kind", "classes", 2, confidence=Confidence(2.0)), Answer("tags", "labels", 2, (1.0, 0.0))
-    answers = [kind, tags, Answer("grams", "numbers", 1, scale=TargetScale((100.0,), (20.0,)))]
+    kind, tags = (
+        CardAnswer("kind", "classes", 2, confidence=Confidence(2.0)),
+        CardAnswer("tags", "labels", 2, (1.0, 0.0)),
+    )
+    answers = [kind, tags, CardAnswer("grams", "numbers", 1, scale=TargetScale((100.0,), (20.0,)))]
     names = [*(f"kind: {name}" for name in NAMES[:2]), "tags: x", "tags: y", "grams"]
     save_model(folder, model, Card(config, names, Preprocess(image_size=config.image_size), answers=answers))
     return folder

@@ -182,7 +182,7 @@ def test_a_configuration_chooses_by_kind() -> None:
     assert from_yaml("objective: {mask: 0.5}", run).objective == MaskedPatch(corrupt=0.15, mask=0.5)
     assert from_yaml(to_yaml(run), Run()) == run
     assert from_yaml("objective: {kind: supervised}", run).objective == Run().objective
-    with pytest.raises(UsageError, match=r"objective\.kind: expected one of supervised, regression, masked-patch, mae"):
+    with pytest.raises(UsageError, match=r"objective\.kind: expected one of supervised, .*masked-patch, mae"):
         from_yaml("objective: {kind: masked}", Run())
     with pytest.raises(UsageError, match="unknown setting"):
         from_yaml("objective: {corrupt: 0.15}", Run())

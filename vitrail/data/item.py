@@ -376,9 +376,11 @@ def _translate(labels: Labels, own: list[str], class_names: list[str]) -> Labels
     counts = class_counts(labels, len(own))
     extra = [name for name, count in zip(own, counts, strict=True) if count and name not in position]
     if extra:
+        masks = getattr(labels, "what", "") == "masks"
+        advice = "Rename the class folders or labels, or leave these images out"
         raise DataError(
             f"classes that are not among the {len(class_names)} known ones: {listing(extra)}; "
-            f"known are {listing(class_names)}. Rename the class folders or labels, or leave these images out"
+            f"known are {listing(class_names)}. {'Name their values in data.ignore' if masks else advice}"
         )
     table = np.array([position.get(name, UNKNOWN) for name in own], dtype=np.int64)
     return translated(labels, table, len(class_names))

@@ -317,7 +317,7 @@ def _counts(pairs: MaskedImages, names: list[str], ignore: Sequence[int]) -> np.
         if wrong:
             raise DataError(
                 f"{path} holds the value {wrong[0]}, and {CLASSES} names the classes 0 to {len(names) - 1}. Add its "
-                f"name there, or ignore the values {' '.join(map(str, [*ignore, *wrong[:3]]))}"
+                f"name there, or ignore the values {' '.join(map(str, [*ignore, *wrong[:3]]))} (data.ignore)"
             )
     return found
 

@@ -25,7 +25,7 @@ TINY = 1e-12
 """Smallest score of a class in a cell."""
 
 
-class Answers(NamedTuple):
+class QueryOutputs(NamedTuple):
     """What queries predict for a batch of images."""
 
     classes: Tensor
@@ -89,7 +89,7 @@ class Queries(PixelHead):
         """See `PixelHead`."""
         return self.ask(network, images)[-1].logits()
 
-    def ask(self, network: Any, images: Tensor, masked: Tensor | None = None) -> list[Answers]:
+    def ask(self, network: Any, images: Tensor, masked: Tensor | None = None) -> list[QueryOutputs]:
         """Return what the queries predict after the last block of the network, for images as it takes them.
 
         With `masked`, bool [batch, blocks, queries], the answers before each of the last blocks come first. In a block
@@ -109,14 +109,14 @@ class Queries(PixelHead):
             tokens = network._layer(first + block, tokens, places, Queried(grid, self.tokens.shape[1], hidden))
         return [*answers, self._answers(network.norm(tokens), grid)]
 
-    def _answers(self, tokens: Tensor, grid: Grid) -> Answers:
+    def _answers(self, tokens: Tensor, grid: Grid) -> QueryOutputs:
         """Normalised tokens [batch, prefix + grid + queries, width] -> what the queries predict."""
         count, patches = self.tokens.shape[1], grid[0] * grid[1]
         queries = tokens[:, -count:]
         maps = rearrange(tokens[:, -count - patches : -count], "b (h w) d -> b d h w", h=grid[0])
         first, second, third = self.mask
         masks = dense_after_gelu(third, dense_after_gelu(second, dense(first, queries)))
-        return Answers(dense(self.classify, queries), torch.einsum("bqd,bdhw->bqhw", masks, self.upscale(maps)))
+        return QueryOutputs(dense(self.classify, queries), torch.einsum("bqd,bdhw->bqhw", masks, self.upscale(maps)))
 
 
 @torch.no_grad()

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.images.geometry import Size
 from vitrail.data.loading.order import stream
 from vitrail.objective.settings import DINO
 
 CROPS = 27
 """Purpose of the stream drawn from here (the others are in `vitrail.data.loading.order` and its users)."""
-Size = tuple[int, int]
 GLOBAL = 2
 """Number of global crops. They come before the local ones."""
 RATIO = (3 / 4, 4 / 3)

@@ -2,7 +2,7 @@
 
 The teacher sees the very pixels of the student, after all augmentation and mixing ("Knowledge distillation: A good
 teacher is patient and consistent", Beyer et al. 2022), resized to its own input and normalised with its own statistics.
-Without augmentation its outputs are computed once for each image and kept in a file (`Answers`). The loss of an
+Without augmentation its outputs are computed once for each image and kept in a file (`TeacherAnswers`). The loss of an
 image is (1 - weight) x the loss of its label + weight x one of these terms, with the student's logits s and the
 teacher's t:
 
@@ -55,7 +55,7 @@ class Teacher:
     columns: Sequence[Sequence[int]] | None = None
     """For each class of the data, the places of the teacher's outputs that mean it: none for a class that the teacher
     does not know, several if it tells parts of the class apart; None if both have the same classes in one order."""
-    answers: Answers | None = None
+    answers: TeacherAnswers | None = None
     """Its outputs for images that are the same in every epoch; None if they are not."""
 
     @torch.no_grad()
@@ -196,7 +196,7 @@ ADVICE = "They are computed in every step. Set VITRAIL_CACHE to a folder that ca
 
 
 @dataclass
-class Answers:
+class TeacherAnswers:
     """What a teacher says of images that come in every epoch with the same pixels, kept in a file.
 
     Each image has a row: a checksum of its pixels and of the values, then the values. A row that was written only in

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.data.loading.order import stream
 from vitrail.data.settings import IGNORED
-from vitrail.model.queries import Answers
+from vitrail.model.queries import QueryOutputs
 from vitrail.objective.base import Objective, Prepared, RunFacts
 
 CLASS, MASK, DICE = 2.0, 5.0, 5.0
@@ -117,7 +117,7 @@ class Masks:
 
 
 def query_losses(
-    answers: Answers, truth: Masks, points: int, generators: Sequence[torch.Generator]
+    answers: QueryOutputs, truth: Masks, points: int, generators: Sequence[torch.Generator]
 ) -> tuple[Tensor, Tensor]:
     """Return the losses of each image [batch]: the sum over its masks, and the sum over its queries, both weighted.
 

@@ -33,7 +33,7 @@ from vitrail.model.own_part import check_arguments, own_parts
 from vitrail.model.variants import NetworkConfig, ViTConfig
 from vitrail.objective.base import Objective, RunFacts
 from vitrail.objective.beit import BEiTObjective
-from vitrail.objective.distillation import Answers, DistillationObjective, Teacher
+from vitrail.objective.distillation import DistillationObjective, Teacher, TeacherAnswers
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.settings import ObjectiveSettings, Supervised, Tokenizer
@@ -275,14 +275,14 @@ def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, di
     return teacher, {"teacher": how}
 
 
-def _answers(decision: Decision, teacher: Teacher, splits: Splits) -> Answers:
+def _answers(decision: Decision, teacher: Teacher, splits: Splits) -> TeacherAnswers:
     """Return the kept outputs of a teacher for the training images as this run's network sees them."""
     run, network = decision.run, teacher.network.config
     of_features = run.distill.kind == "features"
     about = [teacher.fingerprint, of_features, teacher.columns, splits.fingerprint, len(splits.train)]
     key = repr([1, *about, decision.config.image_size, run.precision])
     path = cache_folder() / "teachers" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.rows"
-    return Answers(path, network.features if of_features else teacher.outputs)
+    return TeacherAnswers(path, network.features if of_features else teacher.outputs)
 
 
 def _normalisation(bands: Bands | None) -> tuple[object, ...]:

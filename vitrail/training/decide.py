@@ -41,7 +41,7 @@ from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import NOMINAL, Run, check_batch
 from vitrail.version import install_extra
-from vitrail.weights.answer import Answer
+from vitrail.weights.answer import CardAnswer
 from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.words import time_span, without_folders
@@ -119,7 +119,9 @@ class Decision:
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
         config = cast(Config, self.config)  # a card reads only what every kind of config has
         answers = [
-            Answer(one.name, one.kind, one.outputs, (UNCHOSEN,) * one.outputs * (one.kind == "labels"), scale=one.scale)
+            CardAnswer(
+                one.name, one.kind, one.outputs, (UNCHOSEN,) * one.outputs * (one.kind == "labels"), scale=one.scale
+            )
             for one in self.heads
         ]
         about = {"provenance": provenance, "thresholds": thresholds, "scale": self.scale, "answers": answers}

@@ -111,7 +111,7 @@ class Model(Settings, section="vit"):
     segmentation: Literal["linear", "layers", "queries"] | None = None
     """Head for images with masks, which tells the class of each patch. linear: a linear layer on the tokens of the last
     layer (Segmenter); layers: convolutions on the tokens of the last four layers, which double the sides twice (SETR);
-    queries: learned tokens in the last four blocks, each of which predicts a class and its mask (EoMT) (default:
+    queries: learned tokens in the last four blocks, which predict a class and its mask each (EoMT) (default:
     layers)."""
     queries: Annotated[int, Range(1, 10_000)] | None = None
     """For segmentation queries: number of queries, several for each class of an image (default: 100)."""

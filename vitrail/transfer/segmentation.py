@@ -176,7 +176,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Segmentation:
+class ProbedPixels:
     """The result of a segmentation probe."""
 
     scores: PixelScores
@@ -200,7 +200,7 @@ def probe_segmentation(
     seed: int = 0,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
-) -> Segmentation:
+) -> ProbedPixels:
     """Fit a linear layer to the tokens of the training images, and measure it on the validation images.
 
     `size` (height, width) is that of the network's input, at which the loss is computed. The scores count the pixels of
@@ -219,7 +219,7 @@ def probe_segmentation(
             confusion += confusions(truth, predicted, classes)
             if row in drawn:
                 examples.append(Example(data.validation.images.path(number), truth, predicted))
-    return Segmentation(
+    return ProbedPixels(
         PixelScores(data.class_names, confusion),
         len(train.images),
         len(asked.images),

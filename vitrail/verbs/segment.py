@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import IndexedSource
     from vitrail.data.masks import MaskedData
-    from vitrail.transfer.segmentation import EmbedTokens, Segmentation
+    from vitrail.transfer.segmentation import EmbedTokens, ProbedPixels
 
 FILES = ("result.json", "classes.csv", "predictions.png")
 SHOWN = 40
@@ -39,7 +39,7 @@ class SegmentationProbe:
     """The network and its images."""
     layers: list[int]
     """Numbers of the layers whose tokens were used, counted from 0."""
-    results: Segmentation
+    results: ProbedPixels
     out: str | None
     """The folder of the files that were written."""
 

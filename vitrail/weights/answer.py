@@ -1,4 +1,4 @@
-"""`Answer`: one of several answers of a network for an image, as its card describes it. Torch-free."""
+"""`CardAnswer`: one of several answers of a network for an image, as its card describes it. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.weights.confidence import Confidence
 
 
 @dataclass(frozen=True)
-class Answer(Settings):
+class CardAnswer(Settings):
     """What the outputs of one answer mean. Raises UsageError for values that contradict each other."""
 
     name: str = ""

@@ -18,7 +18,7 @@ from vitrail.data.labels.sets import BETWEEN
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.variants import NAMES, ORIGIN_FIELDS, ResNetConfig, ViTConfig, flat, variant
-from vitrail.weights.answer import Answer, Confidences
+from vitrail.weights.answer import CardAnswer, Confidences
 from vitrail.weights.confidence import Confidence
 from vitrail.words import shown
 
@@ -72,7 +72,7 @@ class Card:
     scale: TargetScale | None = None
     """For a network that predicts numbers: mean and deviation of each target, by which its outputs are multiples. None
     for a network that predicts classes."""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[CardAnswer] = field(default_factory=list)
     """For a network that gives several answers for an image: each of them, in the order of their outputs. Thresholds,
     confidence and scale are then in these."""
 
@@ -253,7 +253,7 @@ class Card:
             each = values.pop("answers", [])
             if not isinstance(each, list):
                 raise UsageError(f"answers: expected a list of objects, got {shown(each)}")
-            answers = [merge(Answer(), one, f"answers.{number}") for number, one in enumerate(each)]
+            answers = [merge(CardAnswer(), one, f"answers.{number}") for number, one in enumerate(each)]
             about: dict[str, Any] = {"confidence": confidence, "scale": scale, "answers": answers}
             return cls(config, preprocess=preprocess, **about, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.settings import Augment
-from vitrail.objective.distillation import CHECKSUM, Answers
+from vitrail.objective.distillation import CHECKSUM, TeacherAnswers
 
 WIDTH = 3
 
@@ -35,17 +35,19 @@ def images(count: int, seed: int = 0) -> Tensor:
 
 def test_each_image_is_asked_about_once_and_in_a_later_run_not_at_all(tmp_path: Path) -> None:
     pixels, ask = images(10), Asked()
-    answers, expected = Answers(tmp_path / "deep" / "rows", WIDTH), Asked()(pixels)
+    answers, expected = TeacherAnswers(tmp_path / "deep" / "rows", WIDTH), Asked()(pixels)
     for order in (torch.arange(6), torch.tensor([9, 0, 3, 8, 7, 6]), torch.randperm(10), torch.tensor([4, 4])):
         assert torch.equal(answers(pixels[order], order, ask), expected[order])
     assert ask.images == 10
-    assert torch.equal(Answers(answers.path, WIDTH)(pixels, torch.arange(10), ask), expected) and ask.images == 10
+    assert (
+        torch.equal(TeacherAnswers(answers.path, WIDTH)(pixels, torch.arange(10), ask), expected) and ask.images == 10
+    )
 
 
 def test_a_row_of_other_pixels_is_not_used(tmp_path: Path) -> None:
     before, now, ask = images(5), images(5, seed=1), Asked()
     now[2] = before[2]
-    answers, index = Answers(tmp_path / "rows", WIDTH), torch.arange(5)
+    answers, index = TeacherAnswers(tmp_path / "rows", WIDTH), torch.arange(5)
     answers(before, index, ask)
     assert torch.equal(answers(now, index, ask), Asked()(now)) and ask.images == 5 + 4
 
@@ -53,7 +55,7 @@ def test_a_row_of_other_pixels_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["checksum", "values", "cut", "empty"])
 def test_damaged_rows_are_asked_about_again(tmp_path: Path, damage: str) -> None:
     pixels, ask, index = images(4), Asked(), torch.arange(4)
-    answers = Answers(tmp_path / "rows", WIDTH)
+    answers = TeacherAnswers(tmp_path / "rows", WIDTH)
     expected = answers(pixels, index, ask)
     stored = bytearray(answers.path.read_bytes())
     size = CHECKSUM + 4 * WIDTH
@@ -72,7 +74,7 @@ def test_without_a_place_to_write_every_image_is_asked_about_and_a_warning_says_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    answers, ask, pixels = Answers(tmp_path / "file" / "rows", WIDTH), Asked(), images(4)
+    answers, ask, pixels = TeacherAnswers(tmp_path / "file" / "rows", WIDTH), Asked(), images(4)
     for _ in range(2):
         assert torch.equal(answers(pixels, torch.arange(4), ask), Asked()(pixels))
     assert ask.images == 8
@@ -84,7 +86,7 @@ def test_without_a_place_to_write_every_image_is_asked_about_and_a_warning_says_
 def test_a_full_disk_ends_the_keeping_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, ask, pixels = Answers(tmp_path / "rows", WIDTH), Asked(), images(4)
+    answers, ask, pixels = TeacherAnswers(tmp_path / "rows", WIDTH), Asked(), images(4)
     answers(pixels[:2], torch.arange(2), ask)
     opened = Path.open
 
