@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
+from vitrail.data.images.geometry import Size
 from vitrail.data.images.pixels import pixels_of
 from vitrail.model.layers import dense, dense_after_gelu, linear, new_linear
 from vitrail.model.record import attention_maps
@@ -38,7 +39,6 @@ from vitrail.objective.crops import (
     ORDERS,
     TOP,
     WIDTH,
-    Size,
     blur,
     crop_sizes,
     cut,
