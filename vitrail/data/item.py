@@ -20,6 +20,7 @@ from vitrail.data.labels.sets import (
     Answers,
     Label,
     Labels,
+    LabelSets,
     Named,
     as_sets,
     class_counts,
@@ -376,7 +377,7 @@ def _translate(labels: Labels, own: list[str], class_names: list[str]) -> Labels
     counts = class_counts(labels, len(own))
     extra = [name for name, count in zip(own, counts, strict=True) if count and name not in position]
     if extra:
-        masks = getattr(labels, "what", "") == "masks"
+        masks = isinstance(labels, LabelSets) and labels.what == "masks"
         advice = "Rename the class folders or labels, or leave these images out"
         raise DataError(
             f"classes that are not among the {len(class_names)} known ones: {listing(extra)}; "

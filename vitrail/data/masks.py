@@ -159,9 +159,14 @@ class MaskedData:
 
     def read_mask(self, path: Path) -> np.ndarray:
         """Return the class of each pixel, uint8 [H, W]; IGNORED where it does not count. Raises DataError."""
-        table = np.full(256, IGNORED, dtype=np.uint8)
-        table[self.values] = np.arange(len(self.values))
-        return table[mask_values(path)]
+        return _table(self.values)[mask_values(path)]
+
+
+def _table(values: list[int]) -> np.ndarray:
+    """Return the class of each value of a mask, uint8 [256]; IGNORED for values that are none of these."""
+    table = np.full(256, IGNORED, dtype=np.uint8)
+    table[values] = np.arange(len(values))
+    return table
 
 
 def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, group: str | None = None) -> MaskedData:
@@ -220,8 +225,7 @@ def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
     if not labels:
         return DataSet({name: each.images for name, each in pairs.items()}, findings)
     checked, values, titles = _checked(root, masks, pairs, columns.ignore)
-    table = np.full(256, IGNORED, dtype=np.uint8)
-    table[values] = np.arange(len(values))
+    table = _table(values)
     splits: dict[str, IndexedSource] = {}
     for name, (each, pixels) in checked.items():
         found = Masks.of_files(pixels[:, values], each.masks, table)

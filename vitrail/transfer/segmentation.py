@@ -36,6 +36,7 @@ from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy
 from vitrail.evaluation.pixel_scores import ious, pixel_classes
+from vitrail.objective.segmentation import enlarged
 
 LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-4, 16
 WARMUP = 1_500 / 40_000
@@ -85,8 +86,7 @@ def fit_tokens(
         for group in optimiser.param_groups:
             group["lr"] = LR * _factor(step, steps)
         wanted = torch.from_numpy(truth[rows]).to(device).long()
-        logits = model(torch.from_numpy(tokens[rows]).to(device))
-        logits = F.interpolate(logits, wanted.shape[1:], mode="bilinear", align_corners=False)
+        logits = enlarged(model(torch.from_numpy(tokens[rows]).to(device)), wanted)
         loss = F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
         optimiser.zero_grad()
         (loss / (wanted != IGNORED).sum().clamp(min=1)).backward()
