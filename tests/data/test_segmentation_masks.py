@@ -15,7 +15,8 @@ from PIL import Image
 
 from vitrail.data.images.decode import class_values, decode, upright_size
 from vitrail.data.masks import open_masks
-from vitrail.data.settings import IGNORED
+from vitrail.data.settings import IGNORED, Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, DecodeError
 
 
@@ -81,6 +82,21 @@ def test_classes_are_the_values_and_others_are_ignored(tmp_path: Path) -> None:
     assert named.class_names == ["wall", "\u00e4 b"]
     (tmp_path / "classes.txt").unlink()
     assert contents(tmp_path) == before
+
+
+def test_masks_of_another_format_are_not_taken_for_a_class(tmp_path: Path) -> None:
+    """`images/` and `masks/` of JPEG files look like two class folders."""
+    for name in ("a", "b"):
+        write(tmp_path, name, two_classes())
+        (tmp_path / "masks" / f"{name}.png").rename(tmp_path / "masks" / f"{name}.jpg")
+    for read in (open_masks, lambda path: open_data(Data(str(path)))):
+        with pytest.raises(DataError, match=r"no image in .*: 'a.jpg', 'b.jpg'.* a.jpg beside it is none: JPEG"):
+            read(tmp_path)
+    (tmp_path / "masks" / "a.jpg").unlink()
+    (tmp_path / "masks" / "b.jpg").unlink()
+    (tmp_path / "masks").rmdir()
+    with pytest.raises(DataError, match=r"If each image has a mask, the folder .*masks is missing"):
+        open_data(Data(str(tmp_path)))
 
 
 def test_a_palette_and_few_bits_keep_their_values() -> None:

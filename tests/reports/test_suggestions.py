@@ -18,6 +18,7 @@ from vitrail.durations import Epochs
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
+from vitrail.evaluation.pixel_scores import PixelResults
 from vitrail.objective.settings import MAE, DINOv2, Segmentation, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
@@ -300,9 +301,29 @@ def test_an_answer_that_is_far_behind_gets_more_weight() -> None:
             assert words[-2:] == ["--objective.answer-weights", "its age=3"] and not refused(words)
 
 
+def of_masks(right: float, scores: list[float], **settings: Any) -> list[str]:
+    """Suggestions for 100 pixels of two classes, 60 of the first, of which a share is right, and the curve of mIoU."""
+    good = [round(60 * right), round(40 * right)]
+    pixels = np.array([[good, [60, 40], [good[0] + 40 - good[1], good[1] + 60 - good[0]]]])
+    results = PixelResults(["road", "sky"], np.arange(1), pixels, np.ones(1))
+    run = Run(data=Data("scenes/"), objective=Segmentation(), duration=Epochs(20), **settings)
+    lines = [{"step": 10 * n, "miou": score, "loss": 1.0} for n, score in enumerate(scores)]
+    found = replace(record(run=run), results=results, metrics=lines)
+    return [f"{one.reason} {one.command}" for one in suggestions(found, 48)]
+
+
 @pytest.mark.parametrize(("size", "finer"), [(64, "128"), ((48, 64), "96 128")])
 def test_masks_are_learned_again_with_more_pixels_and_the_same_settings(size: Any, finer: str) -> None:
-    run = Run(data=Data("scenes/", ignore=(11,)), objective=Segmentation(), image_size=size)
-    text = said(record(run=run), 48)
-    assert f"vitrail train --config 'runs/train 1'/config.yaml --image-size {finer}" in text
-    assert "vitrail predict 'runs/train 1' photos/ --out masks/" in text
+    larger, use = of_masks(0.8, [0.5, 0.7, 0.7, 0.7], image_size=size)
+    assert f"vitrail train --config 'runs/train 1'/config.yaml --image-size {finer}" in larger
+    assert "vitrail predict 'runs/train 1' photos/ --out masks/" in use
+
+
+def test_masks_that_were_not_learned_or_still_get_better_are_learned_for_longer() -> None:
+    failed = of_masks(0.5, [0.3, 0.3, 0.3, 0.3])
+    assert "not better than one that always says the most frequent class" in failed[0] and len(failed) == 2
+    rising = of_masks(0.8, [0.1, 0.3, 0.5, 0.6])
+    assert "from 50.0% to 60.0% in the last quarter" in rising[0] and len(rising) == 3
+    assert all(
+        "vitrail train --config 'runs/train 1'/config.yaml --duration '40 " in one[0] for one in (failed, rising)
+    )

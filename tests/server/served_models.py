@@ -65,5 +65,16 @@ def of_numbers(folder: Path) -> Path:
     return folder
 
 
+def of_pixels(folder: Path, head: str = "layers", parts: tuple[str, ...] = ("linear",)) -> Path:
+    """A network for the class of each pixel, which predicts several classes in one image."""
+    torch.manual_seed(0)
+    config = ViTConfig.of(**TINY, segmentation=head)
+    model = build(config)
+    for part in parts:
+        torch.nn.init.normal_(model.get_submodule(f"head.{part}").weight)
+    save_model(folder, model, Card(config, list(NAMES), Preprocess(config.image_size, "squash")))
+    return folder
+
+
 def resnet() -> ResNetConfig:
     return ResNetConfig(units=(1,), width=8, classes=len(NAMES), image_size=(16, 16))

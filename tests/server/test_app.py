@@ -17,26 +17,21 @@ import pytest
 import torch
 from asgi_client import Answer, call, form, png
 from PIL import Image
-from served_models import NAMES, TINY, of_answers, of_numbers, resnet, saved, several
+from served_models import NAMES, of_answers, of_numbers, of_pixels, resnet, saved, several
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
 
 import vitrail
-from vitrail.data.settings import Preprocess
 from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
-from vitrail.model.build import build
-from vitrail.model.variants import ViTConfig
 from vitrail.server.app import create_app
 from vitrail.server.limits import Limits
 from vitrail.server.served_model import ServedModel
 from vitrail.server.service import Service
 from vitrail.tasks.predict import predict_files
 from vitrail.tasks.prediction import Prediction
-from vitrail.weights.card import Card
-from vitrail.weights.store import save_model
 
 PNG = {"content-type": "image/png"}
 
@@ -559,13 +554,7 @@ def test_the_class_of_each_pixel_comes_as_a_mask(
     tmp_path: Path, models: list[ServedModel], head: str, parts: tuple[str, ...]
 ) -> None:
     """It is torch's own enlargement of the logits, and its areas are the shares of the classes."""
-    torch.manual_seed(0)
-    config = ViTConfig.of(**TINY, segmentation=head)
-    model = build(config)
-    for part in parts:  # so that it predicts several classes
-        torch.nn.init.normal_(model.get_submodule(f"head.{part}").weight)
-    save_model(tmp_path, model, Card(config, list(NAMES), Preprocess(config.image_size, "squash")))
-    served = ServedModel("scenes", vitrail.load(tmp_path), "cpu", "float32")
+    served = ServedModel("scenes", vitrail.load(of_pixels(tmp_path, head, parts)), "cpu", "float32")
     file, picture = io.BytesIO(), np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)
     Image.fromarray(picture.repeat(4, 0).repeat(4, 1)).save(file, "PNG")
     (image,) = one([served], "POST", "/v1/predict", file.getvalue(), headers=PNG).json["images"]
@@ -573,9 +562,14 @@ def test_the_class_of_each_pixel_comes_as_a_mask(
     with torch.no_grad():
         logits = served.network(torch.from_numpy(seen.pixels).permute(2, 0, 1)[None])
     expected = torch.nn.functional.interpolate(logits, seen.size, mode="bilinear").argmax(1)[0].numpy()
-    assert seen.size != config.image_size and len(np.unique(expected)) > 1
-    assert (decoded(image["mask"]) == expected).mean() > 0.999
+    assert seen.size != served.card.config.image_size and len(np.unique(expected)) > 1
+    mask = decoded(image["mask"])
+    assert (mask == expected).mean() > 0.999
+    colours = Image.open(io.BytesIO(base64.b64decode(image["mask"].partition(",")[2]))).convert("RGB")
+    for area in (one for one in image["top"] if one["probability"]):
+        row, column = np.argwhere(mask == NAMES.index(area["class"]))[0].tolist()
+        assert bytes(colours.getpixel((column, row))).hex() == area["colour"].removeprefix("#")
     shares = {one["class"]: one["probability"] for one in image["top"]}
     assert shares == pytest.approx({name: (expected == row).mean() for row, name in enumerate(NAMES)}, abs=1e-3)
     usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json
-    assert usual["images"][0]["mask"] is None
+    assert usual["images"][0]["mask"] is None and "colour" not in usual["images"][0]["top"][0]

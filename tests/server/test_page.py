@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from asgi_client import png
 from PIL import Image
-from served_models import HOSTILE, TINY, of_answers, resnet, saved
+from served_models import HOSTILE, TINY, of_answers, of_pixels, resnet, saved
 from server_process import Running, serving
 
 from vitrail.model.variants import ViTConfig
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("models")
     coarse = ViTConfig.of(**{**TINY, "patch": 8, "depth": 1})
     single = saved(root / "vit"), saved(root / "resnet", resnet()), saved(root / "coarse", coarse)
-    with serving(*single, of_answers(root / "answers")) as running:
+    with serving(*single, of_answers(root / "answers"), of_pixels(root / "scenes")) as running:
         yield running
 
 
@@ -86,10 +86,10 @@ def choose(page: Any, name: str, content: bytes, kind: str = "image/png") -> Non
 def an_image_chosen_then_another(page: Any) -> None:
     choose(page, "first.png", png())
     expect(page.locator("#status")).to_contain_text("first.png: ")
-    expect(page.locator(".model")).to_have_count(4)
+    expect(page.locator(".model")).to_have_count(5)
     expect(page.locator(".model").nth(0).locator(".top li")).to_have_count(4)
     resnet_column = page.locator(".model").nth(1)  # it has no attention, but has seen something, too
-    expect(resnet_column.locator("canvas")).to_have_count(1)
+    expect(resnet_column.locator("canvas:visible")).to_have_count(1)
     expect(resnet_column.locator(".crop")).to_have_attribute("aria-label", "What the network saw, 16 × 16 px")
     choose(page, "second.png", png((0, 0, 200)))
     expect(page.locator("#status")).to_contain_text("second.png: ")
@@ -152,6 +152,24 @@ def several_answers_stand_below_their_names(page: Any) -> None:
     expect(part.locator(".top li.unlikely .class")).to_have_text(["x"])
     expect(part.locator(".top li .share").last).not_to_contain_text("%")
     assert "[object" not in part.locator(".card").text_content()
+
+
+def the_class_of_each_pixel_covers_the_picture(page: Any) -> None:
+    part = page.locator(".model").nth(4)
+    picture, file = (
+        np.random.default_rng(0).integers(0, 256, (5, 10, 3), np.uint8).repeat(100, 0).repeat(100, 1),
+        io.BytesIO(),
+    )
+    Image.fromarray(picture).save(file, "PNG")  # as wide as the canvas
+    with page.expect_response(lambda response: "/v1/predict?model=scenes" in response.url) as answered:
+        choose(page, "scene.png", file.getvalue())
+    expect(page.locator("#status")).to_contain_text("scene.png: ")
+    mask = answered.value.json()["images"][0]["mask"].partition(",")[2]
+    colours = np.asarray(Image.open(io.BytesIO(base64.b64decode(mask))).convert("RGB"))
+    assert len(np.unique(colours.reshape(-1, 3), axis=0)) > 1
+    drawn = np.asarray(Image.open(io.BytesIO(pixels(part, "canvas.mask"))).convert("RGB"))
+    assert np.abs(drawn - (0.4 * picture + 0.6 * colours)).max() < 2
+    expect(part.locator(".sure")).to_have_text("The share of the picture that each class covers.")
 
 
 def pixels(page: Any, selector: str) -> bytes:
@@ -271,7 +289,7 @@ PARTS: dict[str, list[Callable[[Any], None]]] = {
     "files": [
         *(an_image_chosen_then_another, a_second_image_before_the_first_is_answered, an_image_dropped_or_pasted),
         *(hostile_names_are_text, a_bad_file_and_a_good_one_after_it, large_images_are_taken_and_huge_ones_are_not),
-        several_answers_stand_below_their_names,
+        *(several_answers_stand_below_their_names, the_class_of_each_pixel_covers_the_picture),
     ],
     "patches": [
         a_patch_by_mouse_and_by_keyboard,

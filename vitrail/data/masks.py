@@ -20,13 +20,14 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import escape
 from itertools import pairwise
 from pathlib import Path, PurePath
 
 import numpy as np
 
 from vitrail.data.groups import groups_of, on_both_sides, said_of_groups
-from vitrail.data.image_names import in_junk
+from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.images.decode import decode, upright_size
 from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, role_of
 from vitrail.data.labels.masks import Masks, mask_values
@@ -196,15 +197,16 @@ def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, 
 
 
 def are_masked(root: Path) -> bool:
-    """Return whether a folder holds a folder of images and one of masks, with a PNG of the name of an image."""
+    """Return whether a folder holds a folder of images and one of masks, with a file of the name of an image."""
     masks = _masks_in(root)
     if masks is None or not (root / "images").is_dir():
         return False
-    png = next((path for path in masks.rglob("*.png") if not in_junk(path.relative_to(masks).as_posix())), None)
-    if png is None:
+    names = (path.relative_to(masks) for path in masks.rglob("*") if is_image_name(path.name))
+    mask = next((name for name in names if not in_junk(name.as_posix())), None)
+    if mask is None:
         return False
-    there, stem = root / "images" / png.relative_to(masks).parent, png.stem
-    return there.is_dir() and any(place.stem == stem for place in there.iterdir())
+    there = root / "images" / mask.parent
+    return there.is_dir() and any(place.stem == mask.stem for place in there.iterdir())
 
 
 def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
@@ -296,9 +298,11 @@ def _paired(images: Path, masks: Path, split: str, selection: Selection = ALL) -
     if missing := [name for (name, _, _), path in zip(files, paths, strict=True) if not path.is_file()]:
         which = "no image" if len(missing) == len(files) else f"{len(missing):,} of {len(files):,} images"
         has = "has a mask" if len(missing) == len(files) else "have no mask"
+        wanted = place / Path(missing[0]).with_suffix(".png")
+        other = next((path.name for path in wanted.parent.glob(f"{escape(wanted.stem)}.*") if path.is_file()), None)
         raise DataError(
-            f"{which} in {images} {has}: {listing(missing, 3)}. Expected is a PNG of the same name, such as "
-            f"{place / Path(missing[0]).with_suffix('.png')}"
+            f"{which} in {images} {has}: {listing(missing, 3)}. Expected is a PNG of the same name, such as {wanted}"
+            + f". {other} beside it is none: JPEG, for example, changes the numbers of classes" * bool(other)
         )
     found = {path for path in place.rglob("*.png") if not in_junk(path.relative_to(place).as_posix())}
     if (others := found - set(paths)) and not selection.patterns:

@@ -293,6 +293,8 @@ def _require_labels(
         return
     if len(train.class_names) < 2 and not known_classes:
         tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
+        if train.class_names == ["images"]:
+            tree = f". If each image has a mask, the folder {Path(path) / 'masks'} is missing{tree}"
         raise DataError(
             f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
             f"{warnings}{tree}"

@@ -151,7 +151,8 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
                 importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: {install_extra(to if KINDS[to].single else 'engines')}") from error
+            own = ", best in an environment of its own: some of these packages exclude each other" * KINDS[to].single
+            raise UsageError(f"{what}: {install_extra(to if KINDS[to].single else 'engines')}{own}") from error
     return importlib.import_module(f"vitrail.exports.{KINDS[to].module or to}")  # type: ignore[return-value]
 
 

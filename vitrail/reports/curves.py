@@ -34,7 +34,18 @@ def training_curves(record: RunRecord) -> list[Markup]:
     named = "nll" if in_nats and not isinstance(record.run and record.run.objective, Segmentation) else "loss"
     validation_loss = record.curve(named, having="nll" if named == "nll" else "count")
     loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
-    drawn = [_figure("Loss", "loss per image" + " (nats)" * in_nats, loss, running_mean=True)]
+    if isinstance(record.run and record.run.objective, Segmentation) and not _of_pixels(record):
+        drawn = [
+            _figure(
+                "Training loss",
+                "loss of classes and masks of the queries",
+                {"training": loss["training"]},
+                running_mean=True,
+            ),
+            _figure("Validation loss", "cross-entropy of the pixels (nats)", {"validation": validation_loss}),
+        ]
+    else:
+        drawn = [_figure("Loss", "loss per image" + " (nats)" * in_nats, loss, running_mean=True)]
     drawn += [
         _figure(name, "mean over images", {at: record.curve(name, having=by) for at, by in LINES.items()})
         for name in PARTS
@@ -55,6 +66,11 @@ def training_curves(record: RunRecord) -> list[Markup]:
     drawn += [_figure(TITLES[name], TITLES[name], {"validation": record.curve(name, having="r2")}) for name in NUMBERS]
     drawn.append(_figure("Learning rate", "learning rate", {"training": record.curve("lr", having="lr")}))
     return [figure for figure in drawn if figure is not None]
+
+
+def _of_pixels(record: RunRecord) -> bool:
+    """Return whether the training loss is that of pixels, as the validation loss is, and not that of queries."""
+    return bool(len(record.curve("pixel_accuracy", having="lr")[0]))
 
 
 def comparison_curves(records: Sequence[RunRecord], labels: Sequence[str]) -> list[Markup]:

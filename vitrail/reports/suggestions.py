@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
 from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.pixel_scores import PixelResults
 from vitrail.objective.settings import DINOv2, Segmentation, Supervised, Tokenizer
 from vitrail.ranges import height_width
 from vitrail.reports.run_record import RunRecord
@@ -42,6 +45,8 @@ WORSE = 0.02
 """Loss of kNN accuracy from which features that learned on without labels are called worse."""
 BEHIND = 0.7
 """Share of the best answer's score up to which another answer is far behind."""
+RISEN = 0.01
+"""Rise of the mIoU in the last quarter of a run from which a longer one is suggested."""
 CERTAIN = 0.9
 """Probability of a wrong class from which the label of an image is looked at."""
 
@@ -74,10 +79,10 @@ def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
     if isinstance(record.results, AnswerResults):
         return _weakest_answer(record, record.results)
     if record.run is not None and isinstance(record.run.objective, Segmentation):
-        return _of_masks(record, record.run, image_size or 0)
+        return _of_masks(_Ran(record, record.run, image_size or 0))
     if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
         return []
-    seen = _Seen(record, record.run, record.evaluation, image_size or 0)
+    seen = _Seen(record, record.run, image_size or 0, record.evaluation)
     right = (record.result.get("test") or {}).get("top1", record.evaluation.top1)
     found = (rule(seen) for rule in (PERFECT if right == 1 else RULES) if rule is not _use or not record.shortfall)
     return [one for one in found if one is not None][:MOST]
@@ -116,29 +121,39 @@ def _weakest_answer(record: RunRecord, results: AnswerResults) -> list[Suggestio
     ]
 
 
-def _of_masks(record: RunRecord, run: Run, image_size: int) -> list[Suggestion]:
+def _of_masks(ran: _Ran) -> list[Suggestion]:
     """Return what to do with a network for the class of each pixel; nothing for a run that has not ended."""
-    if not record.result:
+    results = ran.record.results
+    if not ran.record.result or not isinstance(results, PixelResults):
         return []
-    folder, size = shlex.quote(str(record.folder)), height_width(run.image_size or image_size)
+    size = height_width(ran.run.image_size or ran.image_size)
     wanted = " ".join(str(2 * side) for side in (size if size[0] != size[1] else size[:1]))
-    return [
+    _, scores = ran.record.curve("miou", having="miou")
+    failed, rising = results.pixel_accuracy <= results.largest_share, _last_quarter(scores)
+    reason, found = "", []
+    if failed:
+        reason = f"The network is not better than one that always says the most frequent class: {results.in_words()}."
+    elif rising and rising[1] - rising[0] > RISEN:
+        reason = f"The mIoU was still rising at the end: from {rising[0]:.1%} to {rising[1]:.1%} in the last quarter."
+    if reason:
+        found.append(Suggestion(f"{reason} Train twice as long.", ran.twice_as_long()))
+    found.append(
         Suggestion(
-            f"The network sees {image_size} pixels of the shorter side. With more pixels masks are finer, and a step "
-            "takes about four times as long.",
-            f"vitrail train --config {folder}/config.yaml --image-size {wanted}",
-        ),
-        Suggestion(
-            "The network writes a mask for each new image.", f"vitrail predict {folder} photos/ --out masks/", False
-        ),
-    ]
+            f"The network sees {ran.image_size} pixels of the shorter side. With more pixels masks are finer, and a "
+            "step takes about four times as long.",
+            ran.again(f"--image-size {wanted}"),
+        )
+    )
+    if not failed:
+        command = f"vitrail predict {ran.folder} photos/ --out masks/"
+        found.append(Suggestion("The network writes a mask for each new image.", command, improves=False))
+    return found
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Ran:
     record: RunRecord
     run: Run
-    evaluation: Classification
     image_size: int
 
     @property
@@ -173,6 +188,18 @@ class _Seen:
             if TIME not in (word.partition("=")[0].replace("_", "-"), before.replace("_", "-")):
                 kept.append(word)
         return shlex.join([*kept, TIME, f"{minutes:g}"])
+
+    def twice_as_long(self) -> str:
+        """Return the command that repeats the run for twice the time or duration."""
+        if self.run.time_limit is not None:
+            return self.within(2 * self.run.time_limit)
+        assert self.run.duration is not None  # only a time limit takes its place
+        return self.again(f"--duration '{replace(self.run.duration, value=2 * self.run.duration.value)}'")
+
+
+@dataclass(frozen=True)
+class _Seen(_Ran):
+    evaluation: Classification
 
 
 def _unfinished(seen: _Seen) -> Suggestion | None:
@@ -240,21 +267,23 @@ def _longer(seen: _Seen) -> Suggestion | None:
         reason = _not_enough(seen).rstrip()
     else:
         return None
-    if run.time_limit is not None:
-        command = seen.within(2 * run.time_limit)
-    else:
-        assert run.duration is not None  # only a time limit takes its place
-        command = seen.again(f"--duration '{replace(run.duration, value=2 * run.duration.value)}'")
-    return Suggestion(f"{reason} Train twice as long.", command)
+    return Suggestion(f"{reason} Train twice as long.", seen.twice_as_long())
 
 
 def _rise(seen: _Seen) -> tuple[float, float] | None:
     """Return the accuracies at three quarters and at the end, if the end is ahead by more than its standard error."""
     _, accuracy = seen.record.curve("top1", having="nll")
-    if len(accuracy) < 4 or accuracy[-1] < accuracy.max() or seen.record.result.get("ended") == "early stop":
+    if seen.record.result.get("ended") == "early stop" or not (found := _last_quarter(accuracy)):
         return None
-    before, last = float(accuracy[: -(len(accuracy) // 4)][-1]), float(accuracy[-1])
-    return (before, last) if last - before > math.sqrt(last * (1 - last) / seen.evaluation.count) else None
+    before, last = found
+    return found if last - before > math.sqrt(last * (1 - last) / seen.evaluation.count) else None
+
+
+def _last_quarter(scores: np.ndarray) -> tuple[float, float] | None:
+    """Return a score at three quarters and at the end; None if the end is not the best, or there are too few."""
+    if len(scores) < 4 or scores[-1] < scores.max():
+        return None
+    return float(scores[: -(len(scores) // 4)][-1]), float(scores[-1])
 
 
 def _rare_classes(seen: _Seen) -> Suggestion | None:

@@ -26,10 +26,10 @@ class ImagePrediction:
     class. `rejected` says whether the best class is less probable than `vitrail serve --reject` asks for, so that the
     image is none of the classes; null without it. For a model that predicts the class of each pixel, `mask` is a PNG of
     the image's size in a data URI, whose palette indices are numbers of classes, and a probability in `top` is the
-    share of the pixels; null for other models. For a model that predicts numbers, `numbers` are these by name. For a
-    model that gives several answers, `answers` are these by name, each with `class`, `probability` and `top`, with
-    `labels` and `top`, or with `numbers`. `top` is empty for both. `crop`, if requested, is exactly the image that the
-    network saw, as a PNG in a data URI.
+    share of the pixels, beside the `colour` of the class in the PNG; null for other models. For a model that predicts
+    numbers, `numbers` are these by name. For a model that gives several answers, `answers` are these by name, each with
+    `class`, `probability` and `top`, with `labels` and `top`, or with `numbers`. `top` is empty for both. `crop`, if
+    requested, is exactly the image that the network saw, as a PNG in a data URI.
     """
 
     name: str

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitrail.costs.count import learned_values
 from vitrail.data.images.ops import eval_transform, shown_transform
-from vitrail.data.labels.masks import mask_png
+from vitrail.data.labels.masks import class_colours, mask_png
 from vitrail.data.labels.sets import BETWEEN
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
@@ -130,6 +130,7 @@ class ServedModel:
         self.transform, self.shown = (make(self.card.preprocess) for make in (eval_transform, shown_transform))
         config = self.card.config
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
+        self.colours = [f"#{bytes(row).hex()}" for row in class_colours(len(self.class_names))]
         outputs = engine_predictor(network, self.device, precision, engine=engine)
         self.predict: Predict = calibrated(outputs, self.card.temperature)
 
@@ -221,7 +222,11 @@ class ServedModel:
     def top(self, ranked: RankedClasses, count: int) -> list[dict[str, Any]]:
         """Return the `count` best classes, at most `TOP`, with their probabilities, best first."""
         pairs = zip(ranked.classes[:count].tolist(), ranked.shares[:count].tolist(), strict=True)
-        return [{"class": self.class_names[number], "probability": share} for number, share in pairs]
+        found: list[dict[str, Any]] = []
+        for number, share in pairs:
+            colour = {"colour": self.colours[number]} if ranked.mask else {}
+            found.append({"class": self.class_names[number], "probability": share, **colour})
+        return found
 
     def labels(self, ranked: RankedClasses) -> list[dict[str, Any]] | None:
         """Return the predicted labels with their probabilities, best first; None if the network predicts one class."""

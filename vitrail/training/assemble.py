@@ -236,11 +236,14 @@ def _head_kind(config: NetworkConfig) -> object:
 def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, dict[str, str]]:
     """Return the teacher of a run, on its device, and how it teaches, in words; None without one.
 
-    Raises UsageError for a teacher that cannot teach these classes or see these images, and what `load` raises.
+    Raises UsageError for a teacher that cannot teach this objective or these classes or see these images, and what
+    `load` raises.
     """
     run, source = decision.run, decision.run.teacher
     if source is None:
         return None, {}
+    if not isinstance(run.objective, Supervised):
+        raise UsageError(f"a teacher needs objective.kind supervised, not {run.objective.kind}: leave out teacher")
     network = load(source)
     card, config, columns = network.card, network.config, None
     assert card is not None  # it comes with every file
@@ -333,10 +336,9 @@ def build_objective(
     )
     if teacher is None:
         objective = _built(run.objective, model, task)
-    elif isinstance(run.objective, Supervised):
-        objective = DistillationObjective(model, run.objective, task, run.distill, teacher)
     else:
-        raise UsageError(f"a teacher needs objective.kind supervised, not {run.objective.kind}: leave out teacher")
+        assert isinstance(run.objective, Supervised)  # see `load_teacher`
+        objective = DistillationObjective(model, run.objective, task, run.distill, teacher)
     needed = Objective if run.supervised else SelfSupervised
     if not isinstance(objective, needed):
         raise UsageError(

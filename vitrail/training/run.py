@@ -366,7 +366,8 @@ class Run(Settings):
         Supervised | Regression | Segmentation | SeveralAnswers | MaskedPatch | MAE | BEiT | DINO | DINOv2 | Tokenizer
         | ObjectiveSettings
     ) = field(default_factory=Supervised)  # fmt: skip
-    """What the network learns, chosen by `objective.kind`: from labels, numbers or masks, or without labels."""
+    """What the network learns, chosen by `objective.kind`: from labels, numbers or masks (with the head
+    `vit.segmentation`), or without labels."""
     teacher: str | None = None
     """Trained network from which this one learns, too (distillation): a run, a model folder, a weight file, or a name
     on the hub. It sees the same augmented images (default: labels only)."""

@@ -303,7 +303,7 @@ class LoadReport:
     resampled: dict[str, str] = field(default_factory=dict)
     """Name -> how it was resampled, such as "14 x 14 -> 24 x 24, official"."""
     reset: list[str] = field(default_factory=list)
-    """Names of the tensors reset to zero: the classifier."""
+    """Names of the tensors of a new head, which starts at zero unless it is one for pixels or of the user's own."""
     unused: dict[str, str] = field(default_factory=dict)
     """Name in the file -> why the model does not use it, such as "replaced by a new head"."""
     missing: dict[str, str] = field(default_factory=dict)
@@ -320,8 +320,8 @@ class LoadReport:
         new = [name for name in self.reset if name in self.unused]
         reset = [name for name in self.reset if name not in new]
         unused = {name: why for name, why in self.unused.items() if name not in new}
-        parts += [f"replaced by zeros, for other classes: {', '.join(new)}"] * bool(new)
-        parts += [f"reset to zero: {', '.join(reset)}"] * bool(reset)
+        parts += [f"replaced, for other classes: {_few(new)}"] * bool(new)
+        parts += [f"new: {_few(reset)}"] * bool(reset)
         parts += [f"not in the file, zero: {_grouped(self.missing)}"] * bool(self.missing)
         parts += [f"left out: {_grouped(unused)}"] * bool(unused)
         parts += [f"assumed: {text}" for text in self.assumptions]

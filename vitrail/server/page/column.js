@@ -4,6 +4,7 @@ import { loaded, outline, overlay, paint, range, tinted } from "./draw.js";
 
 const LONGEST = 3; // maximum aspect ratio: longer pictures would be a stripe
 const EXAMPLES = 10; // maximum number of classes above an answer
+const COVERING = 3; // maximum number of classes of pixels that are named in words
 const NAMED = 200; // maximum number of classes in the model card
 
 export class Column {
@@ -75,7 +76,8 @@ export class Column {
       const labels = image.rejected ? [] : image.labels?.map((label) => label.class);
       const none = image.rejected ? [element("li", "none of these", "none")] : [];
       this.one(".top").replaceChildren(...none, ...bars(image, labels));
-      this.one(".sure").textContent = labels || !image.top.length ? "" : `How sure it is. It always chooses one of its ${counted(this.model.class_names.length, "class", "classes")}, also for an image that shows none of them.`;
+      this.one(".sure").textContent = labels || !image.top.length ? "" : image.mask ? "The share of the picture that each class covers." : `How sure it is. It always chooses one of its ${counted(this.model.class_names.length, "class", "classes")}, also for an image that shows none of them.`;
+      if (image.mask) await this.drawMask(image.mask);
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
       if (crop) this.drawCrop(await loaded(image.crop), "");
       else await this.look(signal);
@@ -184,6 +186,16 @@ export class Column {
     alike.nextElementSibling.textContent = `How near the network places each patch to the selected one, yellow for the nearest: ${found.positions_about}, from ${least} to ${most}`;
   }
 
+  // draw the class of each pixel over the picture, or alone if the browser cannot read the picture
+  async drawMask(address) {
+    const [mask, copy] = await Promise.all([loaded(address), this.picture]);
+    const context = paint(this.one(".mask"), copy?.canvas ?? mask);
+    context.globalAlpha = copy ? 0.6 : 1;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(mask, 0, 0, context.canvas.width, context.canvas.height);
+    this.one(".masked").hidden = false;
+  }
+
   drawCrop(crop, patches) {
     const tile = this.one(".crop");
     const size = `${crop.width} × ${crop.height} px`;
@@ -251,12 +263,13 @@ function element(name, text, className = "") {
   return Object.assign(document.createElement(name), { textContent: text, className });
 }
 
-// the answer for an image in words: its best class, or all of its labels, or none of the classes; or numbers; or each
-// of several answers
-export function answer({ top, labels, rejected, numbers, answers }) {
+// the answer for an image in words: its best class, or all of its labels, or none of the classes; or the classes that
+// cover most of it; or numbers; or each of several answers
+export function answer({ top, labels, rejected, numbers, answers, mask }) {
   const words = ({ class: name, probability }) => `${name} (${percent(probability)})`;
   if (answers) return Object.entries(answers).map(([name, one]) => (one.numbers ? answer(one) : `${name}: ${answer(one)}`)).join("; ");
   if (numbers) return Object.entries(numbers).map(([name, value]) => `${name} ${written(value)}`).join(", ");
+  if (mask) return top.slice(0, COVERING).filter((one) => one.probability > 0).map(words).join(", ");
   if (rejected) return `none of these; most likely ${words(top[0])}`;
   if (!labels && top[0].probability < 0.5) return `not sure; most likely ${words(top[0])}`;
   if (!labels) return `most likely ${words(top[0])}`;
@@ -279,12 +292,13 @@ function number([name, value]) {
 }
 
 // a class with its probability; those that are not predicted are pale, of several labels or if none is sure enough
-function bar({ class: name, probability }, labels) {
+function bar({ class: name, probability, colour }, labels) {
   const item = element("li", "", labels && !labels.includes(name) ? "unlikely" : "");
   const length = element("div", "", "bar");
   length.setAttribute("aria-hidden", "true");
   length.append(element("span"));
   length.firstChild.style.width = `${100 * probability}%`;
+  if (colour) length.firstChild.style.background = colour; // that of the class in the mask
   item.append(element("span", name, "class"), element("span", percent(probability), "share"), length);
   return item;
 }

@@ -13,6 +13,7 @@ from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.version import need
+from vitrail.words import counted
 
 if TYPE_CHECKING:
     from vitrail.data.check import BadImage, Copy, Report, Stats
@@ -135,9 +136,10 @@ def _stats_parts(stats: Stats) -> list[Any]:
         f"{name} {low} to {high}, median {middle}"
         for name, (low, middle, high) in (("height", stats.heights), ("width", stats.widths))
     ]
+    classes = len(stats.class_names)
     kinds = ", ".join(f"{count:,} {name}" for name, count in [*stats.formats.items(), *stats.modes.items()])
     return [
-        f"{stats.path}: {stats.kind}, {stats.count:,} images of {len(stats.class_names)} classes",
+        f"{stats.path}: {stats.kind}, {counted(stats.count, 'image')} of {classes} class{'es' * (classes != 1)}",
         table(("split", "images", "classes", "fewest", "most", "no label", "MiB"), rows),
         f"sizes of {stats.looked_at:,} looked at: {'; '.join(sides)} pixels ({kinds})",
         [f"labels of {split.name or 'all'}: {split.several}" for split in stats.splits if split.several],
