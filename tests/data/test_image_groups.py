@@ -26,7 +26,6 @@ from vitrail.data.groups import grouped_folds, groups_of, hold_out_groups, serie
 from vitrail.data.item import ids
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets
-from vitrail.data.masks import open_masks
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import open_data, open_split
@@ -35,6 +34,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.transfer.protocol import arrange
 from vitrail.verbs.data.audit import audit
+from vitrail.verbs.features import open_train_and_test
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -302,20 +302,20 @@ def test_masks_of_a_group_are_held_out_together(tmp_path: Path, caplog: pytest.L
     (tmp_path / "all" / "patients.csv").write_text("\n".join(rows[:25]))
     for group in ("name: ^(p[0-9]+)_", "table: patients.csv image -> patient"):
         for seed in range(3):
-            found = open_masks(tmp_path / "all", seed=seed, group=group)
-            sides = [[part.images.id(row)[:2] for row in range(len(part))] for part in (found.train, found.validation)]
+            found = open_train_and_test("", tmp_path / "all", None, reading={"group": group}, seed=seed)
+            sides = [[part.id(row)[:2] for row in range(len(part))] for part in (found.train, found.test)]
             assert (
-                found.held_out
+                "a tenth held out" in found.name
                 and not {*sides[0]} & {*sides[1]}
                 and sorted(sides[0] + sides[1])[::4] == [f"p{number}" for number in range(6)]
             )
-            assert len(found.validation) == 4 and found.validation.masks[0].name[:2] == sides[1][0]
+            assert len(found.test) == 4 and found.test.labels.path(0).name[:2] == sides[1][0]
     assert "divides 24 images into 6 groups of 4 to 4" in caplog.text
     caplog.clear()
-    open_masks(tmp_path / "given", group="name: ^(p[0-9]+)_")
-    assert "6 groups of data.group 'name: ^(p[0-9]+)_' are in split 'train' and in split 'validation'" in caplog.text
+    open_train_and_test("", tmp_path / "given", None, reading={"group": "name: ^(p[0-9]+)_"})
+    assert "6 groups of data.group 'name: ^(p[0-9]+)_' are in split 'training' and in split 'validation'" in caplog.text
     with pytest.raises(UsageError, match="a column, and"):
-        open_masks(tmp_path / "all", group="patient")
+        open_train_and_test("", tmp_path / "all", None, reading={"group": "patient"})
 
 
 def test_check_and_training_say_what_the_groups_are(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from vitrail.data.images.decode import class_values, decode, upright_size
-from vitrail.data.masks import open_masks
+from vitrail.data.labels.masks import Masks
+from vitrail.data.roles import Splits
 from vitrail.data.settings import IGNORED, Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, DecodeError
@@ -29,6 +30,15 @@ def write(root: Path, name: str, mask: Any, size: tuple[int, int] = (6, 8)) -> N
     if isinstance(mask, int):
         mask = np.full(size, mask, np.uint8)
     (Image.fromarray(mask) if isinstance(mask, np.ndarray) else mask).save(target)
+
+
+def opened(root: Path, seed: int = 0, **settings: Any) -> Splits:
+    return open_data(Data(str(root), **settings), seed=seed)
+
+
+def masks(source: Any) -> Masks:
+    assert isinstance(source.labels, Masks)
+    return source.labels
 
 
 def two_classes() -> np.ndarray:
@@ -52,51 +62,50 @@ def test_the_folders_of_ade20k(tmp_path: Path) -> None:
     )
     (tmp_path / "sceneCategories.txt").write_text("ADE_train_00000001 airport_terminal\n")
     before = contents(tmp_path)
-    found = open_masks(tmp_path, ignore=(0, 255))
-    assert (found.values, found.class_names, found.held_out) == ([1, 7, 150], ["1", "7", "150"], False)
-    assert [found.train.images.id(row) for row in range(2)] == ["ADE_train_00000001.jpg", "ADE_train_00000002.jpg"]
-    assert found.validation.masks == [tmp_path / "annotations" / "validation" / "ADE_val_00000001.png"]
-    counted = found.read_mask(found.validation.masks[0])
+    found = opened(tmp_path, ignore=(0, 255))
+    assert (found.class_names, found.held_out) == (["1", "7", "150"], {"validation": "validation"})
+    assert [found.train.id(row) for row in range(2)] == ["ADE_train_00000001.jpg", "ADE_train_00000002.jpg"]
+    assert masks(found.validation).path(0) == tmp_path / "annotations" / "validation" / "ADE_val_00000001.png"
+    counted = masks(found.validation).mask(0)
     assert np.unique(counted).tolist() == [1, IGNORED] and (counted == 1).sum() == 20  # 4 rows of 5 pixels
     assert contents(tmp_path) == before
     (tmp_path / "annotations" / "training" / "ADE_train_00000002.png").unlink()
     with pytest.raises(DataError, match=r"1 of 2 images in .*ADE_train_00000002.jpg.*annotations/training"):
-        open_masks(tmp_path)
+        opened(tmp_path)
 
 
 def test_classes_are_the_values_and_others_are_ignored(tmp_path: Path) -> None:
     for name in ("train/a", "train/deep/b", "val/c"):
         write(tmp_path, name, two_classes())
     before = contents(tmp_path)
-    found = open_masks(tmp_path)
-    assert (found.values, found.class_names, found.held_out) == ([0, 7], ["0", "7"], False)
-    assert [found.train.images.id(row) for row in range(2)] == ["a.jpg", "deep/b.jpg"] and len(found.validation) == 1
+    found = opened(tmp_path)
+    assert (found.class_names, found.held_out) == (["0", "7"], {"validation": "val"})
+    assert [found.train.id(row) for row in range(2)] == ["a.jpg", "deep/b.jpg"] and len(masks(found.validation)) == 1
     expected = np.full((6, 8), 0)
     expected[2:, 3:], expected[0] = 1, IGNORED
-    assert (found.read_mask(found.train.masks[1]) == expected).all()
-    assert open_masks(tmp_path, ignore=(7,)).values == [0, 255]
+    assert (masks(found.train).mask(1) == expected).all()
+    assert opened(tmp_path, ignore=(7,)).class_names == ["0", "255"]
     (tmp_path / "classes.txt").write_text("wall\n\u00e4 b\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a.png holds the value 7, and classes.txt names the classes 0 to 1"):
-        open_masks(tmp_path)
-    named = open_masks(tmp_path, ignore=(7, 255))
+        opened(tmp_path)
+    named = opened(tmp_path, ignore=(7, 255))
     assert named.class_names == ["wall", "\u00e4 b"]
     (tmp_path / "classes.txt").unlink()
     assert contents(tmp_path) == before
 
 
 def test_masks_of_another_format_are_not_taken_for_a_class(tmp_path: Path) -> None:
-    """`images/` and `masks/` of JPEG files look like two class folders."""
+    """`images/` and `masks/` look like two class folders."""
     for name in ("a", "b"):
         write(tmp_path, name, two_classes())
         (tmp_path / "masks" / f"{name}.png").rename(tmp_path / "masks" / f"{name}.jpg")
-    for read in (open_masks, lambda path: open_data(Data(str(path)))):
-        with pytest.raises(DataError, match=r"no image in .*: 'a.jpg', 'b.jpg'.* a.jpg beside it is none: JPEG"):
-            read(tmp_path)
+    with pytest.raises(DataError, match=r"no image in .*: 'a.jpg', 'b.jpg'.* a.jpg beside it is none: JPEG"):
+        opened(tmp_path)
     (tmp_path / "masks" / "a.jpg").unlink()
     (tmp_path / "masks" / "b.jpg").unlink()
     (tmp_path / "masks").rmdir()
     with pytest.raises(DataError, match=r"If each image has a mask, the folder .*masks is missing"):
-        open_data(Data(str(tmp_path)))
+        opened(tmp_path)
 
 
 def test_a_palette_and_few_bits_keep_their_values() -> None:
@@ -152,13 +161,16 @@ def test_without_splits_a_tenth_is_held_out_by_the_seed(tmp_path: Path) -> None:
         write(tmp_path, f"{number:02d}", number % 2)
     held = []
     for seed in (0, 0, 1):
-        found = open_masks(tmp_path, seed=seed)
-        train, validation = set(found.train.masks), set(found.validation.masks)
-        assert found.held_out and len(train) == 18 and len(validation) == 2 and not train & validation
+        found = opened(tmp_path, seed)
+        train, validation = (
+            {masks(part).path(row) for row in range(len(masks(part)))} for part in (found.train, found.validation)
+        )
+        assert len(train) == 18 and len(validation) == 2 and not train & validation
         held.append(validation)
     assert held[0] == held[1] != held[2]
     moved = tmp_path.rename(tmp_path.with_name("moved"))
-    assert {path.name for path in open_masks(moved).validation.masks} == {path.name for path in held[0]}
+    again = masks(opened(moved).validation)
+    assert {again.path(row).name for row in range(len(again))} == {path.name for path in held[0]}
 
 
 def test_masks_without_a_pixel_that_counts_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,13 +180,13 @@ def test_masks_without_a_pixel_that_counts_are_left_out(tmp_path: Path, caplog: 
     write(tmp_path, "val/1", 1)
     (tmp_path / "masks/train/other.png").write_bytes(b"")
     with caplog.at_level(logging.WARNING, "vitrail"):
-        found = open_masks(tmp_path)
+        found = opened(tmp_path)
     assert len(found.train) == 6
     assert "1 images are left out, because every pixel of their masks is ignored: 'void.png'" in caplog.text
     assert "1 masks in" in caplog.text and "'other.png'" in caplog.text
     write(tmp_path, "val/1", 255)
     with pytest.raises(DataError, match=r"every pixel of all 1 masks is ignored: '1.png'. Ignored: "):
-        open_masks(tmp_path)
+        opened(tmp_path)
 
 
 def no_mask(root: Path) -> None:
@@ -203,15 +215,6 @@ def one_class(root: Path) -> None:
         Image.new("L", (8, 6)).save(path)
 
 
-def no_validation(root: Path) -> None:
-    (root / "images/val/1.jpg").unlink()
-    (root / "images/val").rmdir()
-
-
-def no_images(root: Path) -> None:
-    (root / "images").rename(root / "pictures")
-
-
 def names_twice(root: Path) -> None:
     (root / "classes.txt").write_text("wall\nsky\nwall\n")
 
@@ -225,8 +228,6 @@ def names_twice(root: Path) -> None:
         (sixteen_bits, r"masks/train/1.png cannot be used: 16 bits a pixel"),
         (broken, r"masks/train/1.png cannot be used: not an image"),
         (one_class, "hold 1 class, and at least 2 are needed"),
-        (no_validation, r"has the folder 'train' and none of 'validation', 'val', 'valid'"),
-        (no_images, "has no folder images/. Expected are"),
         (names_twice, r"classes.txt, line 3: 'wall' is empty or a name that is already there"),
     ],
 )
@@ -236,5 +237,5 @@ def test_what_cannot_be_measured(tmp_path: Path, spoil: Any, message: str) -> No
     spoil(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(DataError, match=message):
-        open_masks(tmp_path)
+        opened(tmp_path)
     assert contents(tmp_path) == before

@@ -112,6 +112,13 @@ def test_settings_that_cannot_work(
     assert not (tmp_path / "out").exists()
 
 
+def test_images_without_masks_have_no_pixels_to_measure(network: Path, halves: Path, tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).symlink_to(halves / "images" / "val")
+    with pytest.raises(DataError, match=r"holds no images with masks. Expected are images/NAME.jpg and masks/NAME.png"):
+        vitrail.probe.segment(network, tmp_path, **SETTINGS)
+
+
 def test_nothing_is_written_among_other_files(network: Path, halves: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lies within the data set"):
         vitrail.probe.segment(network, halves, out=halves / "out", **SETTINGS)

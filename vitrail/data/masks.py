@@ -26,16 +26,14 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from vitrail.data.groups import groups_of, on_both_sides, said_of_groups
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.images.decode import decode, upright_size
-from vitrail.data.item import ROLES, DataSet, Findings, IndexedSource, role_of
+from vitrail.data.item import DataSet, Findings, IndexedSource, role_of
 from vitrail.data.labels.masks import Masks, mask_values
 from vitrail.data.labels.sets import named
-from vitrail.data.settings import ALL, IGNORED, Columns, Data, Selection
+from vitrail.data.settings import ALL, IGNORED, Columns, Selection
 from vitrail.data.sources.flat import label_advice
 from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, read_file
-from vitrail.data.split import hold_out
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import read_text
 from vitrail.words import listing
@@ -146,23 +144,6 @@ class MaskedImages:
         return MaskedImages(self.images.at(rows, *named([None] * len(rows))), [self.masks[row] for row in rows])
 
 
-@dataclass(frozen=True)
-class MaskedData:
-    """Training and validation images with masks, and the classes of their pixels."""
-
-    train: MaskedImages
-    validation: MaskedImages
-    values: list[int]
-    """Value of each class in the masks, ascending."""
-    class_names: list[str]
-    held_out: bool
-    """Whether the validation images are a share of the images, because the folder has no splits."""
-
-    def read_mask(self, path: Path) -> np.ndarray:
-        """Return the class of each pixel, uint8 [H, W]; IGNORED where it does not count. Raises DataError."""
-        return _table(self.values)[mask_values(path)]
-
-
 def _table(values: list[int]) -> np.ndarray:
     """Return the class of each value of a mask, uint8 [256]; IGNORED for values that are none of these."""
     table = np.full(256, IGNORED, dtype=np.uint8)
@@ -170,50 +151,22 @@ def _table(values: list[int]) -> np.ndarray:
     return table
 
 
-def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0, group: str | None = None) -> MaskedData:
-    """Return the images and masks in the folder `data`. All masks are read once, to check them.
-
-    Pixels with a value in `ignore` do not count. The classes are those of classes.txt, else all other values in the
-    masks. Without validation images a tenth, which is a function of `seed`, is held out, or whole groups of images that
-    belong together (`Data.group`). Masks without any pixel that counts are left out with a warning. Raises DataError
-    with the file and the problem, and UsageError for a group that does not fit.
-    """
-    root, settings = Path(data).expanduser(), Data(str(data), group=group)
-    images, masks = _folders(root)
-    splits = {role: _paired(images / name, masks, name) for role, name in _splits(images).items()}
-    checked, values, titles = _checked(root, masks, splits, ignore)
-    splits = {role: pairs for role, (pairs, _) in checked.items()}
-    train, validation = splits["train"], splits.get("validation")
-    groups = {} if group is None else {role: groups_of(pairs.images, settings) for role, pairs in splits.items()}
-    said = [said_of_groups(train.images, groups["train"], settings)] if groups and validation is None else []
-    for line in [*said, *on_both_sides(groups, settings)]:
-        log.warning("%s", line)
-    if validation is None:
-        kept, held = hold_out(train.images, settings.holdout, seed, groups.get("train"))
-        if not len(held):
-            raise DataError(f"{images} has 1 image, and at least 2 are needed: one of them is held out")
-        return MaskedData(train.at(kept.tolist()), train.at(held.tolist()), values, titles, True)
-    return MaskedData(train, validation, values, titles, False)
-
-
 def are_masked(root: Path) -> bool:
-    """Return whether a folder holds a folder of images and one of masks, with a file of the name of an image."""
+    """Return whether a folder holds a folder of images and one of masks, which no two classes are called."""
     masks = _masks_in(root)
     if masks is None or not (root / "images").is_dir():
         return False
-    names = (path.relative_to(masks) for path in masks.rglob("*") if is_image_name(path.name))
-    mask = next((name for name in names if not in_junk(name.as_posix())), None)
-    if mask is None:
-        return False
-    there = root / "images" / mask.parent
-    return there.is_dir() and any(place.stem == mask.stem for place in there.iterdir())
+    return any(
+        is_image_name(path.name) and not in_junk(path.relative_to(masks).as_posix()) for path in masks.rglob("*")
+    )
 
 
 def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
     """Return the images in a folder with their masks as labels. All masks are read once, to check them.
 
-    See `open_masks` for the classes. Without `labels` the masks are not read. Raises DataError with the file and the
-    problem.
+    Pixels with a value in `Data.ignore` do not count. The classes are those of classes.txt, else all other values in
+    the masks. Masks without any pixel that counts are left out with a warning. Without `labels` the masks are not read.
+    Raises DataError with the file and the problem.
     """
     if columns.per_image != "auto":
         raise DataError(
@@ -270,22 +223,6 @@ def _checked(
     if len(values) > IGNORED:
         raise DataError(f"the masks in {masks} hold {len(values)} classes, and {IGNORED} are possible. Ignore a value")
     return checked, values, [names[value] if names else str(value) for value in values]
-
-
-def _splits(images: Path) -> dict[str, str]:
-    """Return role -> name of the folder with its images, which is "" for images without splits."""
-    roles = {folder.name: role_of(folder.name) for folder in folders_in(images)}
-    found = {role: name for name, role in sorted(roles.items(), reverse=True) if role}
-    if "test" in found:  # it takes the place of missing validation images, as in the other probes
-        found.setdefault("validation", found.pop("test"))
-    if not found:
-        return {"train": ""}
-    if missing := {"train", "validation"} - set(found):
-        raise DataError(
-            f"{images} has the folder {listing(list(found.values()), 3)} and none of "
-            f"{listing(ROLES[missing.pop()][:3], 3)}. {EXPECTED}"
-        )
-    return {role: found[role] for role in ("train", "validation")}
 
 
 def _paired(images: Path, masks: Path, split: str, selection: Selection = ALL) -> MaskedImages:

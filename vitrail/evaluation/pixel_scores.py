@@ -5,6 +5,7 @@ The scores count the pixels of the masks at their own size: the network's logits
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,17 +30,39 @@ _LOGITS = 1 << 24
 """Number of logits that are enlarged at a time."""
 
 
-def ious(right: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Return intersection over union of each class, float64 [classes]; NaN for a class that is neither there nor seen.
+class PixelNumbers(ABC):
+    """The scores of all pixels together, as Pascal VOC and ADE20K define them."""
 
-    The arguments are numbers of pixels of each class: of those that are right, are there, and are predicted.
-    """
-    union = true + predicted - right
-    return np.divide(right, union, out=np.full(len(right), np.nan), where=union > 0)
+    @property
+    @abstractmethod
+    def totals(self) -> np.ndarray:
+        """int64 [3, classes]: number of pixels, see `RIGHT`."""
+
+    @property
+    def iou(self) -> np.ndarray:
+        """Intersection over union of each class, float64 [classes]; NaN for a class that is neither there nor seen."""
+        right, true, predicted = self.totals
+        union = true + predicted - right
+        return np.divide(right, union, out=np.full(len(right), np.nan), where=union > 0)
+
+    @property
+    def miou(self) -> float:
+        """Mean IoU of the classes that have one."""
+        return float(np.nanmean(self.iou))
+
+    @property
+    def pixel_accuracy(self) -> float:
+        """Share of the pixels whose class is right."""
+        return float(self.totals[RIGHT].sum() / self.totals[TRUE].sum())
+
+    @property
+    def largest_share(self) -> float:
+        """Share of the pixels that have the most frequent class: the accuracy without looking."""
+        return float(self.totals[TRUE].max() / self.totals[TRUE].sum())
 
 
 @dataclass(frozen=True)
-class PixelResults(Results):
+class PixelResults(PixelNumbers, Results):
     """The pixels of each image, one row per image, sorted by `index`, and the numbers from all of them together."""
 
     task = "segmentation"
@@ -59,30 +82,15 @@ class PixelResults(Results):
         return found
 
     @property
-    def iou(self) -> np.ndarray:
-        """float64 [classes]: see `ious`."""
-        return ious(*self.pixels.sum(axis=0))
-
-    @property
-    def miou(self) -> float:
-        """Mean IoU of the classes that have one."""
-        return float(np.nanmean(self.iou))
-
-    @property
-    def pixel_accuracy(self) -> float:
-        """Share of the pixels whose class is right."""
-        return float(self.pixels[:, RIGHT].sum() / self.pixels[:, TRUE].sum())
-
-    @property
-    def largest_share(self) -> float:
-        """Share of the pixels that have the most frequent class: the accuracy without looking."""
-        counts = self.pixels[:, TRUE].sum(axis=0)
-        return float(counts.max() / counts.sum())
+    def totals(self) -> np.ndarray:
+        """See `PixelNumbers`."""
+        found: np.ndarray = self.pixels.sum(axis=0)
+        return found
 
     @property
     def loss(self) -> float:
         """Mean cross-entropy of the pixels."""
-        return float(self.losses.sum() / self.pixels[:, TRUE].sum())
+        return float(self.losses.sum() / self.totals[TRUE].sum())
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log: miou, pixel_accuracy, loss, count."""

@@ -28,14 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.images.masked import nearest
+from vitrail.data.images.pixels import picture
 from vitrail.data.item import IndexedSource, evenly_spaced
+from vitrail.data.labels.masks import Masks
 from vitrail.data.loading.order import stream
-from vitrail.data.masks import MaskedData, MaskedImages
 from vitrail.data.settings import IGNORED
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy
-from vitrail.evaluation.pixel_scores import ious, pixel_classes
+from vitrail.evaluation.pixel_scores import PixelNumbers, pixel_classes
 from vitrail.objective.segmentation import enlarged
 
 LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-4, 16
@@ -129,32 +130,17 @@ def confusions(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
 
 
 @dataclass(frozen=True)
-class PixelScores:
-    """The scores of all pixels together, as Pascal VOC and ADE20K define them."""
+class PixelScores(PixelNumbers):
+    """The scores of a probe."""
 
     class_names: Sequence[str]
     confusion: np.ndarray
     """int64 [K, K]: see `confusions`"""
 
     @property
-    def iou(self) -> np.ndarray:
-        """Return intersection over union of each class, float64 [K]; NaN for a class that is neither there nor seen."""
-        return ious(self.confusion.diagonal(), self.confusion.sum(axis=1), self.confusion.sum(axis=0))
-
-    @property
-    def miou(self) -> float:
-        """Return the mean IoU of the classes that have one."""
-        return float(np.nanmean(self.iou))
-
-    @property
-    def pixel_accuracy(self) -> float:
-        """Return the share of the pixels whose class is right."""
-        return float(self.confusion.trace() / self.confusion.sum())
-
-    @property
-    def largest_share(self) -> float:
-        """Return the share of the pixels that have the most frequent class: the accuracy without looking."""
-        return float(self.confusion.sum(axis=1).max() / self.confusion.sum())
+    def totals(self) -> np.ndarray:
+        """See `PixelNumbers`."""
+        return np.stack([self.confusion.diagonal(), self.confusion.sum(axis=1), self.confusion.sum(axis=0)])
 
 
 DRAWN = 8
@@ -168,7 +154,9 @@ the index of each readable image, and (id, reason) of the others."""
 class Example:
     """One validation image with its mask and the prediction."""
 
-    path: Path
+    name: str
+    image: np.ndarray
+    """uint8 [H, W, 3]"""
     truth: np.ndarray
     """uint8 [H, W]: classes, IGNORED where they do not count"""
     predicted: np.ndarray
@@ -186,13 +174,16 @@ class ProbedPixels:
     """Number of features of a token, those of all layers together."""
     grid: tuple[int, int]
     """Rows and columns of tokens of an image."""
+    values: list[int]
+    """Value of each class in the masks."""
     examples: list[Example]
     unreadable: list[tuple[str, str]]
     """(image, reason) of each unreadable image; they do not count."""
 
 
 def probe_segmentation(
-    data: MaskedData,
+    train: IndexedSource,
+    validation: IndexedSource,
     embed: EmbedTokens,
     size: tuple[int, int],
     *,
@@ -203,31 +194,40 @@ def probe_segmentation(
 ) -> ProbedPixels:
     """Fit a linear layer to the tokens of the training images, and measure it on the validation images.
 
-    `size` (height, width) is that of the network's input, at which the loss is computed. The scores count the pixels of
-    the validation masks as they are stored. Tokens wait in a temporary folder, so they may be larger than memory.
-    Raises DataError.
+    The labels of both are `Masks`. `size` (height, width) is that of the network's input, at which the loss is
+    computed. The scores count the pixels of the validation masks as they are stored. Tokens wait in a temporary folder,
+    so they may be larger than memory. Raises DataError, and DecodeError for masks that have changed.
     """
-    classes = len(data.values)
-    with _stored(data, data.train, embed, size) as train:
-        model = fit_tokens(train.tokens, train.truth, classes, steps=steps, seed=seed, device=device, progress=progress)
+    masks, classes = _masks(validation), len(train.class_names)
+    with _stored(train, embed, size) as learned:
+        model = fit_tokens(
+            learned.tokens, learned.truth, classes, steps=steps, seed=seed, device=device, progress=progress
+        )
     confusion, examples = np.zeros((classes, classes), dtype=np.int64), []
-    with _stored(data, data.validation, embed) as asked:
+    with _stored(validation, embed) as asked:
         drawn = set(evenly_spaced(len(asked.images), DRAWN))
         for row, number in enumerate(asked.images.tolist()):
-            truth = data.read_mask(data.validation.masks[number])
+            truth = masks.mask(number)
             predicted = predict_pixels(model, torch.tensor(asked.tokens[row]).to(device), *truth.shape)
             confusion += confusions(truth, predicted, classes)
             if row in drawn:
-                examples.append(Example(data.validation.images.path(number), truth, predicted))
+                image = picture(validation[number].image)
+                examples.append(Example(Path(validation.id(number)).name, image, truth, predicted))
     return ProbedPixels(
-        PixelScores(data.class_names, confusion),
-        len(train.images),
+        PixelScores(train.class_names, confusion),
+        len(learned.images),
         len(asked.images),
         int(asked.tokens.shape[3]),
         asked.tokens.shape[1:3],
+        [int(np.argmax(masks.table == number)) for number in range(classes)],
         examples,
-        [*train.bad, *asked.bad],
+        [*learned.bad, *asked.bad],
     )
+
+
+def _masks(images: IndexedSource) -> Masks:
+    assert isinstance(images.labels, Masks)
+    return images.labels
 
 
 class _Stored(NamedTuple):
@@ -243,16 +243,14 @@ class _Stored(NamedTuple):
 
 
 @contextmanager
-def _stored(
-    data: MaskedData, images: MaskedImages, embed: EmbedTokens, size: tuple[int, int] | None = None
-) -> Iterator[_Stored]:
+def _stored(images: IndexedSource, embed: EmbedTokens, size: tuple[int, int] | None = None) -> Iterator[_Stored]:
     """Context of the tokens of all readable images, and with `size` of their masks at that size."""
     with TemporaryDirectory(prefix="vitrail-segment-") as temporary:
         folder = Path(temporary) / "arrays"
         with growing_npy(folder) as arrays:
-            index, bad = embed(images.images, lambda tokens: arrays.append("", {"tokens": tokens}))
+            index, bad = embed(images, lambda tokens: arrays.append("", {"tokens": tokens}))
             for number in index.tolist() if size is not None else ():
-                arrays.append("", {"truth": nearest(data.read_mask(images.masks[number]), *size)[None]})  # type: ignore[misc]
+                arrays.append("", {"truth": nearest(_masks(images).mask(number), *size)[None]})  # type: ignore[misc]
             arrays.save({})
         tokens = np.load(folder / "tokens.npy", mmap_mode="r")
         truth = np.load(folder / "truth.npy", mmap_mode="r") if size is not None else np.empty(0, np.uint8)

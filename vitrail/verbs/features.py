@@ -63,14 +63,15 @@ def open_train_and_test(
     split: str | None,
     opened: OpenedData | None = None,
     reading: Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> TrainAndTestImages:
     """Return training and test images of `data`; without `data`, those of the run `model`.
 
     The test images are the test split if it has labels, else the validation split, else a tenth of the training images,
-    which is held out. `opened` are data of the command that may be open already. `reading` are settings of the data.
-    Raises UsageError and DataError.
+    which is held out, by `seed` or that of the run. `opened` are data of the command that may be open already.
+    `reading` are settings of the data. Raises UsageError and DataError.
     """
-    from vitrail.data.groups import groups_of
+    from vitrail.data.groups import groups_of, said_of_groups
     from vitrail.data.item import Subset
     from vitrail.data.labels.sets import known
     from vitrail.data.sources.open import OpenedData
@@ -81,7 +82,7 @@ def open_train_and_test(
             raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
         settings, seed = run.data, run.seed
     else:
-        settings, seed = Data(holdout=0.0), 0
+        settings = Data(holdout=0.0)
     settings = read_settings(reading or {}, data, settings, (*READ, *SPLIT))
     splits = (opened or OpenedData()).splits(settings if split is None else replace(settings, test=split), seed)
     if opened is None:  # else the command shows them
@@ -94,7 +95,10 @@ def open_train_and_test(
         return TrainAndTestImages(train, test, settings.path)
     if data is None:
         raise UsageError(f"{model} was trained without test or validation images. Give DATA after it")
-    groups = None if settings.group is None else groups_of(train, settings)
+    groups = None
+    if settings.group is not None:
+        groups = groups_of(train, settings)
+        log.warning("%s", said_of_groups(train, groups, settings))
     remaining, held_out = hold_out(train, Data().holdout, seed, groups)
     return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), f"{settings.path}, a tenth held out")
 

@@ -11,7 +11,7 @@ from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable, refuse_other_files, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Range, Seed, Threads, checked
 from vitrail.terminal import ProgressLine, page, table, unreadable_json, unreadable_lines
-from vitrail.verbs.features import Embedder
+from vitrail.verbs.features import Embedder, open_train_and_test
 from vitrail.verbs.flags.compute import Compute
 from vitrail.version import need
 from vitrail.words import one_line
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.item import IndexedSource
-    from vitrail.data.masks import MaskedData
     from vitrail.transfer.segmentation import EmbedTokens, ProbedPixels
 
 FILES = ("result.json", "classes.csv", "predictions.png")
@@ -70,7 +69,8 @@ def segment(
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        data: The folder of images and masks. Without train and val, a tenth of the images is held out to measure on.
+        data: The folder of images and masks. Measured are the test images, else the validation images, else a tenth
+            that is held out.
         layers: Numbers of the layers whose tokens are used together, counted from 0; negative numbers count from the
             end (default: the last layer).
         ignore: Values in the masks whose pixels do not count. Of ADE20K, it is 0.
@@ -83,14 +83,20 @@ def segment(
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
     folder = None if out is None else _folder(out, data)
-    from vitrail.data.masks import open_masks
+    from vitrail.data.labels.masks import Masks
+    from vitrail.data.masks import EXPECTED
     from vitrail.transfer.segmentation import probe_segmentation as measure
 
-    images = open_masks(data, tuple(ignore), seed, group)
+    reading = {"ignore": list(ignore)} | ({} if group is None else {"group": group})
+    images = open_train_and_test(model, data, None, reading=reading, seed=seed)
+    for part in (images.train, images.test):
+        if not isinstance(part.labels, Masks):
+            raise DataError(f"{data} holds no images with masks. {EXPECTED}")
     embedder = Embedder(model, compute, whole=True)
     numbers = embedder.layers(layers or 1)
     found = measure(
-        images,
+        images.train,
+        images.test,
         _tokens(embedder, numbers),
         embedder.size,
         steps=steps,
@@ -98,10 +104,9 @@ def segment(
         device=compute.place(),
         progress=ProgressLine("step"),
     )
-    held = ", a tenth held out" if images.held_out else ""
-    result = SegmentationProbe(f"{model} on {data}{held}", numbers, found, None if folder is None else str(folder))
+    result = SegmentationProbe(f"{model} on {images.name}", numbers, found, None if folder is None else str(folder))
     if folder is not None:
-        _write(folder, result, images)
+        _write(folder, result)
     return result
 
 
@@ -135,10 +140,8 @@ def _tokens(embedder: Embedder, layers: list[int]) -> EmbedTokens:
     return embed
 
 
-def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
+def _write(folder: Path, result: SegmentationProbe) -> None:
     """Write the scores and the picture."""
-    from vitrail.data.images.pixels import picture
-    from vitrail.data.sources.folder import read_file
     from vitrail.inspection.figures.class_maps import draw_segmentation
     from vitrail.inspection.figures.page import Folder
 
@@ -147,13 +150,10 @@ def _write(folder: Path, result: SegmentationProbe, images: MaskedData) -> None:
         stream.write(result_json(as_json(result), indent=1) + "\n")
     files = Folder(folder)
     pixels = scores.confusion.sum(axis=1)
-    rows = zip(images.values, scores.class_names, pixels.tolist(), scores.iou.tolist(), strict=True)
+    rows = zip(result.results.values, scores.class_names, pixels.tolist(), scores.iou.tolist(), strict=True)
     cells = ((*row[:3], f"{row[3]:.4f}" if row[3] == row[3] else "") for row in rows)
     files.table("classes", ("value", "class", "pixels", "iou"), cells)
-    shown = [
-        (example.path.name, picture(read_file(example.path)), example.truth, example.predicted)
-        for example in result.results.examples
-    ]
+    shown = [(one.name, one.image, one.truth, one.predicted) for one in result.results.examples]
     title = f"{result.subject}: mean IoU {scores.miou:.1%}"
     files.figure("predictions", draw_segmentation(title, scores.class_names, shown))
 
