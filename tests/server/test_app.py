@@ -17,21 +17,26 @@ import pytest
 import torch
 from asgi_client import Answer, call, form, png
 from PIL import Image
-from served_models import NAMES, of_answers, of_numbers, of_pixels, resnet, saved, several
+from served_models import NAMES, TINY, of_answers, of_numbers, of_pixels, resnet, saved, several
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
 
 import vitrail
+from vitrail.data.settings import Preprocess
 from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
 from vitrail.server.app import create_app
 from vitrail.server.limits import Limits
 from vitrail.server.served_model import ServedModel
 from vitrail.server.service import Service
 from vitrail.tasks.predict import predict_files
 from vitrail.tasks.prediction import Prediction
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
 
 PNG = {"content-type": "image/png"}
 
@@ -113,6 +118,15 @@ def test_the_same_numbers_as_vitrail_predict(models: list[ServedModel], folder: 
         for found in (image, alone):
             assert [best["class"] for best in found["top"]] == row.classes
             np.testing.assert_allclose([best["probability"] for best in found["top"]], row.probabilities, rtol=1e-4)
+
+
+def test_a_network_for_more_classes_than_a_mask_can_hold_is_served(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(300)]
+    config = ViTConfig.of(**{**TINY, "classes": len(names)})
+    save_model(tmp_path, build(config), Card(config, names, Preprocess(config.image_size)))
+    served = ServedModel("many", vitrail.load(tmp_path), "cpu", "float32")
+    (image,) = one([served], "POST", "/v1/predict", png(), headers=PNG).json["images"]
+    assert {best["class"] for best in image["top"]} <= {*names} and image["mask"] is None
 
 
 def test_real_and_awkward_photographs_as_vitrail_predict_has_them(

@@ -130,7 +130,6 @@ class ServedModel:
         self.transform, self.shown = (make(self.card.preprocess) for make in (eval_transform, shown_transform))
         config = self.card.config
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
-        self.colours = [f"#{bytes(row).hex()}" for row in class_colours(len(self.class_names))]
         outputs = engine_predictor(network, self.device, precision, engine=engine)
         self.predict: Predict = calibrated(outputs, self.card.temperature)
 
@@ -220,12 +219,18 @@ class ServedModel:
                 yield before + one.classes[0], one.probabilities[0], [before + label for label in classes]
 
     def top(self, ranked: RankedClasses, count: int) -> list[dict[str, Any]]:
-        """Return the `count` best classes, at most `TOP`, with their probabilities, best first."""
+        """Return the `count` best classes, at most `TOP`, with their probabilities, best first.
+
+        Classes of pixels have the colour that they have in the mask, too.
+        """
         pairs = zip(ranked.classes[:count].tolist(), ranked.shares[:count].tolist(), strict=True)
-        found: list[dict[str, Any]] = []
-        for number, share in pairs:
-            colour = {"colour": self.colours[number]} if ranked.mask else {}
-            found.append({"class": self.class_names[number], "probability": share, **colour})
+        found: list[dict[str, Any]] = [
+            {"class": self.class_names[number], "probability": share} for number, share in pairs
+        ]
+        if ranked.mask:
+            colours = class_colours(len(self.class_names))
+            for one, number in zip(found, ranked.classes, strict=False):
+                one["colour"] = f"#{bytes(colours[number]).hex()}"
         return found
 
     def labels(self, ranked: RankedClasses) -> list[dict[str, Any]] | None:
