@@ -156,10 +156,8 @@ def several_answers_stand_below_their_names(page: Any) -> None:
 
 def the_class_of_each_pixel_covers_the_picture(page: Any) -> None:
     part = page.locator(".model").nth(4)
-    picture, file = (
-        np.random.default_rng(0).integers(0, 256, (5, 10, 3), np.uint8).repeat(100, 0).repeat(100, 1),
-        io.BytesIO(),
-    )
+    file, picture = io.BytesIO(), np.random.default_rng(0).integers(0, 256, (5, 10, 3), np.uint8)
+    picture = picture.repeat(100, 0).repeat(100, 1)
     Image.fromarray(picture).save(file, "PNG")  # as wide as the canvas
     with page.expect_response(lambda response: "/v1/predict?model=scenes" in response.url) as answered:
         choose(page, "scene.png", file.getvalue())

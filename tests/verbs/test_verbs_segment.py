@@ -114,9 +114,16 @@ def test_settings_that_cannot_work(
 
 def test_images_without_masks_have_no_pixels_to_measure(network: Path, halves: Path, tmp_path: Path) -> None:
     for label in "ab":
-        (tmp_path / label).symlink_to(halves / "images" / "val")
+        (tmp_path / "classes" / label).mkdir(parents=True)
+        (tmp_path / "classes" / label / "1.png").symlink_to(halves / "images" / "val" / "1.png")
     with pytest.raises(DataError, match=r"holds no images with masks. Expected are images/NAME.jpg and masks/NAME.png"):
-        vitrail.probe.segment(network, tmp_path, **SETTINGS)
+        vitrail.probe.segment(network, tmp_path / "classes", **SETTINGS)
+    for folder, kind in (("pictures", "images"), ("masks", "masks")):
+        (tmp_path / "scenes" / folder).mkdir(parents=True)
+        for file in (halves / kind / "val").iterdir():
+            (tmp_path / "scenes" / folder / file.name).symlink_to(file)
+    with pytest.raises(DataError, match=r"To learn from the masks, call the folders images/ and masks/"):
+        vitrail.probe.segment(network, tmp_path / "scenes", **SETTINGS)
 
 
 def test_nothing_is_written_among_other_files(network: Path, halves: Path, tmp_path: Path) -> None:

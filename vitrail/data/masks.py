@@ -87,7 +87,7 @@ def refuse_mask_folders(path: Path, found: DataSet) -> None:
             raise DataError(
                 f"the images in {listing([f'{root / folder}/' for folder in folders], quoted=False)} are masks: they "
                 f"have the names of images in other folders, and few colours. To learn from the photographs, {advice}. "
-                "`vitrail probe segment` learns from masks"
+                "To learn from the masks, call the folders images/ and masks/"
             )
 
 

@@ -34,7 +34,8 @@ def training_curves(record: RunRecord) -> list[Markup]:
     named = "nll" if in_nats and not isinstance(record.run and record.run.objective, Segmentation) else "loss"
     validation_loss = record.curve(named, having="nll" if named == "nll" else "count")
     loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
-    if isinstance(record.run and record.run.objective, Segmentation) and not _of_pixels(record):
+    of_pixels = len(record.curve("pixel_accuracy", having="lr")[0])  # queries learn by another loss, and log none
+    if isinstance(record.run and record.run.objective, Segmentation) and not of_pixels:
         drawn = [
             _figure(
                 "Training loss",
@@ -66,11 +67,6 @@ def training_curves(record: RunRecord) -> list[Markup]:
     drawn += [_figure(TITLES[name], TITLES[name], {"validation": record.curve(name, having="r2")}) for name in NUMBERS]
     drawn.append(_figure("Learning rate", "learning rate", {"training": record.curve("lr", having="lr")}))
     return [figure for figure in drawn if figure is not None]
-
-
-def _of_pixels(record: RunRecord) -> bool:
-    """Return whether the training loss is that of pixels, as the validation loss is, and not that of queries."""
-    return bool(len(record.curve("pixel_accuracy", having="lr")[0]))
 
 
 def comparison_curves(records: Sequence[RunRecord], labels: Sequence[str]) -> list[Markup]:

@@ -1,7 +1,11 @@
-"""Images of the galleries: which ones are worth looking at, what was predicted, and where the network attended."""
+"""Images of the galleries: which ones are worth looking at, what was predicted, and where the network attended.
+
+Images with masks are drawn beside these and the network's predictions.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.images.ops import shown_transform
+from vitrail.data.images.ops import eval_transform, shown_transform
 from vitrail.data.images.pixels import Pixels
+from vitrail.data.item import evenly_spaced
+from vitrail.data.labels.masks import Masks
 from vitrail.errors import DecodeError, VitrailError
+from vitrail.evaluation.pixel_scores import PixelResults, pixel_classes
 from vitrail.evaluation.results import Guess, Results
+from vitrail.inspection.figures.class_maps import draw_segmentation
 from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 
 SHOWN = 12
 """Maximum number of images in a gallery of one run."""
+DRAWN = 8
+"""Maximum number of images that are drawn beside their masks."""
+DPI = 110
 _BATCH = 4
 
 
@@ -55,6 +66,32 @@ def exhibits(rows: np.ndarray, evaluation: Results, source: Any, model: Any) -> 
         )
         for (row, name, image), attention in zip(found, maps, strict=True)
     ]
+
+
+def masks_picture(results: PixelResults, model: Any, source: Any) -> bytes | None:
+    """Return a PNG of evenly spaced images with their masks and predictions; None without readable masks.
+
+    `model` is a network with its card, in eval mode; `source` has the images of `results`.
+    """
+    if not isinstance(source.labels, Masks):
+        return None
+    transform, unused = eval_transform(model.card.preprocess), np.random.default_rng(0)
+    device, drawn = next(model.parameters()).device, []
+    for row in evenly_spaced(len(results.index), DRAWN):
+        index = int(results.index[row])
+        if (decoded := decode_image(source, index, transform.pixels.read)) is None:
+            continue
+        name, image = decoded
+        mask = source.labels.mask(index)
+        with torch.inference_mode():
+            pixels = torch.from_numpy(transform(image, unused)).permute(2, 0, 1)[None]
+            predicted = pixel_classes(model(pixels.to(device))[0], *mask.shape)
+        drawn.append((name, transform.pixels.shown(image), mask, predicted))
+    if not drawn:
+        return None
+    file = io.BytesIO()
+    draw_segmentation(results.in_words(), results.class_names, drawn).savefig(file, format="png", dpi=DPI)
+    return file.getvalue()
 
 
 def decode_image(source: Any, index: int, read: Callable[[Any], np.ndarray]) -> tuple[str, np.ndarray] | None:

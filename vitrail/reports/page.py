@@ -35,8 +35,7 @@ from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
 from vitrail.reports.figures import confusion, cooccurrence, data_uri, picture, reliability, risk_coverage, scatter
-from vitrail.reports.gallery import SHOWN, exhibits
-from vitrail.reports.masks import masks_picture
+from vitrail.reports.gallery import SHOWN, exhibits, masks_picture
 from vitrail.reports.run_record import read_run, validation_images
 from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load

@@ -134,7 +134,7 @@ def _of_masks(ran: _Ran) -> list[Suggestion]:
     if failed:
         reason = f"The network is not better than one that always says the most frequent class: {results.in_words()}."
     elif rising and rising[1] - rising[0] > RISEN:
-        reason = f"The mIoU was still rising at the end: from {rising[0]:.1%} to {rising[1]:.1%} in the last quarter."
+        reason = _still_rising("The mIoU", *rising)
     if reason:
         found.append(Suggestion(f"{reason} Train twice as long.", ran.twice_as_long()))
     found.append(
@@ -260,7 +260,7 @@ def _longer(seen: _Seen) -> Suggestion | None:
     if _overfitting(seen):
         return None
     if rise := _rise(seen):
-        reason = f"Accuracy was still rising at the end: from {rise[0]:.1%} to {rise[1]:.1%} in the last quarter."
+        reason = _still_rising("Accuracy", *rise)
     elif not run.weights and passes < FEW_PASSES:
         reason = f"The network was trained from scratch and saw each image only {passes:.2g} times."
     elif seen.record.shortfall:
@@ -277,6 +277,10 @@ def _rise(seen: _Seen) -> tuple[float, float] | None:
         return None
     before, last = found
     return found if last - before > math.sqrt(last * (1 - last) / seen.evaluation.count) else None
+
+
+def _still_rising(what: str, before: float, last: float) -> str:
+    return f"{what} was still rising at the end: from {before:.1%} to {last:.1%} in the last quarter."
 
 
 def _last_quarter(scores: np.ndarray) -> tuple[float, float] | None:

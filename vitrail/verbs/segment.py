@@ -89,9 +89,8 @@ def segment(
 
     reading = {"ignore": list(ignore)} | ({} if group is None else {"group": group})
     images = open_train_and_test(model, data, None, reading=reading, seed=seed)
-    for part in (images.train, images.test):
-        if not isinstance(part.labels, Masks):
-            raise DataError(f"{data} holds no images with masks. {EXPECTED}")
+    if not isinstance(images.train.labels, Masks):
+        raise DataError(f"{data} holds no images with masks. {EXPECTED}")
     embedder = Embedder(model, compute, whole=True)
     numbers = embedder.layers(layers or 1)
     found = measure(

@@ -76,7 +76,7 @@ export class Column {
       const labels = image.rejected ? [] : image.labels?.map((label) => label.class);
       const none = image.rejected ? [element("li", "none of these", "none")] : [];
       this.one(".top").replaceChildren(...none, ...bars(image, labels));
-      this.one(".sure").textContent = labels || !image.top.length ? "" : image.mask ? "The share of the picture that each class covers." : `How sure it is. It always chooses one of its ${counted(this.model.class_names.length, "class", "classes")}, also for an image that shows none of them.`;
+      this.one(".sure").textContent = labels || !image.top.length ? "" : meaning(image, this.model);
       if (image.mask) await this.drawMask(image.mask);
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
       if (crop) this.drawCrop(await loaded(image.crop), "");
@@ -275,6 +275,12 @@ export function answer({ top, labels, rejected, numbers, answers, mask }) {
   if (!labels) return `most likely ${words(top[0])}`;
   if (!labels.length) return `no label; most likely ${words(top[0])}`;
   return `labels ${labels.map((one) => words(one)).join("; ")}`;
+}
+
+// what the shares beside the classes are
+function meaning({ mask }, { class_names: names }) {
+  if (mask) return "The share of the picture that each class covers.";
+  return `How sure it is. It always chooses one of its ${counted(names.length, "class", "classes")}, also for an image that shows none of them.`;
 }
 
 // what is predicted as items of a list: classes, or numbers, or each of several answers below its name
