@@ -152,13 +152,12 @@ def _table(values: list[int]) -> np.ndarray:
 
 
 def are_masked(root: Path) -> bool:
-    """Return whether a folder holds a folder of images and one of masks, which no two classes are called."""
-    masks = _masks_in(root)
-    if masks is None or not (root / "images").is_dir():
+    """Return whether a folder holds a folder of images, and one of masks in the same folders as the images."""
+    masks, images = _masks_in(root), root / "images"
+    if masks is None or not images.is_dir():
         return False
-    return any(
-        is_image_name(path.name) and not in_junk(path.relative_to(masks).as_posix()) for path in masks.rglob("*")
-    )
+    files = (path.relative_to(masks) for path in masks.rglob("*") if is_image_name(path.name))
+    return any(not in_junk(file.as_posix()) and (images / file.parent).is_dir() for file in files)
 
 
 def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:

@@ -39,11 +39,11 @@ def training_curves(record: RunRecord) -> list[Markup]:
         drawn = [
             _figure(
                 "Training loss",
-                "loss of classes and masks of the queries",
+                "loss of the queries",
                 {"training": loss["training"]},
                 running_mean=True,
             ),
-            _figure("Validation loss", "cross-entropy of the pixels (nats)", {"validation": validation_loss}),
+            _figure("Validation loss", "cross-entropy of pixels (nats)", {"validation": validation_loss}),
         ]
     else:
         drawn = [_figure("Loss", "loss per image" + " (nats)" * in_nats, loss, running_mean=True)]
