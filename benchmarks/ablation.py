@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -26,7 +25,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import record
-from benchmarks.cells import Cells
+from benchmarks.cells import Cells, arguments
 from benchmarks.learn import json_of, vitrail_verb
 
 Arguments, Result = TypeVar("Arguments", bound=tuple[Any, ...]), TypeVar("Result")
@@ -220,20 +219,15 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run the cells that the log lacks, print the table, write results/ablation.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--minutes", type=float, nargs="+", choices=list(BUDGETS), default=list(BUDGETS))
     parser.add_argument("--base", nargs="+", choices=["plain", "recipe"], default=["plain", "recipe"])
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
-    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
     options = parser.parse_args()
     timed, steps_a_minute = TIMED_STEPS, STEPS_A_MINUTE
     if options.quick:
-        options.seeds, options.log = [0], Path(tempfile.mkdtemp()) / "log.jsonl"
         timed, steps_a_minute = 2, 1
-    os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    cells, table = Cells(options.log, options.stop_after), rows(options.minutes, options.base, options.only)
+    cells, table = Cells.begin(options), rows(options.minutes, options.base, options.only)
     flags = list(dict.fromkeys(words for row in table for words, _ in row.phases() if words))
     times = {"": 1.0, **step_times(cells, flags, timed)}
     document = {
@@ -242,8 +236,7 @@ def main() -> None:
         "missing": cells.missing,
     }
     record.print_lines("scratch-small", summary(document))
-    if cells.missing:
-        print("some runs are missing: the same command continues with them")
+    cells.say_missing()
     record.save("ablation", options, **document)
 
 

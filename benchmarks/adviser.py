@@ -18,7 +18,6 @@ import argparse
 import csv
 import itertools
 import os
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,7 +29,7 @@ import yaml
 from PIL import Image, ImageOps
 
 from benchmarks import record
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.finetune_default import CACHE, EPOCHS, NETWORKS, pretrained, unseen_cifar
 from benchmarks.learn import vitrail_verb
 
@@ -134,22 +133,17 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run what the log lacks, print the table and write results/adviser.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--sets", type=Path, required=True, help="folder that benchmarks.photo_sets made")
     parser.add_argument("--each", type=int, nargs="+", default=list(EACH), help="numbers of images per class")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
     parser.add_argument("--epochs", type=float, default=EPOCHS, help="epochs of the network that is trained here")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="number of runs at the same time")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the networks and the images")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
-    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.each, options.seeds = 0.02, [5], [0]
-        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
-    cells = Cells(options.log, options.stop_after)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of all children
+        options.epochs, options.each = 0.02, [5]
+    cells = Cells.begin(options)
     weights = {name: network(name, options) for name in options.weights}
     for name in SETS:
         if not (images := options.cache / name).exists():
@@ -169,8 +163,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.at_once) as pool:
         rows = [found for found in pool.map(row, every) if found is not None]
     record.print_lines("accuracy on the test images, %", summary({"rows": rows}))
-    if cells.missing:
-        print(f"{cells.missing} runs are missing: the same command continues")
+    cells.say_missing()
     record.save("adviser", options, missing=cells.missing, rows=rows)
 
 

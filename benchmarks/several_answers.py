@@ -11,10 +11,8 @@ both with a half of the cells of each column empty, drawn apart. A seed draws th
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
 import tarfile
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import record
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.finetune_default import CACHE
 from benchmarks.learn import vitrail_verb
 from benchmarks.photo_sets import git_folder
@@ -94,18 +92,14 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run what the log lacks, print the table and write results/several_answers.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--clones", type=Path, required=True, help="folder of clones, as benchmarks.photo_sets has it")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the images")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.seeds = 0.05, [0]
-        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
-    os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    cells, images = Cells(options.log), options.cache / f"solar {SIDE}"
+        options.epochs = 0.05
+    cells, images = Cells.begin(options), options.cache / f"solar {SIDE}"
     clone = git_folder(options.clones, REPOSITORY)
     if clone is None:
         raise SystemExit(f"there is no clone of {REPOSITORY} in {options.clones}")
@@ -121,6 +115,7 @@ def main() -> None:
             found = cells.train(partial(measured, way, data, options.epochs, seed), **key, epochs=options.epochs)
             rows.append({**key, **(found or {})})
     record.print_lines("on the test images, mean over seeds", summary({"rows": rows}))
+    cells.say_missing()
     record.save("several_answers", options, rows=rows)
 
 

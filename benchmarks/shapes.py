@@ -11,8 +11,6 @@ has when padded. A seed draws the images and is that of the run. Then the same s
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,7 @@ from PIL import Image
 import vitrail
 from benchmarks import compare, record
 from benchmarks.adviser import write_images, write_list
-from benchmarks.cells import Cell, Cells
+from benchmarks.cells import Cell, Cells, arguments
 from benchmarks.finetune_default import CACHE
 from benchmarks.learn import vitrail_verb
 from vitrail.data.images.ops import eval_transform
@@ -114,18 +112,14 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run what the log lacks, time the steps, print the tables and write results/shapes.json."""
-    parser = record.arguments(__doc__)
+    parser = arguments(__doc__, LOG)
     parser.add_argument("--sets", type=Path, required=True, help="folder that benchmarks.photo_sets made")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the images")
-    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
     options = parser.parse_args()
     if options.quick:
-        options.epochs, options.seeds = 0.05, [0]
-        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
-    os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    cells, images = Cells(options.log), options.cache / SET
+        options.epochs = 0.05
+    cells, images = Cells.begin(options), options.cache / SET
     if not images.exists():
         write_images(SET, options.sets, images)
     rows = []
@@ -142,6 +136,7 @@ def main() -> None:
     speeds = timed(images, options.rounds)
     for one in speeds:
         print(f"{one['network']}, {one['way']}: {one['images_per_second']} images/s, {one['over_pad']} of pad's")
+    cells.say_missing()
     record.save("shapes", options, rows=rows, speeds=speeds)
 
 
