@@ -477,6 +477,14 @@ def test_a_best_rate_at_the_end_of_the_rates_extends_them(
     assert ("first or the last" in caplog.text) == (peak == 1e-4)
 
 
+def test_methods_that_are_compared_train_networks_of_one_size() -> None:
+    """All methods of self-supervision; a tokenizer is no network of this kind."""
+    stages = {cell.row: cell.stage for cell in study_named("self-supervision").cells("laptop")}
+    configs = [config_of(stage.start or stage) for stage in stages.values()]
+    assert len(stages) == 9
+    assert {(one.width, one.heads, one.mlp_dim, one.depth) for one in configs} == {(64, 2, 256, 6)}  # type: ignore[union-attr]
+
+
 class Counting:
     """Trains in this process and remembers what it trained."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from vitrail.costs.count import training_flops
 from vitrail.costs.published import published_table
 from vitrail.durations import Examples, Percent, Steps
+from vitrail.objective.settings import Tokenizer
 from vitrail.recipes.registry import recipe
 from vitrail.studies.claims import MEAN, Claim, Column, Scores, column_lead, extremes, gain, lead
 from vitrail.studies.grids.three_things import ALL, PARTS, trained_with_labels, tuned_part
@@ -39,7 +40,7 @@ from vitrail.studies.published_runs import (
     vtab,
 )
 from vitrail.studies.study import UNITS, Cell, LaptopData, Stage, Study, Trained, best_of, with_data
-from vitrail.training.run import Model, Run
+from vitrail.training.run import Run
 from vitrail.transfer.grid import changed
 
 
@@ -309,8 +310,7 @@ def self_supervision() -> Study:
     def small(name: str, epochs: float = epochs) -> Run:
         """Return a recipe for small images."""
         run = recipe(name)
-        is_tokenizer = run.vit == Model()  # which has no network of this kind
-        vit = run.vit if is_tokenizer else replace(run.vit, width=64, heads=2, mlp_dim=256)
+        vit = run.vit if isinstance(run.objective, Tokenizer) else replace(run.vit, width=64, heads=2, mlp_dim=256)
         return at_laptop_scale(run, epochs, vit=vit)
 
     def laptop(given: LaptopData) -> Iterator[Cell]:
