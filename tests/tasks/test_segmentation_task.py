@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,32 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_folders import run_folder
 from tiny_runs import assert_same_bits, interrupted
+from torch import nn
 
-from vitrail import evaluate, fit, load, predict
+from vitrail import evaluate, fit, load, predict, save
 from vitrail.data.images.masked import nearest
-from vitrail.data.settings import IGNORED, Augment, Data, Preparation
+from vitrail.data.settings import IGNORED, Augment, Data, Preparation, Preprocess
 from vitrail.durations import Epochs, Steps
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.pixel_scores import pixel_classes
+from vitrail.evaluation.pixel_scores import PixelResults, pixel_classes
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import DINO, Distill, Regression, Segmentation
+from vitrail.reports.compare import write_comparison
 from vitrail.reports.page import write_report
 from vitrail.training.result import Result
 from vitrail.training.run import Model, Optim, Run
+from vitrail.verbs.average import average
+from vitrail.verbs.network import settings_of
+from vitrail.weights.card import Card
 
 COLOURS = np.array([(30, 60, 200), (40, 160, 60), (200, 60, 40)], np.uint8)
 NAMES = ["sky", "grass", "barn"]
+CONFIG = ViTConfig(
+    **dict(width=16, depth=1, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=3, segmentation="linear")
+)
 
 
 def scenes(root: Path, count: int = 24, size: tuple[int, int] = (36, 48)) -> Path:
@@ -42,6 +54,17 @@ def scenes(root: Path, count: int = 24, size: tuple[int, int] = (36, 48)) -> Pat
             Image.fromarray(mask).save(root / "masks" / split / f"{number}.png")
     (root / "classes.txt").write_text("\n".join(NAMES) + "\n")
     return root
+
+
+def untrained(folder: Path, seed: int = 0) -> str:
+    """A network of random weights."""
+    torch.manual_seed(seed)
+    model: Any = build(CONFIG)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.card = Card(CONFIG, NAMES, Preprocess((32, 32), resize="squash"))
+    save(model, folder)
+    return str(folder)
 
 
 def settings(data: Path, out: Path) -> Run:
@@ -182,3 +205,54 @@ def test_189_masks_do_not_take_the_place_of_images_or_of_other_files(
     Image.new("RGB", (32, 32)).save(images / "a.jpg")
     with pytest.raises(UsageError, match="the same mask"):
         predict(str(trained.folder), str(images), out=str(tmp_path / "new"))
+
+
+def test_masks_that_are_labels_stay_as_they_are(tmp_path: Path) -> None:
+    model, root = untrained(tmp_path / "model"), scenes(tmp_path / "scenes", 1)
+    images, labels = root / "images" / "test", root / "masks" / "test"
+    shutil.copytree(labels, tmp_path / "others")
+    before = {path: path.read_bytes() for folder in (labels, tmp_path / "others") for path in folder.iterdir()}
+    for out in (labels, root / "annotations"):
+        with pytest.raises(UsageError, match=f"{out.name} is, or lies in, the folder of the labels of"):
+            predict(model, str(images), out=str(out))
+    for classes in ("", "sky\ngrass\n"):
+        (tmp_path / "others" / "classes.txt").write_text(classes) if classes else None
+        with pytest.raises(UsageError, match=r"holds masks, and no classes\.txt of this network"):
+            predict(model, str(images), out=str(tmp_path / "others"))
+    assert {path: path.read_bytes() for path in before} == before and not (root / "annotations").exists()
+
+
+def test_a_folder_of_predicted_masks_is_written_anew(tmp_path: Path) -> None:
+    model, images = untrained(tmp_path / "model"), scenes(tmp_path / "scenes", 1) / "images" / "test"
+    whole = (images / "4.png").read_bytes()
+    (images / "4.png").write_bytes(b"none")
+    predict(model, str(images), out=str(tmp_path / "masks"))
+    assert (tmp_path / "masks" / "errors.csv").exists() and not (tmp_path / "masks" / "4.png").exists()
+    (images / "4.png").write_bytes(whole)
+    predict(model, str(images), out=str(tmp_path / "masks"))
+    names = ["0.png", "1.png", "2.png", "3.png", "4.png", "classes.txt"]
+    assert sorted(path.name for path in (tmp_path / "masks").iterdir()) == names
+
+
+def test_values_that_do_not_count_are_those_of_the_run_on_other_images() -> None:
+    card, run = Card(CONFIG, NAMES), Run(data=Data("scenes", ignore=(254,)))
+    assert settings_of(run, card, "elsewhere", {}).ignore == settings_of(run, card, None, {}).ignore == (254,)
+    assert settings_of(run, card, "elsewhere", {"ignore": [0]}).ignore == (0,)
+
+
+def test_the_mean_of_networks_is_measured(tmp_path: Path) -> None:
+    root = scenes(tmp_path / "scenes", 1)
+    models = [untrained(tmp_path / name, seed) for seed, name in enumerate(("a", "b"))]
+    found = average(*models, out=tmp_path / "mean", on=root, device="cpu", workers=0)
+    assert found.results is not None and found.confidence is None
+    expected = evaluate(str(tmp_path / "mean"), str(root), split="val", device="cpu").results.metrics()
+    assert found.results.metrics() == pytest.approx(expected)
+
+
+def test_runs_are_compared_on_test_images(tmp_path: Path) -> None:
+    pixels = np.array([[[3, 1, 0], [4, 2, 0], [3, 3, 0]]])
+    found, test = PixelResults(NAMES, np.arange(1), pixels, np.ones(1)), {"miou": 0.4321, "count": 5}
+    for name in ("a", "b"):
+        run_folder(tmp_path / name, Data("scenes"), found, config=CONFIG, result={"test": test})
+    write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
+    assert "mIoU 43.2\N{NO-BREAK SPACE}% of 5" in (tmp_path / "page.html").read_text()

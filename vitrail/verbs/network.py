@@ -230,7 +230,8 @@ def settings_of(
 
     settings = Data() if run is None else run.data
     if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
-        settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
+        kept = ("label_separator", "labels_per_image", "ignore")
+        settings = Data(**{name: getattr(settings, name) for name in kept})
     return read_settings(reading, data, task_of(card).settings(settings, card), used)
 
 
