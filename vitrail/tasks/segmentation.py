@@ -133,8 +133,18 @@ class SegmentationTask(Task[PixelResults]):
 
     def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
         """See `Task`: the share of the pixels that each class has."""
+        return self.of_tiles(logits, card, top, [(1.0, 1.0)] * len(logits))
+
+    def of_tiles(
+        self, logits: Tensor, card: Card, top: int, filled: Sequence[tuple[float, float]]
+    ) -> Iterator[Prediction]:
+        """See `Task`: shares of the pixels that are in the image."""
         names, wide = shown_names(card), F.interpolate(logits.float(), card.preprocess.size, mode="bilinear")
-        for classes in wide.argmax(dim=1).flatten(1).cpu().numpy():
+        for whole, (height, width) in zip(wide.argmax(dim=1).cpu().numpy(), filled, strict=True):
+            rows, columns = (
+                max(1, round(part * side)) for part, side in zip((height, width), whole.shape, strict=True)
+            )
+            classes = whole[:rows, :columns].ravel()
             shares = np.bincount(classes, minlength=len(names)) / len(classes)
             yield Prediction("", [], [], numbers=dict(zip(names, shares.round(6).tolist(), strict=True)))
 
