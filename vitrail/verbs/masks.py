@@ -91,11 +91,11 @@ def _refuse_labels(files: Sequence[Path], out: Path, targets: Iterable[Path], cl
             f"{out} is, or lies in, the folder of the labels of these images, {found.pop()}. Choose another folder"
         )
     written = out / CLASSES
-    if written.exists() or any(target.exists() for target in targets):
-        if not written.is_file() or read_text(written, UsageError) != classes:
-            raise UsageError(
-                f"{out} holds masks, and no {CLASSES} of this network: it did not write them. Choose a new folder"
-            )
+    there = written.exists() or any(target.exists() for target in targets)
+    if there and not (written.is_file() and read_text(written, UsageError) == classes):
+        raise UsageError(
+            f"{out} holds masks, and no {CLASSES} of this network: it did not write them. Choose a new folder"
+        )
 
 
 def _targets(files: Sequence[Path], out: Path) -> dict[Path, Path]:
