@@ -270,14 +270,17 @@ def test_masks_that_are_labels_stay_as_they_are(tmp_path: Path) -> None:
     images, labels = root / "images" / "test", root / "masks" / "test"
     shutil.copytree(labels, tmp_path / "others")
     before = {path: path.read_bytes() for folder in (labels, tmp_path / "others") for path in folder.iterdir()}
-    for out in (labels, root / "annotations"):
-        with pytest.raises(UsageError, match=f"{out.name} is, or lies in, the folder of the labels of"):
+    for out in (labels, root / "masks" / "other"):
+        with pytest.raises(UsageError, match=r"is, or lies in, .*masks, whose masks may be the labels of these images"):
             predict(model, str(images), out=str(out))
     for classes in ("", "sky\ngrass\n"):
         (tmp_path / "others" / "classes.txt").write_text(classes) if classes else None
         with pytest.raises(UsageError, match=r"holds masks, and no classes\.txt of this network"):
             predict(model, str(images), out=str(tmp_path / "others"))
-    assert {path: path.read_bytes() for path in before} == before and not (root / "annotations").exists()
+    assert {path: path.read_bytes() for path in before} == before and not (root / "masks" / "other").exists()
+    predict(model, str(images), out=str(root / "annotations"))  # nothing was there
+    with pytest.raises(UsageError, match="may be the labels"):  # and now it may have been corrected by hand
+        predict(model, str(images), out=str(root / "annotations"))
 
 
 def test_a_folder_of_predicted_masks_is_written_anew(tmp_path: Path) -> None:

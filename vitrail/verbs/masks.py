@@ -86,9 +86,9 @@ def _refuse_labels(files: Sequence[Path], out: Path, targets: Iterable[Path], cl
     place = out.resolve()
     above = {folder for parent in {path.parent for path in files} for folder in (parent.resolve() / "_").parents}
     labels = {images.with_name(name) for images in above if images.name == "images" for name in MASKS}
-    if found := labels & {place, *place.parents}:
+    if found := [folder for folder in labels & {place, *place.parents} if folder.exists()]:
         raise UsageError(
-            f"{out} is, or lies in, the folder of the labels of these images, {found.pop()}. Choose another folder"
+            f"{out} is, or lies in, {found[0]}, whose masks may be the labels of these images. Choose a new folder"
         )
     written = out / CLASSES
     there = written.exists() or any(target.exists() for target in targets)
