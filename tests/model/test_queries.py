@@ -74,6 +74,7 @@ def test_frozen_blocks(portable: bool) -> None:
     for masked in (None, MASKED):
         found, expected = frozen.head.ask(frozen, IMAGES, masked), model.head.ask(model, IMAGES, masked)  # type: ignore[arg-type]
         assert error(found[-1].masks, expected[-1].masks) < 1e-5
+    assert error(frozen.features(IMAGES), model.features(IMAGES)) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.evaluation.metric import Metric
+from vitrail.evaluation.results import Results
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.answers import SeveralAnswersObjective, weights_of
@@ -30,6 +32,7 @@ from vitrail.reports.page import write_report
 from vitrail.tasks.catalog import load_results, save_results, task_for, task_of
 from vitrail.training.loop import fit
 from vitrail.training.run import Run
+from vitrail.verbs.network import temperature_of
 from vitrail.weights.answer import CardAnswer, Confidences
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
@@ -192,11 +195,19 @@ def test_a_run_gets_the_objective_and_the_metric() -> None:
     assert task.adapt(run, ONE)[0] == run  # a decided run stays
     for answer, name in (("kind", "top1"), ("tags", "map"), ("grams", "r2")):
         assert task.adapt(Run(metric=Metric(answer=answer)), ONE)[0].metric.key == f"{answer}.{name}"
+    assert task.adapt(Run(metric=Known(answer="tags")), ONE)[0].metric == Known(answer="tags")
     assert [(head.kind, head.outputs, head.share) for head in task.heads(ONE)] == [
         ("classes", 2, pytest.approx(2 / 3)),
         ("labels", 2, pytest.approx(2 / 3)),
         ("numbers", 1, pytest.approx(2 / 3)),
     ]
+
+
+class Known(Metric):
+    """A metric of one's own."""
+
+    def value(self, found: Results) -> float:
+        return float(found.known.sum())
 
 
 REFUSED = {
@@ -210,6 +221,8 @@ REFUSED = {
     "regression": (Run(objective=Regression()), "objective regression with these settings cannot learn"),
     "metric": (Run(metric=Metric(name="mae")), r"Name the answer in metric\.answer: 'kind', 'tags', 'grams'"),
     "answer": (Run(metric=Metric(answer="size")), r"metric\.answer is 'size', which is no answer"),
+    "own metric": (Run(metric=Known()), r"the metric is .*:Known, a number of one answer. Name the answer in metric"),
+    "own metric of none": (Run(metric=Known(answer="size")), r"metric\.answer is 'size', which is no answer"),
     "kind of metric": (Run(metric=Metric(name="map", answer="grams")), "of 'grams' there are 'r2', 'mae', 'rmse'"),
 }
 
@@ -256,6 +269,12 @@ def test_a_card_holds_the_answers() -> None:
         replace(ours, answers=ours.answers[:2])
 
 
+def test_the_temperatures_of_all_answers_tell_predictions_apart() -> None:
+    ours = card().with_confidence(Confidences(kind=Confidence(2.0), tags=Confidence(0.5)))
+    assert temperature_of(SimpleNamespace(card=ours)) == [2.0, 0.5, 1.0]  # type: ignore[arg-type]
+    assert temperature_of(SimpleNamespace(card=ours.with_confidence(None))) == [1.0, 1.0, 1.0]  # type: ignore[arg-type]
+
+
 def test_outputs_that_are_activated_and_back() -> None:
     ours = card().with_confidence(Confidences(kind=Confidence(2.0), tags=Confidence(0.5)))
     logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
@@ -295,7 +314,8 @@ def test_each_answer_is_measured_on_the_images_that_have_it(tmp_path: Path) -> N
     assert numbers["tags.count"] == 5 and numbers["count"] == 6
     score = np.mean([numbers["kind.top1"], numbers["tags.map"], max(numbers["grams.r2"], 0)])
     assert numbers["score"] == pytest.approx(score)
-    assert Metric(name="mae", answer="grams").value(found) == numbers["grams.mae"]
+    assert Metric(name="mae", answer="grams").measured(found) == numbers["grams.mae"]
+    assert Known(answer="tags").measured(found) == 5
 
     save_results(tmp_path / "a.npz", found)
     again = load_results(tmp_path / "a.npz", names)
@@ -305,7 +325,7 @@ def test_each_answer_is_measured_on_the_images_that_have_it(tmp_path: Path) -> N
     found = task.measure(lambda images: images, Rows(outputs, labels), names, card(), temperature=1.0)
     assert [*found.parts] == ["tags", "grams"]
     with pytest.raises(UsageError, match=r"metric\.answer is 'kind', which no image has"):
-        Metric(answer="kind").value(found)
+        Metric(answer="kind").measured(found)
 
 
 TINY = "--model Ti/8 --vit.width 32 --vit.depth 1 --vit.heads 2 --vit.mlp-dim 32 --augment.crop center"

@@ -183,7 +183,7 @@ def test_settings_that_need_numbers() -> None:
     run = Run(objective=Regression(), data=Data(labels_per_image="one"))
     with pytest.raises(UsageError, match="needs numbers as labels"):
         adapted(run, np.zeros(3, dtype=np.int64))
-    with pytest.raises(UsageError, match="which needs images with several labels or numbers"):
+    with pytest.raises(UsageError, match="which needs images with other labels"):
         adapted(Run(metric=Metric(name="r2")), np.zeros(3, dtype=np.int64))
 
 

@@ -19,7 +19,7 @@ from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.metric import Metric
 from vitrail.evaluation.pixel_scores import PixelResults
-from vitrail.objective.settings import MAE, DINOv2, Segmentation, Supervised, Tokenizer
+from vitrail.objective.settings import MAE, DINOv2, Segmentation, SeveralAnswers, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
 from vitrail.training.run import Optim, Run
@@ -299,6 +299,9 @@ def test_an_answer_that_is_far_behind_gets_more_weight() -> None:
             assert "'its age' is far behind the others" in text[0].reason
             words = shlex.split(text[0].command)
             assert words[-2:] == ["--objective.answer-weights", "its age=3"] and not refused(words)
+    weighted = record(run=Run(objective=SeveralAnswers(answer_weights=("kind=0.5", "its age=4"))))
+    words = shlex.split(suggestions(replace(weighted, results=found), 32)[0].command)
+    assert words[-2:] == ["kind=0.5", "its age=12"] and not refused(words)  # the others stay
 
 
 def of_masks(right: float, scores: list[float], **settings: Any) -> list[str]:

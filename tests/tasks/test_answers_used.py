@@ -89,6 +89,26 @@ def test_predictions_in_python_and_in_parquet_are_those_of_the_csv() -> None:
         assert one["level.numbers"] == [pytest.approx(ours["level"], rel=1e-5)]
 
 
+def test_a_network_knows_the_columns_of_its_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without settings of the data, with cells that are empty, and with columns that are not there."""
+    assert main(["predict", "run", "answers.csv", "--out", "asked", "--data.answers", *NAMES]) == 0
+    assert main(["predict", "run", "answers.csv", "--out", "unasked"]) == 0
+    asked, unasked = (
+        [parquet.read_table(file).to_pylist() for file in sorted(Path(name).rglob("*.parquet"))]
+        for name in ("asked", "unasked")
+    )
+    assert asked == unasked and asked[0][0].keys() >= {"colour.label", "level.label"}
+    assert main(["embed", "run", "answers.csv", "--out", "features.npz"]) == 0
+    assert np.load("features.npz")["train_features"].shape[0] == 71  # an image has no answer
+    table = Path("answers.csv").read_text()
+    Path("fewer.csv").write_text(table.replace("level", "other", 1))
+    assert main(["predict", "run", "fewer.csv", "--out", "fewer"]) == 0
+    assert "level.label" not in parquet.read_table(next(Path("fewer").rglob("*.parquet"))).column_names
+    capsys.readouterr()
+    assert main(["data", "dedup", "answers.csv", "--data.label-column", "colour"]) == 1
+    assert "name them in --data.answers" in capsys.readouterr().err
+
+
 def test_images_without_labels_in_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "run", "images", "--out", "unlabelled"]) == 0
     (file,) = Path("unlabelled").rglob("*.parquet")

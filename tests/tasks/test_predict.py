@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from device_work import Elsewhere, copies_elsewhere
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.images.tiles import TileBox
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources.files import find_images
 from vitrail.errors import DataError, WeightsError
@@ -155,7 +156,7 @@ def test_memory_does_not_grow_with_the_number_of_files(folder: Path) -> None:
 
     prepare = partial(predict._prepared, eval_transform(PREPROCESS))
     prepared = predict._each_prepared(endless(), prepare, str, 2 * 8, 2)
-    stream = predict._rows(prepared, by_colour, partial(predict._predictions, model().card, 1), 8)
+    stream = predict._rows(prepared, by_colour, partial(predict._predictions, model().card, 1, None), 8)
     assert next(stream).classes == ["red"]
     assert drawn <= 3 * 8
     stream.close()
@@ -227,7 +228,7 @@ def test_a_gpu_computes_the_next_batch_while_rows_are_written(
         seen.append(f"{1 + sum(what.endswith('r') for what in seen)}r")
         return images.float().as_subclass(Elsewhere) if gpu else images.float()
 
-    def answer(outputs: torch.Tensor) -> list[Prediction]:
+    def answer(outputs: torch.Tensor, tiles: Sequence[TileBox | None]) -> list[Prediction]:
         return [Prediction("", ["a"], [1.0])] * len(outputs)
 
     def prepared() -> Generator[PreparedFile]:

@@ -182,6 +182,7 @@ def test_a_single_new_class_can_be_added(base: Path, tmp_path: Path) -> None:
         (("merge", "tow=pair"), "01", "Did you mean 'two'"),
         (("merge", "two=pair", "two=three"), "01", "gets two names"),
         (("merge", "two=pair"), "016", "does not know"),
+        (("merge", *(f"{name}=one" for name in NAMES[:6])), "01", "makes one class, 'one', of all 6 classes"),
         (("remove", "tow"), "01", "Did you mean 'two'"),
         (("remove",), "67", "none of the classes"),
         (("remove",), "016", "does not know"),

@@ -20,10 +20,12 @@ from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Augment, Bands, Preparation, Preprocess
 from vitrail.errors import DataError, TrainingError, UsageError
+from vitrail.evaluation.metric import Metric
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.settings import DINO, MAE, Regression, Supervised
 from vitrail.objective.supervised import SupervisedObjective
+from vitrail.tasks.catalog import task_for
 from vitrail.training import batch_size, facts
 from vitrail.training import decide as mind
 from vitrail.training.assemble import build_model
@@ -109,6 +111,24 @@ def test_nothing_stays_open_and_every_decision_is_told() -> None:
         assert str(getattr(found.run, name, "")) or found.why[name]
         assert name in found.why
     assert "device" in found.why
+
+
+@pytest.mark.parametrize("name", ["miou", "pixel_accuracy", "score", "map", "r2"])
+def test_a_number_that_other_labels_have_is_refused(name: str) -> None:
+    metric = Metric(name)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=f"{name}, which needs images with other labels, and these have one class each"
+    ):
+        decide(replace(RUN, metric=metric), Pictures(8, (32, 32)))
+    several = LabelSets.of([[0], [1], []], 2)
+    if name not in ("map", "r2"):  # of numbers, as of classes, it becomes map
+        with pytest.raises(UsageError, match=r"these have several labels each\. Valid are map, micro_f1, exact"):
+            task_for(several).adapt(Run(metric=metric), several)
+
+
+def test_a_metric_of_an_answer_needs_several() -> None:
+    with pytest.raises(UsageError, match=r"metric\.answer is 'kind', and these images have one answer each"):
+        decide(replace(RUN, metric=Metric(answer="kind")), Pictures(8, (32, 32)))
 
 
 CARDS = (

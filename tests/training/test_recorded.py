@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.config import to_yaml
 from vitrail.training.recorded import recorded_run
+from vitrail.training.run import Run
 
 
 @pytest.mark.train
@@ -31,3 +34,18 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_directory(
     there = vitrail.evaluate(trained)
     assert here.results.metrics() == there.results.metrics() and there.results.count
     assert recorded_run(tmp_path / "work" / "images") is None
+
+
+def test_weights_and_a_teacher_are_found_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "work/before", "work/teacher"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"directory": str(tmp_path / "work")}))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(Run(weights="before", teacher="teacher")))
+    found = recorded_run("run")
+    assert found is not None
+    assert (found.weights, found.teacher) == (str(tmp_path / "work/before"), str(tmp_path / "work/teacher"))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(Run(weights="vitrail/tiny")))
+    assert recorded_run("run") == Run(weights="vitrail/tiny")

@@ -181,7 +181,7 @@ def test_what_needs_one_label_says_so(trained: Result, run: Run, data: Path, tmp
         with pytest.raises(UsageError, match=r"counts images by their one class, and these images have several labels"):
             fit(Run(**{**vars(run), "out": str(tmp_path), **change}))
     images(tmp_path / "one", ["cat/1.png", "cat/2.png", "dog/3.png", "dog/4.png"])
-    with pytest.raises(UsageError, match=r"metric\.name is map, which needs images with several labels"):
+    with pytest.raises(UsageError, match=r"metric\.name is map, which needs images with other labels"):
         fit(
             Run(
                 **{**vars(run), "out": str(tmp_path), "data": Data(path=str(tmp_path / "one")), "metric": Metric("map")}

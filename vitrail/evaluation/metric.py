@@ -126,12 +126,16 @@ class Metric(Extensible, section="metric"):
 
     def value(self, found: Results) -> float:
         """Return the number from the outputs for all images, whose labels are `found.label`."""
+        return float(getattr(found, self.name))
+
+    def measured(self, found: Results) -> float:
+        """Return `value` of the results, or of those of `answer` alone. Raises UsageError if no image has it."""
         if self.answer is None:
-            return float(getattr(found, self.name))
+            return self.value(found)
         parts: Mapping[str, Results] = getattr(found, "parts", {})
         if self.answer not in parts:
             raise UsageError(f"metric.answer is {self.answer!r}, which no image has that is evaluated: name another")
-        return float(getattr(parts[self.answer], self.name))
+        return self.value(parts[self.answer])
 
     def rank(self, value: float) -> float:
         """Return how good a value is: larger is better."""

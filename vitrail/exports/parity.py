@@ -212,7 +212,7 @@ def check_here(path: Path, run: RunProgram, to: str, card: Card, device: str = "
 
 def _outputs(run: RunProgram, card: Card) -> np.ndarray:
     image = fixed_input(card, *card.preprocess.size).transpose(2, 0, 1)
-    return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
+    return run(np.ascontiguousarray(image[None])).ravel()[:OUTPUTS]
 
 
 def runtime_version(to: str, device: str = "cpu") -> str:

@@ -17,6 +17,7 @@ from vitrail.config import dotted, plain
 from vitrail.data.images.pixels import picture
 from vitrail.data.roles import SUBSET
 from vitrail.errors import DataError, UsageError, VitrailError
+from vitrail.evaluation.metric import TITLES, headline
 from vitrail.files import read_json_object
 from vitrail.model.variants import Config
 from vitrail.reports.cost import RunCost, cost_of
@@ -261,6 +262,8 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
         shifts=class_shifts(comparison),
         most_classes=MOST_CLASSES,
         galleries=galleries or [],
+        headline=headline,
+        titles=TITLES,
         notes=without_folders(notes),
     )
     write_page(Path(out), page)

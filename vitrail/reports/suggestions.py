@@ -21,7 +21,7 @@ from vitrail.data.images.whole import CUT_OFF
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.pixel_scores import PixelResults
-from vitrail.objective.settings import DINOv2, Segmentation, Supervised, Tokenizer
+from vitrail.objective.settings import DINOv2, Segmentation, SeveralAnswers, Supervised, Tokenizer
 from vitrail.ranges import height_width
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
@@ -111,12 +111,16 @@ def _weakest_answer(record: RunRecord, results: AnswerResults) -> list[Suggestio
     worst = min(scores, key=lambda name: scores[name])
     if len(scores) < 2 or scores[worst] > BEHIND * max(scores.values()) or record.run is None:
         return []
+    objective = record.run.objective
+    weights = objective.answer_weights if isinstance(objective, SeveralAnswers) else ()
+    values = {name: value for name, _, value in (text.rpartition("=") for text in weights)}
+    values[worst] = f"{3 * float(values.get(worst, 1)):g}"
+    words = " ".join(shlex.quote(f"{name}={value}") for name, value in values.items())
     return [
         Suggestion(
             f"Of the {len(scores)} answers, {worst!r} is far behind the others ({results.parts[worst].in_words()}). "
             "Give it more weight in the loss. If it stays behind, train a network for it alone and compare.",
-            f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --objective.answer-weights "
-            f"{shlex.quote(f'{worst}=3')}",
+            f"vitrail train --config {shlex.quote(str(record.folder))}/config.yaml --objective.answer-weights {words}",
         )
     ]
 

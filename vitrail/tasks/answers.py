@@ -23,6 +23,7 @@ from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import BEST_CLASSES
 from vitrail.evaluation.confidence import KeptBatches
 from vitrail.evaluation.metric import NUMBERS, OF_CLASSES, OF_LABELS, SCORE, Metric
+from vitrail.import_path import import_path
 from vitrail.objective.answers import weights_of
 from vitrail.objective.base import Head
 from vitrail.objective.settings import SeveralAnswers, Supervised
@@ -341,21 +342,22 @@ def _refuse(run: Any) -> None:
 
 def _metric(metric: Metric, labels: Answers) -> tuple[Metric, str]:
     """Return the metric for these answers, and why it is another one. Raises UsageError for one of another kind."""
-    if type(metric) is not Metric:
-        return metric, ""
+    own = type(metric) is not Metric
     if metric.answer is None:
-        if metric.name not in ("top1", SCORE):
+        if own or metric.name not in ("top1", SCORE):
+            what = f"the metric is {import_path(type(metric))}" if own else f"metric.name is {metric.name}"
             raise UsageError(
-                f"metric.name is {metric.name}, a number of one answer. Name the answer in metric.answer: "
-                f"{listing(list(labels.parts))}"
+                f"{what}, a number of one answer. Name the answer in metric.answer: {listing(list(labels.parts))}"
             )
         return replace(metric, name="score"), "score, the mean of top-1, mAP and R2 (at least 0) of the answers"
     if metric.answer not in labels.parts:
         raise UsageError(
             f"metric.answer is {metric.answer!r}, which is no answer. Valid are {listing(list(labels.parts))}"
         )
-    own = labels.parts[metric.answer].labels
-    valid = NUMBERS if isinstance(own, Numbers) else OF_LABELS if isinstance(own, LabelSets) else OF_CLASSES
+    if own:
+        return metric, ""
+    of = labels.parts[metric.answer].labels
+    valid = NUMBERS if isinstance(of, Numbers) else OF_LABELS if isinstance(of, LabelSets) else OF_CLASSES
     if metric.name in ("top1", SCORE):
         return replace(metric, name=valid[0]), f"{valid[0]}, which suits the answer {metric.answer!r}"  # type: ignore[arg-type]
     if metric.name not in valid:

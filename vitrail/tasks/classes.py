@@ -17,14 +17,14 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import before_scaling, calibration, draw_reliability, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, NUMBERS, STORED, Classification, check_rows, classify, has_top5
 from vitrail.evaluation.confidence import SHOWN, counts_at
-from vitrail.evaluation.metric import NUMBERS as TARGETS
-from vitrail.evaluation.metric import SEVERAL_LABELS, Metric
+from vitrail.evaluation.metric import OF_CLASSES, Metric
 from vitrail.evaluation.ranked import Ranked, ranked
 from vitrail.files import replacing_text
 from vitrail.tasks.prediction import Prediction
 from vitrail.tasks.task import PredictedColumns, Task, before, refuse_classes, shown_names
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import THRESHOLDS, Confidence
+from vitrail.words import listing
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
@@ -53,10 +53,11 @@ class ClassTask(Task[Classification]):
     def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
         """See `Task`. Nothing changes."""
         refuse_classes(run)
-        if run.metric.name in (*SEVERAL_LABELS, *TARGETS) and type(run.metric) is Metric:
+        if run.metric.name not in OF_CLASSES and type(run.metric) is Metric:
             raise UsageError(
-                f"metric.name is {run.metric.name}, which needs images with several labels or numbers, and these have "
-                "one label each. Use top1, top5 or nll, or set data.labels_per_image to 'several'"
+                f"metric.name is {run.metric.name}, which needs images with other labels, and these have one class "
+                f"each. Valid are {listing(OF_CLASSES, quoted=False)}. For several labels set data.labels_per_image to "
+                "'several'"
             )
         return run, {}
 

@@ -20,7 +20,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.calibration import draw_reliability, write_bins
 from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.label_scores import STORED, LabelScores, label_calibration, labels_before_scaling, score_labels
-from vitrail.evaluation.metric import NUMBERS, ONE_LABEL, TITLES, Metric
+from vitrail.evaluation.metric import NUMBERS, OF_LABELS, ONE_LABEL, TITLES, Metric
 from vitrail.evaluation.ranked import ranked
 from vitrail.files import replacing_text
 from vitrail.objective.settings import Supervised
@@ -29,6 +29,7 @@ from vitrail.tasks.prediction import Prediction
 from vitrail.tasks.task import PredictedColumns, Task, before, refuse_classes, shown_names
 from vitrail.terminal import TerminalPage, page, table, unreadable_lines
 from vitrail.weights.confidence import Confidence
+from vitrail.words import listing
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
@@ -90,6 +91,11 @@ class LabelTask(Task[LabelScores]):
         if metric.name in (*ONE_LABEL, *NUMBERS) and type(metric) is Metric:
             why["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
             run = replace(run, metric=replace(metric, name="map"))
+        if run.metric.name not in OF_LABELS and type(metric) is Metric:
+            raise UsageError(
+                f"metric.name is {metric.name}, which needs images with other labels, and these have several labels "
+                f"each. Valid are {listing(OF_LABELS, quoted=False)}"
+            )
         return run, why
 
     def measure(

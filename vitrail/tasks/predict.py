@@ -5,7 +5,7 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -71,7 +71,7 @@ def predict_files(
     if card is None:
         raise WeightsError("this model has no card, so its preprocessing is unknown. Load it with vitrail.load")
     outputs = calibrated(predict or predictor(model, device, precision), card.temperature)
-    answer = partial(_predictions, card, top)
+    answer = partial(_predictions, card, top, tiles)
     if isinstance(paths, IndexedSource):
         read = partial(_prepared_item, eval_transform(card.preprocess), paths)
         prepared = _each_prepared(islice(range(len(paths)), skip, None), read, paths.id, 2 * batch_size, workers)
@@ -104,8 +104,8 @@ class PreparedFile(NamedTuple):
     box: TileBox | None = None
 
 
-Answer = Callable[[torch.Tensor], Iterable[Prediction | None]]
-"""Outputs -> what is predicted, still without a path; None if the network's output is not finite."""
+Answer = Callable[[torch.Tensor, Sequence[TileBox | None]], Iterable[Prediction | None]]
+"""Outputs and tiles -> what is predicted, still without a path; None if the network's output is not finite."""
 
 
 def _rows(
@@ -118,7 +118,8 @@ def _rows(
     """Yield the rows of each batch. An accelerator computes the next batch while this one is ranked and written."""
 
     def ranked(batch: list[PreparedFile], outputs: torch.Tensor | None) -> Iterator[Row]:
-        answers = iter(() if outputs is None else answer(outputs))
+        boxes = [box for _, image, box in batch if not isinstance(image, Unreadable)]
+        answers = iter(() if outputs is None else answer(outputs, boxes))
         for path, image, box in batch:
             best = None if isinstance(image, Unreadable) else next(answers)
             if isinstance(image, Unreadable):
@@ -170,8 +171,14 @@ def _unreadable(path: Path, error: DecodeError) -> Unreadable:
     return Unreadable(str(path), error.reason, str(error))
 
 
-def _predictions(card: Card, top: int, logits: torch.Tensor) -> Iterator[Prediction | None]:
+def _predictions(
+    card: Card, top: int, tiles: Tiling | None, logits: torch.Tensor, boxes: Sequence[TileBox | None]
+) -> Iterator[Prediction | None]:
     """Yield what is predicted for each image; see `Answer`."""
-    predictions = task_of(card).predictions(logits, card, top)
+    if tiles is None:
+        predictions = task_of(card).predictions(logits, card, top)
+    else:
+        filled = [(box.height / tiles.height, box.width / tiles.width) for box in boxes if box is not None]
+        predictions = task_of(card).of_tiles(logits, card, top, filled)
     for prediction, finite in zip(predictions, finite_rows(logits).tolist(), strict=True):
         yield prediction if finite else None

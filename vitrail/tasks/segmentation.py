@@ -22,6 +22,7 @@ from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.metric import PIXELS, Metric, metric_in_words
 from vitrail.evaluation.pixel_scores import STORED, TRUE, PixelResults, score_pixels
 from vitrail.files import replacing_text
+from vitrail.import_path import import_path
 from vitrail.objective.settings import Segmentation, Supervised
 from vitrail.tasks.prediction import Prediction
 from vitrail.tasks.task import PredictedColumns, Task, shown_names
@@ -58,13 +59,15 @@ class SegmentationTask(Task[PixelResults]):
     def adapt(self, run: Any, labels: Labels) -> tuple[Any, dict[str, str]]:
         """See `Task`: cross-entropy of each pixel, mIoU, whole images, no mixing, and no calibration."""
         why: dict[str, str] = {}
-        if type(run.objective) is Supervised:
-            why["objective.kind"] = "segmentation: the labels are masks"
+        objective = run.objective
+        if isinstance(objective, Supervised) and replace(objective, smoothing=0.0) == Supervised():
+            smoothed = ", of which none is smoothed" * bool(objective.smoothing)
+            why["objective.kind"] = f"segmentation: the labels are masks{smoothed}"
             run = replace(run, objective=Segmentation())
         if not isinstance(run.objective, Segmentation):
             raise UsageError(
-                f"objective {run.objective.kind} cannot learn from the masks of {run.data.path}. Leave "
-                "objective.kind out, or give the folder of the images alone"
+                f"objective {objective.kind} with these settings cannot learn from the masks of {run.data.path}. Set "
+                "objective.kind to segmentation, which has no settings, or give the folder of the images alone"
             )
         by_class = {
             "data.sampler": run.data.sampler != "uniform",
@@ -80,6 +83,8 @@ class SegmentationTask(Task[PixelResults]):
         if metric.name not in PIXELS and type(metric) is Metric:
             why["metric.name"] = f"miou, the mean intersection over union: {metric.name} needs one label for each image"
             metric = replace(metric, name="miou")
+        if type(metric) is not Metric:
+            _check_metric(metric)
         if preprocess is None or preprocess.resize is None:
             why["preprocess"] = "squash: each pixel of an image gets a class"
             preprocess = replace(preprocess or Preparation(), resize="squash")
@@ -128,8 +133,18 @@ class SegmentationTask(Task[PixelResults]):
 
     def predictions(self, logits: Tensor, card: Card, top: int) -> Iterator[Prediction]:
         """See `Task`: the share of the pixels that each class has."""
+        return self.of_tiles(logits, card, top, [(1.0, 1.0)] * len(logits))
+
+    def of_tiles(
+        self, logits: Tensor, card: Card, top: int, filled: Sequence[tuple[float, float]]
+    ) -> Iterator[Prediction]:
+        """See `Task`: shares of the pixels that are in the image."""
         names, wide = shown_names(card), F.interpolate(logits.float(), card.preprocess.size, mode="bilinear")
-        for classes in wide.argmax(dim=1).flatten(1).cpu().numpy():
+        for whole, (height, width) in zip(wide.argmax(dim=1).cpu().numpy(), filled, strict=True):
+            rows, columns = (
+                max(1, round(part * side)) for part, side in zip((height, width), whole.shape, strict=True)
+            )
+            classes = whole[:rows, :columns].ravel()
             shares = np.bincount(classes, minlength=len(names)) / len(classes)
             yield Prediction("", [], [], numbers=dict(zip(names, shares.round(6).tolist(), strict=True)))
 
@@ -195,6 +210,18 @@ class SegmentationTask(Task[PixelResults]):
     def sentence(self, numbers: Mapping[str, float], classes: int) -> str:
         """See `Task`."""
         return f"{', '.join(metric_in_words(name, numbers[name]) for name in PIXELS)}, loss {numbers['loss']:.4f}"
+
+
+def _check_metric(metric: Metric) -> None:
+    """Raise UsageError for a metric of the user's own that needs classes of whole images: it is tried on a mask."""
+    tried = PixelResults(["0", "1"], np.arange(1), np.ones((1, 3, 2), dtype=np.int64), np.zeros(1))
+    try:
+        metric.value(tried)
+    except AttributeError as error:
+        raise UsageError(
+            f"the metric {import_path(type(metric))} is not for masks: {error}. Leave it out, for miou, or read "
+            "the numbers of pixels of each image and class, found.pixels"
+        ) from error
 
 
 def _rows(found: PixelResults) -> list[tuple[str, int, float]]:

@@ -123,6 +123,12 @@ class Task(ABC, Generic[Found]):
         logits: After the temperature. top: Number of classes to name, at most as many as there are.
         """
 
+    def of_tiles(
+        self, logits: Tensor, card: Card, top: int, filled: Sequence[tuple[float, float]]
+    ) -> Iterator[Prediction]:
+        """Yield what `predictions` yields, for tiles of which an image fills these shares of height and width."""
+        return self.predictions(logits, card, top)
+
     @abstractmethod
     def columns(self, logits: Tensor, card: Card, top: int, reject: float | None = None) -> PredictedColumns:
         """Return what `predictions` yields as columns of a table of many images, also for no image.

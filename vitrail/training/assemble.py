@@ -345,7 +345,12 @@ def build_objective(
             f"{type(run.objective).__name__}.build returned {shown(objective)}; it must return a {needed.__name__} "
             f"({needed.__module__}), because labels is {run.supervised}"
         )
-    if losses is not None and isinstance(objective, SupervisedObjective):
+    if losses is not None:
+        if not isinstance(objective, SupervisedObjective):
+            raise UsageError(
+                f"objective is a function, {shown(losses)}, which is for classes and sets of labels: objective "
+                f"{run.objective.kind}, which these images have, has a loss of its own. Leave it out"
+            )
         objective.losses = losses
     if run.keeps_classes and isinstance(objective, SupervisedObjective) and (counts == 0).any():
         objective.compared = torch.from_numpy(np.flatnonzero(counts))

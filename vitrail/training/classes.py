@@ -99,6 +99,11 @@ def change_classes(run: Run, splits: Splits) -> ClassChange:
     meant = {name: name for name in [*old, *splits.class_names]}
     if kind == "merge":
         meant |= _pairs(words, old)
+        if len({meant[name] for name in old}) < 2:
+            raise UsageError(
+                f"--classes merge makes one class, {meant[old[0]]!r}, of all {len(old)} classes of {run.weights}. At "
+                "least two must stay: merge fewer"
+            )
         if wrong := [name for name in new if name not in {meant[one] for one in old}]:
             raise UsageError(
                 f"--classes merge: {run.data.path} has images of {listing(wrong)}, which {run.weights} does not know. "

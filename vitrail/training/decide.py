@@ -25,11 +25,13 @@ from vitrail.data.images.masked import MaskTransform
 from vitrail.data.images.ops import colour_changes_left_out, train_transform
 from vitrail.data.images.worded import DRAWN
 from vitrail.data.labels.numbers import TargetScale
+from vitrail.data.labels.sets import Labels
 from vitrail.data.settings import Bands, Preprocess
 from vitrail.device import autocast_dtype
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.label_scores import UNCHOSEN
 from vitrail.evaluation.metric import Metric
+from vitrail.import_path import import_path
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import Config, ForeignConfig, NetworkConfig, ResNetConfig, ViTConfig, variant
 from vitrail.objective.base import Head
@@ -143,7 +145,7 @@ def decide(run: Run, facts: Facts) -> Decision:
 
     _check_objective(run)
     task = task_for(facts.labels)
-    run = noted(task.adapt(run, facts.labels)) if run.supervised else run
+    run = noted(_adapted(run, facts.labels)) if run.supervised else run
     sizes = facts.sizes
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         why["odd sizes"] = (
@@ -206,6 +208,17 @@ def decide(run: Run, facts: Facts) -> Decision:
         why["scale"] = "; ".join(f"{name}: mean {mean:.6g}, deviation {spread:.6g}" for name, mean, spread in each)
     heads = task.heads(facts.labels) if run.supervised else []
     return Decision(run, config, facts.device, why, facts.start, several, scale, heads, cut)
+
+
+def _adapted(run: Run, labels: Labels) -> Because[Run]:
+    """Return `run` with a loss and a metric for these labels. Raises UsageError for settings of other labels."""
+    task = task_for(labels)
+    if run.metric.answer is not None and task.name != "answers":
+        raise UsageError(
+            f"metric.answer is {run.metric.answer!r}, and these images have one answer each. Leave it out, or name "
+            "several columns in data.answers"
+        )
+    return task.adapt(run, labels)
 
 
 def _check_objective(run: Run) -> None:
@@ -317,12 +330,23 @@ def _with_pixels(config: NetworkConfig, run: Run, facts: Facts) -> Because[Netwo
             "masks are learned by a Vision Transformer with a head for pixels, not by a ResNet or another network. "
             "In Python vitrail.create(NAME, classes=N, segmentation='layers') makes one"
         )
-    theirs = facts.card.config.segmentation if facts.card and isinstance(facts.card.config, ViTConfig) else ""
+    base = facts.card.config if facts.card and isinstance(facts.card.config, ViTConfig) else None
+    theirs = base.segmentation if base else ""
     kind = run.vit.segmentation or theirs or config.segmentation or "layers"
     if run.keep_head and kind != theirs:
         raise UsageError(f"keep_head keeps the head {theirs or 'for whole images'}, not {kind}: leave it out")
+    if run.vit.head is not None:
+        raise UsageError(
+            f"vit.head {import_path(type(run.vit.head))} is for the classes of whole images, and masks are learned by "
+            f"the head {kind} (vit.segmentation). Leave it out"
+        )
     if run.vit.queries and kind != "queries":
         raise UsageError(f"vit.queries is for --vit.segmentation queries, and the head is {kind}: leave it out")
+    if run.keep_head and base and run.vit.queries not in (None, base.queries):
+        raise UsageError(
+            f"keep_head keeps the head of {facts.start}, with {base.queries} queries, and vit.queries is "
+            f"{run.vit.queries}. Leave one of them out"
+        )
     plain = replace(config, segmentation=kind, native=False, head=None)
     return plain, {"vit.segmentation": f"{kind}: how the class of each patch is told"}
 

@@ -54,12 +54,18 @@ class PythonObjects:
     def refuse_changed(self, asked: Run, decided: Run, reasons: Mapping[str, str]) -> None:
         """Raise UsageError if a setting that was asked for has another value in the run with every decision made."""
         for name, where in self.asked.items():
+            section, _, setting = name.rpartition(".")
             try:
-                before, after = attrgetter(name)(asked), attrgetter(name)(decided)
-            except AttributeError:  # a section that has another class here, or the name of the class
+                before = attrgetter(name)(asked)
+            except AttributeError:  # the name of a class
                 continue
+            try:
+                after = attrgetter(name)(decided)
+            except AttributeError:  # the section has another class here
+                after = getattr(type(attrgetter(section)(asked)), setting, None)  # the default, as if not asked
             if before not in (None, "auto", after):
-                why = reasons.get(name, reasons.get(name.partition(".")[0], f"only {after} is possible here"))
+                named = (name, name.partition(".")[0], f"{section}.kind")
+                why = next((reasons[one] for one in named if one in reasons), f"only {after} is possible here")
                 raise UsageError(f"{where} asks for {shown(before)}, which is not possible here ({why})")
 
     @property

@@ -14,14 +14,18 @@ from vitrail.training.run import Run
 
 
 def recorded_run(folder: str | Path) -> Run | None:
-    """Return the settings of the run in a folder, its images `located`; None if it is no run. Raises UsageError."""
+    """Return the settings of the run in a folder, or None if it is no run. Raises UsageError.
+
+    Its images, its weights and its teacher are `located`.
+    """
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         return None
     run, directory = from_yaml(folder / "config.yaml", Run()), ""
     with suppress(DataError, OSError):  # a run that was copied without its run.json
         directory = str(read_json_object(folder / "run.json", DataError).get("directory") or "")
-    return replace(run, data=located(run.data, directory))
+    weights, teacher = (place and _found(place, directory) for place in (run.weights, run.teacher))
+    return replace(run, data=located(run.data, directory), weights=weights, teacher=teacher)
 
 
 def located(data: Data, directory: str) -> Data:
@@ -29,5 +33,9 @@ def located(data: Data, directory: str) -> Data:
 
     directory: The working directory of the training, from which a relative path counts, if it is not found from here.
     """
-    path = Path(directory or ".") / data.path
-    return replace(data, path=str(path)) if path.exists() and not Path(data.path).exists() else data
+    return replace(data, path=_found(data.path, directory))
+
+
+def _found(place: str, directory: str) -> str:
+    path = Path(directory or ".") / place
+    return str(path) if path.exists() and not Path(place).exists() else place

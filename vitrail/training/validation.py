@@ -117,7 +117,7 @@ def numbers_of(found: Results, metric: Metric, change: ClassChange | None = None
 
     Raises UsageError if a user's metric returns no number.
     """
-    value = metric.value(found)
+    value = metric.measured(found)
     if not isinstance(value, Real):
         raise UsageError(f"{import_path(type(metric))}.value returned {shown(value)}; it must return a number")
     of_parts = (

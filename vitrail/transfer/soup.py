@@ -144,11 +144,11 @@ def measured_card(card: Card, predict: Predict, images: Batches, count: int) -> 
     All of them are from `count` validation images.
     """
     task = task_of(card)
-    logits = KeptLogits(predict, images, count)
-    found = measured(card, logits, logits)
+    logits = KeptLogits(predict, images, count) if task.probable else None
+    found = measured(card, predict, images) if logits is None else measured(card, logits, logits)
     metrics = {f"validation {name}": value for name, value in found.metrics().items()}
     card = replace(task.on_card(card, found), metrics=metrics)
-    if not task.probable:
+    if logits is None:
         return card, found
     card = card.with_confidence(task.fitted(card, *logits.rows()))
     again, kept = logits.again()

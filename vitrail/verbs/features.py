@@ -19,7 +19,7 @@ from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable
+from vitrail.verbs.network import load_runnable, with_answers
 from vitrail.words import as_text
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.ahead import Computed
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
+    from vitrail.weights.card import Card
 
     Arrays = dict[str, np.ndarray]
     Tokens = Computed[dict[str, Tensor], Arrays]
@@ -127,11 +128,15 @@ def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str 
 
 
 def open_images(
-    model: str | Path, paths: tuple[str | Path, ...], split: str | None, reading: Mapping[str, Any]
+    model: str | Path,
+    paths: tuple[str | Path, ...],
+    split: str | None,
+    reading: Mapping[str, Any],
+    card: Card | None = None,
 ) -> dict[str, IndexedSource]:
     """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
 
-    `reading` are settings of the data.
+    `reading` are settings of the data. card: That of a network whose answers a table may have, see `with_answers`.
     """
     from vitrail.data.item import Findings
     from vitrail.data.sources.files import find_images
@@ -139,6 +144,8 @@ def open_images(
     from vitrail.data.sources.indexed import GivenImages
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
+    if card is not None and (asked := with_answers(data, card)) != data:
+        data, reading = asked, {**reading, "answers": asked.answers, "labels_per_image": asked.labels_per_image}
     splits = _splits(data) if len(paths) == 1 else None
     if splits is not None and len(splits) > 1:
         images = open_train_and_test(model, paths[0], split, reading=reading)

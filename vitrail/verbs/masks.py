@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
-from vitrail.files import check_writable, replacing, replacing_text
+from vitrail.files import check_writable, read_text, replacing, replacing_text
 from vitrail.words import listing
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def write_masks(
 
     A mask is a PNG with a palette, of the image's size, in the place below `out` that the image has below the common
     folder of all images. The value of a pixel is the number of its class, and classes.txt names the classes. So the
-    folder is one of masks as `vitrail train` reads them. Raises UsageError for a folder that holds other files, or the
-    images, and for images that would have one name.
+    folder is one of masks as `vitrail train` reads them. Raises UsageError for a folder that holds other files or other
+    masks, for that of the images or of their labels, and for images that would have one name.
     """
     from vitrail.data.cache import refuse_within
     from vitrail.data.labels.masks import mask_png
@@ -52,9 +52,14 @@ def write_masks(
             f"{out} holds other files ({listing(others, 3, quoted=False)}), and nothing is written among them. Choose "
             "a new folder"
         )
-    check_writable(out, DataError, folder=True)
     summary, names = Summary(), shown_names(network.card)
+    classes = "".join(f"{name}\n" for name in names)
+    _refuse_labels(files, out, targets.values(), classes)
+    check_writable(out, DataError, folder=True)
     with writing(out, UsageError):
+        with replacing_text(out / CLASSES) as file:  # before the masks: it tells them from those of others
+            file.write(classes)
+        (out / ERRORS).unlink(missing_ok=True)
         for found in predict_masks(
             network, files, predict, batch_size=compute.batch_size, workers=compute.threads(), tiles=tiles
         ):
@@ -64,13 +69,33 @@ def write_masks(
             with replacing(targets[found.path]) as temporary:
                 temporary.write_bytes(mask_png(found.mask, len(names)))
             summary.predicted += 1
-        with replacing_text(out / CLASSES) as file:
-            file.writelines(f"{name}\n" for name in names)
         if summary.unreadable:
             summary.errors = out / ERRORS
             with replacing_text(summary.errors) as file:
                 SafeWriter(file).writerows([Unreadable._fields, *summary.unreadable])
     return summary
+
+
+def _refuse_labels(files: Sequence[Path], out: Path, targets: Iterable[Path], classes: str) -> None:
+    """Raise UsageError if `out` is for the labels of the images, or holds masks that no network with `classes` wrote.
+
+    classes: The text of classes.txt.
+    """
+    from vitrail.data.masks import MASKS
+
+    place = out.resolve()
+    above = {folder for parent in {path.parent for path in files} for folder in (parent.resolve() / "_").parents}
+    labels = {images.with_name(name) for images in above if images.name == "images" for name in MASKS}
+    if found := [folder for folder in labels & {place, *place.parents} if folder.exists()]:
+        raise UsageError(
+            f"{out} is, or lies in, {found[0]}, whose masks may be the labels of these images. Choose a new folder"
+        )
+    written = out / CLASSES
+    there = written.exists() or any(target.exists() for target in targets)
+    if there and not (written.is_file() and read_text(written, UsageError) == classes):
+        raise UsageError(
+            f"{out} holds masks, and no {CLASSES} of this network: it did not write them. Choose a new folder"
+        )
 
 
 def _targets(files: Sequence[Path], out: Path) -> dict[Path, Path]:

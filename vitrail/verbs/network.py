@@ -115,9 +115,11 @@ def fingerprint_of(sources: NetworksLike) -> str | list[str]:
 
 
 def temperature_of(network: ViT | ResNet | Engine | Ensemble) -> float | list[float]:
-    """Return the temperature of the probabilities of a network, or of each of several."""
-    members = getattr(network, "members", None)
-    return network.card.temperature if members is None else [one.card.temperature for one in members]
+    """Return the temperature of the probabilities of a network, or of each of several networks or answers."""
+    if (members := getattr(network, "members", None)) is not None:
+        return [one.card.temperature for one in members]
+    card = network.card
+    return [own.temperature for _, own in card.of_answers().values()] if card.answers else card.temperature
 
 
 def said_of_networks(sources: NetworksLike) -> str:
@@ -230,8 +232,28 @@ def settings_of(
 
     settings = Data() if run is None else run.data
     if data is not None and Path(data) != Path(settings.path):  # its columns may have other names
-        settings = Data(label_separator=settings.label_separator, labels_per_image=settings.labels_per_image)
+        kept = ("label_separator", "labels_per_image", "ignore")
+        settings = Data(**{name: getattr(settings, name) for name in kept})
     return read_settings(reading, data, task_of(card).settings(settings, card), used)
+
+
+def with_answers(data: Data, card: Card) -> Data:
+    """Return the settings of images whose labels only stand beside results: of a table, the columns that are answers.
+
+    They are those of a network with this `card` that the table has. Labels that are named in another way stay.
+    """
+    from vitrail.data.labels.answers import with_kind
+    from vitrail.data.sources.table import TABLE_SUFFIXES, read_rows
+    from vitrail.tasks.catalog import task_of
+
+    place = Path(data.path).expanduser()
+    named = data.answers or data.label_column or data.label_columns or data.label_from
+    if not card.answers or named or place.suffix.lower() not in TABLE_SUFFIXES or not place.is_file():
+        return data
+    header, _ = read_rows(place)
+    found = task_of(card).settings(data, card)
+    there = tuple(name for name in found.answers or () if with_kind(name)[0] in header)
+    return replace(found, answers=there) if there else data
 
 
 def network_labels(networks: Sequence[str | Path]) -> list[str]:

@@ -28,6 +28,7 @@ from vitrail.verbs.network import (
     load_together,
     said_of_networks,
     temperature_of,
+    with_answers,
 )
 from vitrail.verbs.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
 from vitrail.words import as_text, listing, one_line
@@ -205,6 +206,8 @@ def predict(
         paths = tuple(find_images(paths, data.columns.selection, findings))
     _check_file(out)
     network, folder = load_together(model, compute, calibrate=calibrate), None
+    rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
+    data = with_answers(data, network.card) if images_of_data_set else data
     if network.card.task == "segmentation" and is_bulk(out):
         chosen = paths if held else list(find_images(paths, data.columns.selection, findings))
         return _masks(network, chosen, Path(str(out)), compute, tiles, overlap, strict, held=held, merge=merge, ray=ray)
@@ -212,7 +215,6 @@ def predict(
         folder = check_folder(out, paths)
         out = folder / TABLE
         _check_file(out)
-    rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
     job = None
     if out is not None and is_bulk(out):
         changed = {"reject": (reject, None), "temperature": (temperature_of(network), 1)}

@@ -113,7 +113,9 @@ def search(
     if features is not None:
         names, rows, unreadable = _read(features, embedder)
     else:
-        sources = {"": embedder.source(held)} if held else open_images(model, files, None, reading)
+        sources = (
+            {"": embedder.source(held)} if held else open_images(model, files, None, reading, embedder.network.card)
+        )
         names, rows, unreadable = _embed(embedder, sources)
     found = _nearest(asked.features, rows, names, like_files, top)
     like_names = [given.id(number) for number in range(len(given))]

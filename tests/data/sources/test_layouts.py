@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,17 @@ def test_a_packed_folder_among_class_folders(tmp_path: Path) -> None:
     found = open_path(str(root))
     assert found.findings.kind == "folder" and list(found.splits) == [""]
     assert any("packed shards in packed (8 images of 2 classes)" in line for line in found.findings.warnings)
+
+
+def test_packed_splits_are_data_of_one_kind(tmp_path: Path) -> None:
+    root = tree(tmp_path / "photos" / "train").parent
+    shutil.copytree(root / "train", root / "val")
+    pack_data(str(root), tmp_path / "packed")
+    found = open_path(str(tmp_path / "packed"))
+    assert found.findings.kind == "packed" and found.splits.keys() == {"train", "val"}
+    assert found.findings.warnings == []
+    tar(tmp_path / "packed" / "a.tar")  # and no other is overlooked
+    assert "tar shards a.tar (8 images" in open_path(str(tmp_path / "packed")).findings.warnings[0]
 
 
 @pytest.mark.parametrize("where", ["a.tar", "blue/a.tar"])

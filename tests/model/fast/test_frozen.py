@@ -38,9 +38,11 @@ TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, clas
         dict(stem="hmlp"),
         dict(stem="resnet", stem_units=(1,)),
         dict(pre_logits=16),
+        dict(segmentation="linear"),
+        dict(segmentation="layers", registers=1),
     ],
 )
-def test_the_same_logits(options: dict) -> None:
+def test_the_same_logits_and_features(options: dict) -> None:
     torch.manual_seed(0)
     model = build(ViTConfig.of(**(TINY | options)))
     for parameter in model.parameters():
@@ -49,9 +51,12 @@ def test_the_same_logits(options: dict) -> None:
     model.eval()
     images = torch.randint(0, 256, (3, 3, 32, 40), dtype=torch.uint8)
     with torch.no_grad():
-        expected = model(images)
-        exact = freeze(model)(images)
+        expected, features = model(images), model.features(images)
+        exact, found = freeze(model)(images), freeze(model).features(images)
+        portable = freeze(model, portable=True).features(images)
         rounded = freeze(model, torch.bfloat16)(images)
+    for ours in (found, portable):
+        assert ((ours - features).norm() / features.norm()).item() < 1e-5
     assert ((exact - expected).norm() / expected.norm()).item() < 1e-5
     assert rounded.dtype == torch.bfloat16
     assert ((rounded.float() - expected).norm() / expected.norm()).item() < 0.05

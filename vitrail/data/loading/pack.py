@@ -30,6 +30,7 @@ from vitrail.data.images.geometry import resize
 from vitrail.data.images.pixels import check_finite
 from vitrail.data.images.stored import read_stored
 from vitrail.data.item import IndexedSource, Rejected, Subset
+from vitrail.data.labels.masks import Masks
 from vitrail.data.labels.sets import Answers, label_at, stored_texts
 from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import LostImages, each_image, threads
@@ -77,6 +78,8 @@ def pack_data(data: Data | str, folder: str | Path, *, outside: bool = False, **
     found = open_and_warn(data)
     if any(isinstance(source.labels, Answers) for source in found.splits.values()):
         raise UsageError("data pack stores one label for an image. Leave data.answers out, and keep the CSV")
+    if any(isinstance(source.labels, Masks) for source in found.splits.values()):
+        raise UsageError(f"data pack stores no masks, and {data.path} has them. Keep its folders as they are")
     if found.findings.outside and not outside:
         raise DataError(
             f"{found.findings.outside:,} images lie outside {data.path}, the first {found.findings.first_outside}, and "

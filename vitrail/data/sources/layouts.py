@@ -136,7 +136,8 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[FolderLayou
     elif parquet := _files(path, ".parquet"):
         read = partial(read_parquet, path, parquet, columns)
         found.append(FolderLayout("parquet", _named("parquet files", parquet, path), read))
-    if tars := _files(path, ".tar"):
+    ours = {file for place in packed.values() for file in place.glob("shard-?????.tar")}
+    if tars := [file for file in _files(path, ".tar") if file not in ours]:
         found.append(FolderLayout("shards", _named("tar shards", tars, path), partial(read_shards, path, tars)))
     tables = [
         file

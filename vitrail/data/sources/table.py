@@ -262,7 +262,8 @@ def read_records(
             raise DataError(
                 f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row. If "
                 "images have several labels or none, set data.labels_per_image to 'several', and "
-                "data.label_separator to the text between labels"
+                "data.label_separator to the text between labels. If columns are answers, some of which an image may "
+                "lack, name them in data.answers"
             )
         file, size = _located(root, name)
         if size is None:

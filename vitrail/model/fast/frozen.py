@@ -105,7 +105,9 @@ class FrozenAttention(nn.Module):
     def forward(self, x: Tensor, normed: Tensor, bias: Bias, num_queries: int | None) -> Tensor:
         """Return x [batch, tokens or num_queries, width] + the attention of normed [batch, tokens, width]."""
         if self.qkv is not None:
-            return self.out.added_to(x, attend_all(self.qkv(normed), self.heads, bias))
+            mixed = attend_all(self.qkv(normed), self.heads, bias)
+            # the last layer of a network for masks, which has all tokens to read, when its features are asked for
+            return self.out.added_to(x, mixed if num_queries is None else mixed[:, :num_queries].contiguous())
         assert self.query is not None and self.key_value is not None
         mixed = attend_first(self.query(normed[:, :num_queries]), self.key_value(normed), self.heads, bias)
         return self.out.added_to(x, mixed)
