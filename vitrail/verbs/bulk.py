@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vitrail.errors import DataError, UsageError
 from vitrail.files import check_writable
 from vitrail.terminal import ProgressLine, unreadable_json
-from vitrail.verbs.network import fingerprint_of
+from vitrail.verbs.network import fingerprint_of, with_answers
 from vitrail.words import as_text, counted, one_line
 
 if TYPE_CHECKING:
@@ -74,9 +74,18 @@ def is_bulk(out: str | Path | None) -> bool:
 
 
 def open_job(
-    verb: str, model: NetworksLike, paths: tuple[str | Path, ...], out: str | Path, data: Data, **settings: Any
+    verb: str,
+    model: NetworksLike,
+    paths: tuple[str | Path, ...],
+    out: str | Path,
+    data: Data,
+    card: Card,
+    **settings: Any,
 ) -> Job:
-    """Open the data and the folder for the results. Raises UsageError and DataError."""
+    """Open the data, for a network with this `card`, and the folder for the results.
+
+    Raises UsageError and DataError.
+    """
     if len(paths) != 1:
         raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
     from vitrail.data.cache import refuse_within
@@ -85,7 +94,7 @@ def open_job(
     from vitrail.evaluation.bulk import Job
 
     folder = refuse_within(out, str(paths[0]))
-    splits = open_to_predict(data).splits
+    splits = open_to_predict(with_answers(data, card)).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": fingerprint_of(model), **settings}
     return Job(folder, splits, about, data.path)
 

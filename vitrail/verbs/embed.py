@@ -20,7 +20,6 @@ from vitrail.verbs.features import Embedder, Prepare, TokenType, open_images, pa
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike
 from vitrail.verbs.flags.reading import read_settings
-from vitrail.verbs.network import with_answers
 from vitrail.verbs.tiles import check_tiles
 from vitrail.words import one_line
 
@@ -189,11 +188,10 @@ def embed(
         data = read_settings(reading, files[0])
         refuse_within(out, *files)  # before a network is loaded
         embedder = Embedder(model, compute, prepare)
-        data = with_answers(data, embedder.network.card)
         settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
         if tokens:
             settings["layers"] = embedder.layers(asked["layers"])
-        job = open_job("embed", model, files, out, data, **settings)
+        job = open_job("embed", model, files, out, data, embedder.network.card, **settings)
         embedder.images = job.images
         columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
         return run_job(job, columns, merge, on=OnWorkers(embed, arguments, "paths", ray))
@@ -201,8 +199,7 @@ def embed(
         raise UsageError(f"ray is for a folder of Parquet files as --out, not for {out}")
     target = _target(Path(out), files, format, merge)
     embedder = Embedder(model, compute, prepare)
-    card = None if tokens else embedder.network.card  # a file of tokens has room for one label of an image
-    sources = open_images(model, files, split, reading, card) if tiles is None else {}
+    sources = {} if tiles else open_images(model, files, split, reading, None if tokens else embedder.network.card)
     embedder.images = sum(map(len, sources.values()))
     compute_tokens = embedder.tokens(**asked) if tokens else None
     if tiles is not None:

@@ -136,7 +136,8 @@ def open_images(
 ) -> dict[str, IndexedSource]:
     """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
 
-    `reading` are settings of the data. card: That of a network whose answers a table may have, see `with_answers`.
+    `reading` are settings of the data. card: That of a network whose answers a table may have (see `with_answers`), if
+    an image may have several labels.
     """
     from vitrail.data.item import Findings
     from vitrail.data.sources.files import find_images

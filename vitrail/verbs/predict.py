@@ -28,7 +28,6 @@ from vitrail.verbs.network import (
     load_together,
     said_of_networks,
     temperature_of,
-    with_answers,
 )
 from vitrail.verbs.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
 from vitrail.words import as_text, listing, one_line
@@ -207,7 +206,6 @@ def predict(
     _check_file(out)
     network, folder = load_together(model, compute, calibrate=calibrate), None
     rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
-    data = with_answers(data, network.card) if images_of_data_set else data
     if network.card.task == "segmentation" and is_bulk(out):
         chosen = paths if held else list(find_images(paths, data.columns.selection, findings))
         return _masks(network, chosen, Path(str(out)), compute, tiles, overlap, strict, held=held, merge=merge, ray=ray)
@@ -219,7 +217,7 @@ def predict(
     if out is not None and is_bulk(out):
         changed = {"reject": (reject, None), "temperature": (temperature_of(network), 1)}
         about = {name: value for name, (value, usual) in changed.items() if value != usual}
-        job = open_job("predict", model, paths, out, data, top=top, precision=precision, **about)
+        job = open_job("predict", model, paths, out, data, network.card, top=top, precision=precision, **about)
     predictions_of = compute.predictor(
         network, images=lambda: job.images if job else sum(1 for _ in find_images(paths))
     )
