@@ -24,10 +24,22 @@ def recorded_run(folder: str | Path) -> Run | None:
     return replace(run, data=located(run.data, directory))
 
 
+def recorded_fingerprint(folder: str | Path) -> str:
+    """Return the fingerprint of the images that the run in a folder was trained on; "" if it is not known."""
+    try:
+        data = read_json_object(Path(folder) / "run.json", DataError).get("data")
+    except (DataError, OSError):
+        return ""
+    return str(data.get("fingerprint") or "") if isinstance(data, dict) else ""
+
+
 def located(data: Data, directory: str) -> Data:
     """Return the settings of data with a path that is found from here.
 
-    directory: The working directory of the training, from which a relative path counts, if it is not found from here.
+    directory: The working directory of the training, from which a relative path counts. If nothing is there any more,
+    it counts from here.
     """
-    path = Path(directory or ".") / data.path
-    return replace(data, path=str(path)) if path.exists() and not Path(data.path).exists() else data
+    path, here = Path(directory or ".") / data.path, Path(data.path)
+    if not path.exists() or (here.exists() and here.samefile(path)):
+        return data
+    return replace(data, path=str(path))

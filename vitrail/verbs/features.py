@@ -19,7 +19,7 @@ from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable
+from vitrail.verbs.network import load_runnable, run_splits
 from vitrail.words import as_text
 
 if TYPE_CHECKING:
@@ -77,16 +77,18 @@ def open_train_and_test(
     from vitrail.data.sources.open import OpenedData
     from vitrail.data.split import hold_out
 
-    if data is None:
-        if (run := recorded_run(model)) is None:
-            raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
-        settings, seed = run.data, run.seed
-    else:
-        settings = Data(holdout=0.0)
+    run = recorded_run(model) if data is None else None
+    if run is None and data is None:
+        raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
+    settings = Data(holdout=0.0) if run is None else run.data
     settings = read_settings(reading or {}, data, settings, (*READ, *SPLIT))
-    splits = (opened or OpenedData()).splits(settings if split is None else replace(settings, test=split), seed)
+    settings = settings if split is None else replace(settings, test=split)
+    if run is None:
+        splits, notes = (opened or OpenedData()).splits(settings, seed), list[str]()
+    else:
+        splits, notes = run_splits(model, run, settings)
     if opened is None:  # else the command shows them
-        for line in splits.report.warnings:
+        for line in [*splits.report.warnings, *notes]:
             log.warning("%s", line)
     train, test = splits.train, splits.test
     if test is None or not known(test.labels).any():
