@@ -84,6 +84,14 @@ def test_a_checkpoint_from_before_a_setting_existed_has_its_default() -> None:
     ]
 
 
+def test_a_resumed_run_has_the_same_groups() -> None:
+    """They decide which images are held out."""
+    now, other = (
+        identity(replace(Run(), data=Data(group=group)), Supervised(), ["a", "b"], "mark") for group in (None, "day")
+    )
+    assert differing(now, other) == ["splits.group: None there, 'day' here"]
+
+
 def test_logit_adjustment_of_another_loss_is_refused_before_anything_is_written(skewed: Data, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="logit_adjustment"):
