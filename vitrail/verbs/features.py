@@ -20,7 +20,7 @@ from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.verbs.network import load_runnable, run_splits
-from vitrail.words import as_text
+from vitrail.words import as_text, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -133,23 +133,42 @@ def open_images(
 ) -> dict[str, IndexedSource]:
     """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
 
-    `reading` are settings of the data.
+    Images of further splits are left out, which is said. `reading` are settings of the data.
     """
-    from vitrail.data.item import Findings
-    from vitrail.data.sources.files import find_images
     from vitrail.data.sources.folder import Located
-    from vitrail.data.sources.indexed import GivenImages
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
     splits = _splits(data) if len(paths) == 1 else None
     if splits is not None and len(splits) > 1:
         images = open_train_and_test(model, paths[0], split, reading=reading)
         found = {"train": images.train, "test": images.test}
+        if left := sum(map(len, splits.values())) - sum(map(len, found.values())):
+            log.warning(
+                "%s of %s in the splits %s are neither training nor test images: they get no features. --split names "
+                "the test split; a folder as --out gets the features of all splits",
+                counted(left, "image"),
+                paths[0],
+                ", ".join(splits),
+            )
         return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
-    if splits is not None:
-        return splits
+    return _files(paths, data) if splits is None else splits
+
+
+def open_every_image(paths: tuple[str | Path, ...], reading: Mapping[str, Any]) -> dict[str, IndexedSource]:
+    """Return all images, of a data set by its splits, or as one source called "". `reading`: See `open_images`."""
+    data = read_settings(reading, paths[0])
+    splits = _splits(data) if len(paths) == 1 else None
+    return _files(paths, data) if splits is None else splits
+
+
+def _files(paths: tuple[str | Path, ...], data: Data) -> dict[str, IndexedSource]:
+    """Return the images of files, folders and patterns as one source called ""."""
+    from vitrail.data.item import Findings
+    from vitrail.data.sources.files import find_images
+    from vitrail.data.sources.indexed import GivenImages
+
     findings = Findings("files")
     files = GivenImages(list(find_images(paths, data.columns.selection, findings)))
     warn_of_ignored(findings)
