@@ -11,6 +11,7 @@ import pytest
 from tiny_runs import lines, tiny_run
 
 from vitrail.config import plain
+from vitrail.data.check import check
 from vitrail.data.settings import Data
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
@@ -52,6 +53,12 @@ def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path
     for changes in (dict(data=replace(skewed, sampler="sqrt")), dict(objective=Supervised(logit_adjustment=1.0))):
         folder = loop.fit(replace(run, duration=Steps(1), **changes)).folder  # type: ignore[arg-type]
         assert "times the images" not in notes(folder)
+
+
+def test_the_command_for_rare_classes_opens_the_data_as_the_check_did(skewed: Data) -> None:
+    warnings = check(replace(skewed, exclude=("nothing*",))).warnings
+    (line,) = [one for one in warnings if "For rare classes" in one]
+    assert f"vitrail train {skewed.path} --data.exclude 'nothing*' --" in line
 
 
 @pytest.mark.train
