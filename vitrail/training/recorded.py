@@ -40,6 +40,6 @@ def located(data: Data, directory: str) -> Data:
     it counts from here.
     """
     path, here = Path(directory or ".") / data.path, Path(data.path)
-    if not path.exists() or (here.exists() and here.samefile(path)):
+    if not data.path or not path.exists() or (here.exists() and here.samefile(path)):
         return data
     return replace(data, path=str(path))

@@ -300,7 +300,7 @@ def run_splits(model: str | Path, run: Run, data: Data, *, labels: bool = True) 
                     "may be those that it was trained on. Name images that it was not trained on"
                 )
             notes.append(f"of the {len(held):,} images that {model} held out, {left:,} are left: they are used")
-    elif "ids" in splits.held_out:
+    elif splits.held_out.get("ids") not in (None, held):
         notes.append(
             f"warning: the images held out of {data.path} may be training images of {model}: they are divided "
             "otherwise than in its training, or its split.json is missing"

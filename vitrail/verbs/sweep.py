@@ -237,7 +237,10 @@ def _rates(asked: Asked, run: Run, lr: Sequence[float], vary: Sequence[str]) -> 
         raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
     if given is None or given.words != f"--{LR}":
         if given is not None and not (lr or varied or asked.recipe in REGULARISED):
-            log.warning("%s: the rate %g is not used, because a sweep tries others: --lr", given.words, run.optim.lr)
+            rate = run.optim.lr
+            log.warning(
+                "%s: the rate %g is not used: a sweep tries others. To use it: --lr %g", given.words, rate, rate
+            )
         return lr, "--lr"
     if lr or varied:
         raise UsageError(f"--{LR} and {'--lr' if lr else f'--vary {LR}'} both set the learning rate; give one of them")
