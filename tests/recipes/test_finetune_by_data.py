@@ -324,3 +324,12 @@ def test_a_recorded_run_keeps_its_length_when_it_is_resumed() -> None:
 def test_the_default_recipe_is_listed() -> None:
     assert recipe(FINETUNE_BY_DATA.name).name == "finetune-by-data"
     assert FINETUNE_BY_DATA.verb == "finetune"
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"), [("3 steps", "3 steps"), ("1 step", "1 step"), ("5000 steps", "5,000 steps")]
+)
+def test_a_length_in_steps_is_told_as_it_is_given(tmp_path: Path, duration: str, steps: str) -> None:
+    np.savez(tmp_path / "i.npz", x_train=np.zeros((40, 97, 97, 3), np.uint8), y_train=np.arange(40) % 2)
+    choice = decide(Asked(tmp_path / "i.npz", settings={"duration": duration}), Known(), tunes=True)
+    assert f"{steps} in all" in choice.why["batch_size"]

@@ -115,6 +115,19 @@ def test_an_objective_without_labels_continues_from_weights_at_their_size(side: 
     assert (run.model, run.image_size, run.weights, run.name) == (None, None, "vitrail/tiny", "dinov2-small")
 
 
+@pytest.mark.parametrize(("asked", "size"), [({}, None), ({"image_size": 64}, 64)])
+def test_weights_are_trained_at_their_size_and_finetune_is_named(
+    asked: dict[str, Any], size: int | None, tmp_path: Path
+) -> None:
+    """Also on photographs, for which the recipe has a size of its own."""
+    np.savez(tmp_path / "im ages.npz", x_train=np.zeros((20, 97, 97, 3), np.uint8), y_train=np.arange(20) % 2)
+    choice = choose_run(Asked(tmp_path / "im ages.npz", weights="vitrail/tiny", settings=asked), Known())
+    assert (choice.run.image_size, choice.run.model) == (size, None)
+    (said,) = choice.warnings
+    assert f"vitrail finetune '{tmp_path / 'im ages.npz'}' --from vitrail/tiny" in said
+    assert not choose_run(Asked(tmp_path / "im ages.npz"), Known()).warnings
+
+
 def test_the_hyperrule_looks_at_the_data(small: Path) -> None:
     preview = vitrail.finetune(small, weights="runs/x", recipe="bit/hyperrule", print_config=True)
     assert isinstance(preview, Preview)

@@ -72,6 +72,13 @@ def test_pretrained_weights_for_few_photographs(images: int, side: int, weights:
     assert ("vitrail finetune photos |" in said(found, side)) == expected
 
 
+def test_commands_open_the_data_as_the_run_did() -> None:
+    data = Data("my photos", label_from="prefix", exclude=("*bad*", "x.csv"))
+    found = record(data={"images": {"train": 500}}, run=Run(data=data, duration=Epochs(20)))
+    command = "vitrail finetune 'my photos' --data.label-from prefix --data.exclude '*bad*' --data.exclude x.csv"
+    assert f"{command} |" in said(found, 64) and refused(shlex.split(command)) == ""
+
+
 def test_much_that_is_cut_off_is_shown() -> None:
     way, warning = parts_shown([(100, 300)] * 3, Preprocess((224, 224)))
     assert way and "cut off" in warning

@@ -67,7 +67,6 @@ PART = {
     ("vitrail.data.check:ADJUSTED", "--objective.logit-adjustment"): "of a command of `vitrail train`",
     ("vitrail.weights.download:_cached", "--revision"): "of a command of hf",
     ("vitrail.weights.save:check_place", "--overwrite"): "push and verify write into a new folder",
-    ("vitrail.verbs.features:open_images", "--split"): "search gives no split",
 }
 """(Module:symbol, flag) -> why the flag is right although the verb lacks it."""
 

@@ -70,6 +70,18 @@ TINY = Model(width=16, depth=2, heads=2, mlp_dim=32)
 RUN = Run(model="Ti/16", vit=TINY, device="cpu")
 
 
+@pytest.mark.parametrize("start", ["runs/finetune-1", "google/vit-base-patch16-224"])
+def test_a_card_names_no_local_path_as_if_it_were_on_the_hub(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the name of the run as that of a recipe: `finetune` is the paper's."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs/finetune-1").mkdir(parents=True)
+    found = decide(Run(name="finetune", model="Ti/4", image_size=8), Pictures(40, (8, 8)))
+    card = replace(found, run=replace(found.run, weights=start)).card(["cat", "dog"])
+    assert card.provenance == {"data": found.run.data.path, "from": start.removeprefix("runs/")}
+
+
 @pytest.mark.parametrize(
     ("sizes", "patch", "side"),
     [

@@ -11,6 +11,7 @@ import pytest
 from tiny_runs import lines, tiny_run
 
 from vitrail.config import plain
+from vitrail.data.check import check
 from vitrail.data.settings import Data
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
@@ -54,6 +55,12 @@ def test_imbalance_is_noticed_unless_a_setting_regards_it(skewed: Data, tmp_path
         assert "times the images" not in notes(folder)
 
 
+def test_the_command_for_rare_classes_opens_the_data_as_the_check_did(skewed: Data) -> None:
+    warnings = check(replace(skewed, exclude=("nothing*",))).warnings
+    (line,) = [one for one in warnings if "For rare classes" in one]
+    assert f"vitrail train {skewed.path} --data.exclude 'nothing*' --" in line
+
+
 @pytest.mark.train
 def test_class_weights_regard_what_the_sampler_shows(skewed: Data, tmp_path: Path) -> None:
     weighted = Supervised(class_weights="balanced")
@@ -82,6 +89,14 @@ def test_a_checkpoint_from_before_a_setting_existed_has_its_default() -> None:
     assert differing(filled, identity(other, Supervised(), ["a", "b"], "mark")) == [
         "splits.sampler: 'uniform' there, 'sqrt' here"
     ]
+
+
+def test_a_resumed_run_has_the_same_groups() -> None:
+    """They decide which images are held out."""
+    now, other = (
+        identity(replace(Run(), data=Data(group=group)), Supervised(), ["a", "b"], "mark") for group in (None, "day")
+    )
+    assert differing(now, other) == ["splits.group: None there, 'day' here"]
 
 
 def test_logit_adjustment_of_another_loss_is_refused_before_anything_is_written(skewed: Data, tmp_path: Path) -> None:

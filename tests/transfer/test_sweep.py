@@ -23,13 +23,15 @@ from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Steps
 from vitrail.errors import TrainingError, UsageError
+from vitrail.evaluation.metric import Metric
 from vitrail.objective.settings import MAE
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Model, Optim, Run, Schedule
 from vitrail.transfer.grid import Sweep, Trials
-from vitrail.transfer.protocol import arrange, dev_share
-from vitrail.transfer.sweep import TrialResult, best_trial, spread, sweep
+from vitrail.transfer.protocol import DevSplit, arrange, dev_share
+from vitrail.transfer.sweep import SweepResult, TrialResult, best_trial, spread, sweep
 from vitrail.transfer.trial import OUTCOME, Outcome, Trial, here
+from vitrail.verbs.sweep import show
 from vitrail.weights.load import weights_fingerprint
 
 
@@ -154,6 +156,22 @@ def row(lr: float, top1: float, nll: float, status: str = "done", reason: str = 
     dev = {"top1": top1, "nll": nll} if status == "done" else None
     outcome = Outcome(status, reason, dev=dev)  # type: ignore[arg-type]
     return TrialResult(Trial.of(run, f"{lr:g}", Path(), {"optim.lr": lr}, final=False), outcome)
+
+
+@pytest.mark.parametrize(("metric", "best"), [("balanced_accuracy", 0.1), ("nll", 0.3), ("top1", 0.2), ("map", 0.2)])
+def test_the_metric_of_the_run_chooses(metric: Any, best: float) -> None:
+    """The last one is not among the numbers of these images."""
+    numbers = {0.1: (0.7, 0.9, 1.0), 0.2: (0.8, 0.5, 0.9), 0.3: (0.6, 0.4, 0.2)}
+    rows = []
+    for lr, (top1, balanced, nll) in numbers.items():
+        found = row(lr, top1, nll)
+        outcome = replace(found.outcome, dev={"top1": top1, "balanced_accuracy": balanced, "nll": nll})
+        run = replace(found.trial.run, metric=Metric(metric))
+        rows.append(TrialResult(replace(found.trial, run=run), outcome))
+    assert best_trial(rows).trial.run.optim.lr == best
+    shown = show(SweepResult(Path(), DevSplit(Data(), Data(), 1, 2, 1, 0, "a share"), rows, final=rows[:1])).text(None)
+    title = {"balanced_accuracy": "balanced accuracy", "nll": "nll"}.get(metric, "top-1")
+    assert f"dev {title}" in shown and f"chosen by {title} on a share" in shown
 
 
 @pytest.mark.parametrize(

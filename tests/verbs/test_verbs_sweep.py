@@ -22,7 +22,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.ranges import checked
 from vitrail.recipes.bit import hyperrule
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, ROW_OF
-from vitrail.training.run import Run
+from vitrail.training.run import OWN_RATES, Run
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes, automatic
 from vitrail.transfer.trial import here
@@ -149,6 +149,65 @@ def test_what_is_asked_for_goes_first(photos: Path, weights: Path) -> None:
     found = [(t.run.optim.lr, t.run.optim.momentum, t.run.schedule.shape, t.run.seed) for t in planned.search]
     assert found == [(0.5, 0.8, "linear", 7), (0.5, 0.9, "linear", 7)]
     assert planned.sweep.seeds == [7, 8]
+
+
+@pytest.mark.parametrize("flags", [{"settings": {"optim": {"lr": 0.1}}}, {"lr": (0.1,)}])
+def test_a_rate_of_either_flag_is_the_only_one(photos: Path, weights: Path, flags: dict[str, Any]) -> None:
+    planned = _planned(photos, weights, **flags)
+    assert [trial.run.optim.lr for trial in planned.search] == [0.1]
+    assert planned.search[0].asked["optim.lr"] == ("--lr" if "lr" in flags else "--optim.lr")
+
+
+@pytest.mark.parametrize("other", [{"lr": (0.2,)}, {"vary": ("optim.lr=0.2,0.3",)}])
+def test_two_flags_that_set_the_rate_are_refused(photos: Path, weights: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"--optim.lr and .* both set the learning rate"):
+        _planned(photos, weights, settings={"optim": {"lr": 0.1}}, **other)
+
+
+def test_a_rate_in_a_file_is_said_to_be_replaced(
+    photos: Path, weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (file := tmp_path / "my.yaml").write_text("optim: {lr: 0.1}\n")
+    given = verb.Asked(photos, None, (file,), None, None, weights, {})
+    planned = verb._trials(given, (), (), 1, None, Path("s"))
+    assert len(planned.search) > 1 and 0.1 not in [trial.run.optim.lr for trial in planned.search]
+    assert "my.yaml:1: the rate 0.1 is not used" in caplog.text
+
+
+def test_evaluations_that_a_sweep_does_not_make_are_refused(photos: Path, weights: Path) -> None:
+    with pytest.raises(UsageError, match="Remove --evaluate-every"):
+        _planned(photos, weights, settings={"evaluate_every": "10 %"})
+
+
+@pytest.mark.parametrize("setting", [{"knn": 5}, {"early_stop": 2}])
+def test_settings_for_validation_images_are_refused_before_any_trial(
+    photos: Path, weights: Path, setting: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="final runs of a sweep have none"):
+        _planned(photos, weights, settings=setting)
+
+
+def test_another_optimiser_has_its_own_rate_and_decay_unless_they_are_asked_for(photos: Path, weights: Path) -> None:
+    def tried(**asked: Any) -> list[tuple[float, float]]:
+        trials = _planned(photos, weights, vary=("optim.name=sgd,adamw",), **asked).search
+        assert [trial.run.optim.name for trial in trials] == ["sgd", "adamw"] * (len(trials) // 2)
+        return [(trial.run.optim.lr, trial.run.optim.weight_decay) for trial in trials]
+
+    sgd, adamw = tried()
+    assert adamw == OWN_RATES["adamw"] != sgd
+    decays = {OWN_RATES["adamw"][1], sgd[1]}
+    assert tried(lr=(0.5,)) == [(0.5, sgd[1]), (0.5, OWN_RATES["adamw"][1])] and len(decays) == 2
+    assert tried(settings={"optim": {"weight_decay": 0.2}}) == [(sgd[0], 0.2), (adamw[0], 0.2)]
+
+
+def test_a_varied_network_is_exactly_the_one_that_is_named(photos: Path, weights: Path) -> None:
+    """The recipe's changes of its own network are not those of another one."""
+    planned = _planned(photos, None, "scratch-small", vary=("model=Ti/16,S/14",))
+    assert len({trial.key for trial in planned.search}) == 2
+    assert [trial.run.vit.changes() for trial in planned.search] == [{}, {}]
+    assert [trial.run.data.path for trial in planned.search] == [str(photos)] * 2
+    with pytest.raises(UsageError, match="names the network S/16, but the network is that of the weights"):
+        _planned(photos, weights, vary=("model=S/16",))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from vitrail.data.images.stored import stored
 from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, ids, role_of, split_title
 from vitrail.data.labels.sets import Answers, LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
-from vitrail.data.settings import Data
+from vitrail.data.settings import Data, as_flags
 from vitrail.data.sources.open import open_whole
 from vitrail.data.split import fingerprint
 from vitrail.data.spreadsheet import SafeWriter
@@ -366,7 +366,7 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
                     progress(tally.count, total)
     duplicates = [[_copy(found.splits, int(place)) for place in group] for group in equal_groups(tally.digests)]
     report = Report(summarise(data.path, found, tally), bad, duplicates)
-    return replace(report, warnings=[*_warnings(report, found.splits, tally), *_of_groups(data, found.splits)])
+    return replace(report, warnings=[*_warnings(report, found.splits, tally, data), *_of_groups(data, found.splits)])
 
 
 def _of_groups(data: Data, splits: dict[str, IndexedSource]) -> Iterator[str]:
@@ -401,7 +401,7 @@ def _copy(splits: dict[str, IndexedSource], place: int) -> Copy:
     raise IndexError(place)
 
 
-def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally) -> Iterator[str]:
+def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally, data: Data) -> Iterator[str]:
     """Yield one line for each problem that a user should know of before training."""
     yield from report.stats.findings.warnings
     for split in report.stats.splits:
@@ -437,5 +437,6 @@ def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally) ->
             spread = imbalance_text(list(split.classes), list(split.classes.values()))
             trained_on = role_of(split.name) == "train" or len(splits) == 1
             helping = fairness_flags(sum(split.classes.values()), math.inf)
-            advice = f". For rare classes: vitrail train {shlex.quote(report.stats.path)} {helping}" * trained_on
+            command = shlex.join(["vitrail", "train", report.stats.path, *as_flags(data)])
+            advice = f". For rare classes: {command} {helping}" * trained_on
             yield f"{split.title} is imbalanced: {spread}{advice}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -229,6 +229,24 @@ class Data(Extensible, section="data"):
             tuple(name for name in splits if name and name not in ("train", "none", "subset")),  # train is the default
             tuple(self.ignore),
         )
+
+
+REPEATED = ("include", "exclude")
+"""Settings with several values whose flag is repeated for each value, so that a subject may follow."""
+
+
+def as_flags(data: Data) -> Iterator[str]:
+    """Yield the words of a command line that give `data` its settings."""
+    for name in (field.name for field in fields(Data) if field.name != "path"):
+        value, flag = getattr(data, name), f"--{Data.section}.{name}".replace("_", "-")
+        if value == getattr(Data(), name):
+            continue
+        if name in REPEATED:
+            yield from (word for each in value for word in (flag, each))
+        elif isinstance(value, bool):
+            yield flag
+        else:
+            yield from (flag, *map(str, value if isinstance(value, tuple) else [value]))
 
 
 class Columns(NamedTuple):

@@ -6,6 +6,7 @@ What the recipe leaves open after this is decided by `vitrail.training.decide`, 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -99,9 +100,15 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
     run, _ = asked.applied_to(Run())
     data = known.training_set(run)
     name, because = choose_recipe(data, run.objective.kind)
-    continues = run.weights is not None and not run.supervised  # at the size of the weights
-    run, why = asked.applied_to(recipe(name) if continues else fit_image_size(recipe(name), data))
+    pretrained, tunes = run.weights is not None, run.weights is not None and run.supervised
+    base = replace(recipe(name), image_size=None) if tunes else recipe(name)  # the size of the weights
+    run, why = asked.applied_to(base if pretrained else fit_image_size(base, data))
     warnings: tuple[str, ...] = ()
+    if tunes:
+        warnings += (
+            f"recipe {name} is for training from scratch: its rates undo much of what {run.weights} has learned. To "
+            f"fine-tune it: {shlex.join(['vitrail', 'finetune', run.data.path, '--from', str(run.weights)])}",
+        )
     if (seen := known.seen_in_time(run)) is not None:
         sized_here = {"image_size"} if "preprocess.image_size" in asked.places else set()
         full = run.image_size
@@ -109,7 +116,7 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
         before, after = (math.prod(height_width(size or 1)) for size in (full, run.image_size))
         run, fewer = _evaluated(asked, known, run, round(seen * before / after))
         if "image_size" in changes:
-            warnings = (f"warning: image_size: {changes.pop('image_size')}",)
+            warnings += (f"warning: image_size: {changes.pop('image_size')}",)
         why = {**why, **changes, **fewer}
     return Choice(run, f"recipe {name}, because of {because}", why, warnings)
 
@@ -133,7 +140,10 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
     linear = single and not wanted.keep_head and not wanted.keeps_classes and not network.own_head
     counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
-    task = FineTuning(data, int(np.count_nonzero(counts)) if one_class else len(counts), network, seen, timed, linear)
+    given = wanted.duration.value if isinstance(wanted.duration, Steps) and wanted.batch_size is None else None
+    steps = None if given is None else max(int(given), 1)
+    classes = int(np.count_nonzero(counts)) if one_class else len(counts)
+    task = FineTuning(data, classes, network, seen, timed, linear, steps)
     advice = advise(task)
     advised, reasons = advice.run, dict(advice.why)
     if framed is not None:

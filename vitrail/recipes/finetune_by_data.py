@@ -19,6 +19,7 @@ from vitrail.recipes.by_data import ENOUGH_STEPS, SMALL, SMALLEST_BATCH, TINY, T
 from vitrail.recipes.published import described
 from vitrail.training.run import Optim, Run, Schedule
 from vitrail.transfer.recommend import best_tuned
+from vitrail.words import counted
 
 WEIGHTS = "vitrail/tiny"
 """Weights from which a fine-tuning starts if none are named. vitrail ships them."""
@@ -79,6 +80,8 @@ class FineTuning:
     """Number of images that the time limit alone allows; None: no time limit."""
     linear: bool = True
     """Whether it has a new linear classifier that learns one class of each image, so that a linear probe can begin."""
+    steps: int | None = None
+    """Length in steps that the user gave without a batch size; None: another length, or none."""
 
     @property
     def each(self) -> float:
@@ -101,6 +104,8 @@ def advise(task: FineTuning) -> Advice:
     passes, length = _passes(task, images)
     seen = passes * images if task.seen is None else min(passes * images, task.seen)
     batch, of_batch = _batch(images, seen)
+    if task.steps is not None:
+        seen, of_batch = task.steps * batch, f"{batch}: {counted(task.steps, 'step')} in all"
     rate, of_rate = _rate(task.network)
     side, why = task.network.side, {"duration": length, "batch_size": of_batch, "optim": of_rate}
     larger = task.in_time is not None and task.in_time >= ENLARGED_COST * seen

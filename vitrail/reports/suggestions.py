@@ -18,6 +18,7 @@ import numpy as np
 
 from vitrail.data.check import ADJUSTED, EVERY_CLASS, IMBALANCED, fairness_flags, imbalance
 from vitrail.data.images.whole import CUT_OFF
+from vitrail.data.settings import as_flags
 from vitrail.evaluation.answers import AnswerResults
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.pixel_scores import PixelResults
@@ -170,6 +171,11 @@ class _Ran:
         """The data set, as a word of a command."""
         return shlex.quote(self.run.data.path)
 
+    @property
+    def reading(self) -> str:
+        """The flags that open the data set as the run did, after a blank; "" if it needs none."""
+        return "".join(f" {shlex.quote(word)}" for word in as_flags(self.run.data))
+
     def again(self, flags: str) -> str:
         """Return the command that repeats the run with other flags."""
         return f"vitrail train --config {self.folder}/config.yaml {flags}"
@@ -222,7 +228,7 @@ def _pretrained(seen: _Seen) -> Suggestion | None:
     return Suggestion(
         f"{_not_enough(seen)}The network was trained from scratch{on}. Weights that have seen many photographs before "
         "learn more from the same images.",
-        f"vitrail finetune {seen.data}",
+        f"vitrail finetune {seen.data}{seen.reading}",
     )
 
 
@@ -336,7 +342,7 @@ def _one_pair(seen: _Seen) -> Suggestion | None:
     return Suggestion(
         f"{first.images} of the {wrong} mistakes are images of {first.true!r} that are taken for "
         f"{first.predicted!r}. Look at images of both. If even you cannot tell them apart, make them one class.",
-        f"vitrail finetune {seen.data} --from {seen.folder} --classes merge {pair}",
+        f"vitrail finetune {seen.data} --from {seen.folder} --classes merge {pair}{seen.reading}",
     )
 
 
@@ -371,7 +377,7 @@ def _use(seen: _Seen) -> Suggestion | None:
 
 
 def _look(seen: _Seen) -> Suggestion | None:
-    reason = "Look inside: what the filters, positions and attention have learned."
+    reason = "Look inside: what the filters and positions have learned."
     return Suggestion(reason, f"vitrail inspect {seen.folder}", improves=False)
 
 

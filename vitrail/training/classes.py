@@ -33,13 +33,12 @@ from vitrail.data.labels.sets import class_counts, one_label
 from vitrail.data.roles import Splits
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, UsageError, VitrailError, did_you_mean
-from vitrail.files import read_json_object
 from vitrail.model.layers import zero_linear
 from vitrail.model.own_part import own_parts
 from vitrail.objective.settings import Supervised
 from vitrail.tasks.catalog import task_for
 from vitrail.tasks.classes import NEW, OLD
-from vitrail.training.recorded import recorded_run
+from vitrail.training.recorded import recorded_fingerprint, recorded_run
 from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
@@ -279,8 +278,7 @@ def _validation_of(run: Run) -> tuple[IndexedSource, str]:
     if earlier is None:
         raise DataError(f"{folder} is not a run folder, which names its images")
     found = splits_of(earlier)
-    recorded = read_json_object(folder / "run.json", DataError).get("data")
-    if not isinstance(recorded, dict) or recorded.get("fingerprint") != found.fingerprint:
+    if recorded_fingerprint(folder) != found.fingerprint:
         raise DataError(f"{earlier.data.path} has changed since it was trained on")
     if found.validation is None:
         raise DataError(f"{earlier.data.path} has no validation images")

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -113,7 +114,10 @@ class Decision:
 
         That of a network which is not vitrail's is never written: it says how its outputs are measured.
         """
-        provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
+        start = self.run.weights
+        if start is not None and (place := Path(start).expanduser()).exists():
+            start = place.absolute().name  # a path looks like a name on the hub
+        provenance = {"data": self.run.data.path, "from": start}
         provenance |= {"teacher": self.run.teacher} if self.run.teacher is not None else {}
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
         provenance = without_folders(provenance)  # a card is published; config.yaml has the paths

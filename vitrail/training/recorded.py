@@ -28,14 +28,24 @@ def recorded_run(folder: str | Path) -> Run | None:
     return replace(run, data=located(run.data, directory), weights=weights, teacher=teacher)
 
 
+def recorded_fingerprint(folder: str | Path) -> str:
+    """Return the fingerprint of the images that the run in a folder was trained on; "" if it is not known."""
+    try:
+        data = read_json_object(Path(folder) / "run.json", DataError).get("data")
+    except (DataError, OSError):
+        return ""
+    return str(data.get("fingerprint") or "") if isinstance(data, dict) else ""
+
+
 def located(data: Data, directory: str) -> Data:
     """Return the settings of data with a path that is found from here.
 
-    directory: The working directory of the training, from which a relative path counts, if it is not found from here.
+    directory: The working directory of the training, from which a relative path counts. If nothing is there any more,
+    it counts from here.
     """
     return replace(data, path=_found(data.path, directory))
 
 
 def _found(place: str, directory: str) -> str:
-    path = Path(directory or ".") / place
-    return str(path) if path.exists() and not Path(place).exists() else place
+    path, here = Path(directory or ".") / place, Path(place)
+    return place if not place or not path.exists() or (here.exists() and here.samefile(path)) else str(path)

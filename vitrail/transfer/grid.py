@@ -21,11 +21,14 @@ from vitrail.training.run import Run
 from vitrail.transfer.protocol import DevSplit, arrange
 from vitrail.transfer.trial import Trial, trial_key
 from vitrail.weights.load import weights_fingerprint
+from vitrail.words import listing
 
 SEEDS = (0, 1, 2)
 """Table 2: "averaged over three fine-tuning runs"."""
-DECIDED = ("name", "out", "seed", "device", "early_stop", "evaluate_every", "fewshot")
+DECIDED = ("name", "out", "seed", "device", "early_stop", "evaluate_every", "fewshot", "knn", "metric.name")
 """Settings that the sweep itself decides, in addition to those in `DATA`."""
+NEED_VALIDATION = ("early_stop", "fewshot", "knn")
+"""Settings that are for validation images, which runs on all training images do not have."""
 RECIPE = "recipe"
 """The name, among the values of a trial, of one of a sweep's other runs."""
 DATA = ("data.path", "data.train", "data.validation", "data.holdout", "data.fold", "data.test")
@@ -47,6 +50,9 @@ class Sweep:
     """Share of the training images to choose by; None: the validation split, or without one the paper's share."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """Settings that must be used as they are, by their dotted names -> who asks for them: "--batch-size"."""
+    make: Callable[[Mapping[str, Any]], Run] | None = None
+    """Makes the run of some values as if a user asked for them: an optimiser has its own rate, a network its own sizes.
+    None: `base` with these values, and nothing else is changed."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -65,10 +71,10 @@ class Sweep:
             raise UsageError(
                 "A sweep chooses by accuracy, and objective regression predicts numbers. Use vitrail train."
             )
-        if self.base.early_stop is not None or self.base.fewshot is not None:
+        if any(getattr(self.base, name) is not None for name in NEED_VALIDATION):
             raise UsageError(
-                "early_stop and fewshot need images to choose by, and the final runs of a sweep have none. Remove "
-                "them; to choose the length of training, vary duration."
+                f"{listing(NEED_VALIDATION, quoted=False)} need images to choose by, and the final runs of a sweep "
+                "have none. Remove them; to choose the length of training, vary duration."
             )
         for combination in self.settings():
             self.run(self.base, combination)
@@ -81,17 +87,20 @@ class Sweep:
 
     def run(self, base: Run, values: Mapping[str, Any]) -> Run:
         """Return `base` with one of the settings. Raises UsageError for unknown names and invalid values."""
-        if RECIPE not in values:
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{name} cannot be {value}")
+        if RECIPE not in values and self.make is None:
             return changed(base, values)
+        base = base if RECIPE in values else changed(base, values)
         kept = {name: getattr(base, name) for name in ("data", "weights", "seed", "evaluate_every", "out", "name")}
-        return replace(self.others[values[RECIPE]], **kept)
+        made = self.others[values[RECIPE]] if self.make is None or RECIPE in values else self.make(values)
+        return replace(made, **kept)
 
 
 def changed(run: Run, values: Mapping[str, Any]) -> Run:
     """Return `run` with `values` (dotted name -> value). Raises UsageError for unknown names and invalid values."""
     for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name} cannot be {value}")
         nested: Any = value
         for part in reversed(name.split(".")):
             nested = {part: nested}

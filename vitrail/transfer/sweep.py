@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from vitrail.config import plain
 from vitrail.errors import TrainingError
-from vitrail.evaluation.metric import TITLES, headline
+from vitrail.evaluation.metric import ONE_LABEL, PIXELS, SEVERAL_LABELS, TITLES, Metric, headline
 from vitrail.transfer.grid import Trials
 from vitrail.transfer.protocol import DevSplit
 from vitrail.transfer.trial import Outcome, Trial, finished, write_json
@@ -97,7 +97,7 @@ class SweepResult:
 def sweep(trials: Trials, execute: Executor) -> SweepResult:
     """Try the settings of a sweep, retrain the best with every seed, and measure these runs on the test images.
 
-    The best trial has the highest top-1 on the dev split; ties go to the smaller loss, then to the smaller learning
+    The best trial has the best `Run.metric` on the dev split; ties go to the smaller loss, then to the smaller learning
     rate, then to the first in the list. A failed trial is a row with its reason. The table is also in sweep.json in the
     folder, updated after every trial.
 
@@ -115,7 +115,7 @@ def sweep(trials: Trials, execute: Executor) -> SweepResult:
             table = _written(replace(table, search=rows))
         best = best_trial(table.search)
         chosen = dict(best.trial.values)
-        log.info("chosen: %s, dev %s", best.trial, _metrics(best.outcome.dev))
+        log.info("chosen: %s, dev %s", best.trial, _metrics(best.outcome.dev, best.trial.run.metric))
     table = replace(table, chosen=chosen)
     for rows in train_all(trials.finals(chosen), execute):
         table = _written(replace(table, final=rows, top1=spread(rows)))
@@ -134,9 +134,26 @@ def best_trial(rows: Iterable[TrialResult]) -> TrialResult:
 
 
 def _preference(row: TrialResult) -> tuple[float, float, float]:
-    dev = row.outcome.dev or {}
-    loss = dev.get("nll")
-    return -dev[headline(dev) or "top1"], math.inf if loss is None or math.isnan(loss) else loss, row.trial.run.optim.lr
+    dev, metric = row.outcome.dev or {}, row.trial.run.metric
+    loss, value = dev.get("nll"), dev[name := chosen_by(metric, dev)]
+    worse = -metric.rank(value) if name == metric.key else -value
+    return worse, math.inf if loss is None or math.isnan(loss) else loss, row.trial.run.optim.lr
+
+
+def chosen_by(metric: Metric, numbers: Mapping[str, float]) -> str:
+    """Return the name of the number by which a trial is chosen: that of `metric`, else the headline of its task."""
+    return metric.key if metric.key in numbers else headline(numbers) or "top1"
+
+
+def title(name: str) -> str:
+    """Return the name of a number in sentences."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def in_words(name: str, numbers: Mapping[str, float]) -> str:
+    """Return the number `name` as text: a share in percent, a loss and a number of the user's own as they are."""
+    shares = (*ONE_LABEL, *SEVERAL_LABELS, *PIXELS, "macro_f1")
+    return f"{numbers[name]:.2%}" if name in shares else f"{numbers[name]:.4f}"
 
 
 def spread(rows: Iterable[TrialResult]) -> Spread | None:
@@ -163,22 +180,23 @@ def train_all(trials: Sequence[Trial], execute: Executor) -> Generator[list[Tria
     with closing(execute(list(waiting.values()))) as running:
         for trial, outcome in running:
             ended[trial.key] = outcome
-            log.info("%s: %s (%d of %d)", trial, _summary(outcome), len(ended), total)
+            log.info("%s: %s (%d of %d)", trial, _summary(outcome, trial.run.metric), len(ended), total)
             yield rows()
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: Outcome, metric: Metric) -> str:
     if outcome.status != "done":
         return f"{outcome.status}: {outcome.reason.splitlines()[0] if outcome.reason else ''}"
-    parts = [f"{name} {_metrics(of)}" for name, of in (("dev", outcome.dev), ("test", outcome.test)) if of]
+    parts = [f"{name} {_metrics(of, metric)}" for name, of in (("dev", outcome.dev), ("test", outcome.test)) if of]
     return ", ".join([*parts, f"{outcome.seconds:,.0f} s"])
 
 
-def _metrics(of: dict[str, float] | None) -> str:
+def _metrics(of: dict[str, float] | None, metric: Metric) -> str:
     if of is None:
         return ""
-    name = headline(of) or "top1"
-    return f"{TITLES[name]} {of[name]:.2%} loss {of['nll']:.4f}"
+    name = chosen_by(metric, of)
+    said = "" if name == "nll" else f"{title(name)} {in_words(name, of)} "
+    return f"{said}loss {of['nll']:.4f}"
 
 
 def _reasons(rows: Iterable[TrialResult]) -> str:

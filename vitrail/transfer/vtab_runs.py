@@ -24,12 +24,12 @@ from vitrail.data.sources.open import open_data_set
 from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.run import LORA, Run
-from vitrail.transfer.grid import absolute_path
+from vitrail.transfer.grid import NEED_VALIDATION, absolute_path
 from vitrail.transfer.sweep import Executor, train_all
 from vitrail.transfer.trial import Outcome, Trial, here, trial_key, write_json
 from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw_means, means
 from vitrail.weights.load import weights_fingerprint
-from vitrail.words import one_line
+from vitrail.words import listing, one_line
 
 log = logging.getLogger("vitrail")
 TABLE, FIGURE = "vtab.json", "vtab.png"
@@ -151,8 +151,9 @@ def vtab(
     """
     if base.weights is None:
         raise UsageError("Fine-tune which network? Name it with --from: vitrail vtab --from RUN --data DIR")
-    if not seeds or base.early_stop is not None or base.fewshot is not None:
-        raise UsageError("VTAB needs a seed, and early_stop and fewshot cannot be used: it has no images to choose by")
+    if not seeds or any(getattr(base, name) is not None for name in NEED_VALIDATION):
+        without = listing(NEED_VALIDATION, quoted=False)
+        raise UsageError(f"VTAB needs a seed, and {without} cannot be used: it has no images to choose by")
     weights = absolute_path(base.weights)
     base = replace(base, weights=weights)
     mark = weights_fingerprint(weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from vitrail.verbs.network import (
 )
 from vitrail.words import one_line
 
+log = logging.getLogger("vitrail")
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -176,7 +178,10 @@ def _validation_images(
     elif (other := other_held_out(sources)) is not None:
         why = f"{other} may have been trained on the validation images of {first}: it held out other images"
     elif role_of(str(held_out(first).get("validation"))) != "test":
-        _, source = run_images(run, settings, ("validation",)) or ("", None)
+        images = run_images(first, run, settings, ("validation",))
+        source, notes = (None, ()) if images is None else images[1:]
+        for line in notes:
+            log.warning("%s", line)
     if source is not None:
         return Subset(task_of(card).images(source, str(first)), class_names=card.class_names), said
     if needed:

@@ -119,8 +119,8 @@ def embed(
     In Python the features of images in memory are returned, `vitrail.results.Features`, and no file is written.
 
     For a data set with splits, the file holds train_features, train_labels, train_ids, test_features, test_labels,
-    test_ids and class_names, as `vitrail probe --features` reads them. For files, folders and patterns it holds
-    features and ids, which are the paths. Unreadable files are skipped and listed.
+    test_ids and class_names, as `vitrail probe --features` reads them; further splits are left out. For files, folders
+    and patterns it holds features and ids, which are the paths. Unreadable files are skipped and listed.
 
     With --tokens, tokens_LAYER stands in place of features: [images, rows, columns, width], the tokens of the grid
     after that layer and the final LayerNorm. prefix_LAYER [images, tokens, width] are the class token, distillation

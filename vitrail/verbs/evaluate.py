@@ -346,12 +346,11 @@ def _source(
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     if split is not None:
         return Located(open_split(settings, split, names), "", settings.path), f"{settings.path}, split {split}", []
-    if (images := run_images(run, settings, ("test", "validation"))) is None:
+    if (images := run_images(model, run, settings, ("test", "validation"))) is None:
         raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
-    role, source = images
-    known = []
+    role, source, known = images
     if role == "validation" and (other := other_held_out(networks)) is not None:
-        known = [
+        known += [
             f"warning: the images that {model} held out may be training images of {other}, which held out others. Name "
             "images that no network was trained on"
         ]

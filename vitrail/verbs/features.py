@@ -19,8 +19,8 @@ from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.verbs.network import load_runnable, with_answers
-from vitrail.words import as_text
+from vitrail.verbs.network import load_runnable, run_splits, with_answers
+from vitrail.words import as_text, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -78,16 +78,18 @@ def open_train_and_test(
     from vitrail.data.sources.open import OpenedData
     from vitrail.data.split import hold_out
 
-    if data is None:
-        if (run := recorded_run(model)) is None:
-            raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
-        settings, seed = run.data, run.seed
-    else:
-        settings = Data(holdout=0.0)
+    run = recorded_run(model) if data is None else None
+    if run is None and data is None:
+        raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
+    settings = Data(holdout=0.0) if run is None else run.data
     settings = read_settings(reading or {}, data, settings, (*READ, *SPLIT))
-    splits = (opened or OpenedData()).splits(settings if split is None else replace(settings, test=split), seed)
+    settings = settings if split is None else replace(settings, test=split)
+    if run is None:
+        splits, notes = (opened or OpenedData()).splits(settings, seed), list[str]()
+    else:
+        splits, notes = run_splits(model, run, settings)
     if opened is None:  # else the command shows them
-        for line in splits.report.warnings:
+        for line in [*splits.report.warnings, *notes]:
             log.warning("%s", line)
     train, test = splits.train, splits.test
     if test is None or not known(test.labels).any():
@@ -136,13 +138,10 @@ def open_images(
 ) -> dict[str, IndexedSource]:
     """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
 
-    `reading` are settings of the data. card: That of a network whose answers a table may have (see `with_answers`), if
-    an image may have several labels.
+    Images of further splits are left out, which is said. `reading` are settings of the data. card: That of a network
+    whose answers a table may have (see `with_answers`), if an image may have several labels.
     """
-    from vitrail.data.item import Findings
-    from vitrail.data.sources.files import find_images
     from vitrail.data.sources.folder import Located
-    from vitrail.data.sources.indexed import GivenImages
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
     if card is not None and (asked := with_answers(data, card)) != data:
@@ -151,11 +150,36 @@ def open_images(
     if splits is not None and len(splits) > 1:
         images = open_train_and_test(model, paths[0], split, reading=reading)
         found = {"train": images.train, "test": images.test}
+        if left := sum(map(len, splits.values())) - sum(map(len, found.values())):
+            log.warning(
+                "%s of %s in the splits %s are neither training nor test images: they get no features. --split names "
+                "the test split; a folder as --out gets the features of all splits",
+                counted(left, "image"),
+                paths[0],
+                ", ".join(splits),
+            )
         return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
-    if splits is not None:
-        return splits
+    return _files(paths, data) if splits is None else splits
+
+
+def open_every_image(paths: tuple[str | Path, ...], reading: Mapping[str, Any], card: Card) -> dict[str, IndexedSource]:
+    """Return all images, of a data set by its splits, or as one source called "".
+
+    reading, card: See `open_images`.
+    """
+    data = with_answers(read_settings(reading, paths[0]), card)
+    splits = _splits(data) if len(paths) == 1 else None
+    return _files(paths, data) if splits is None else splits
+
+
+def _files(paths: tuple[str | Path, ...], data: Data) -> dict[str, IndexedSource]:
+    """Return the images of files, folders and patterns as one source called ""."""
+    from vitrail.data.item import Findings
+    from vitrail.data.sources.files import find_images
+    from vitrail.data.sources.indexed import GivenImages
+
     findings = Findings("files")
     files = GivenImages(list(find_images(paths, data.columns.selection, findings)))
     warn_of_ignored(findings)

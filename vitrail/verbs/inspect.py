@@ -216,9 +216,11 @@ class InspectionInputs:
         model, run = self.first, recorded_run(self.first)
         if run is None:
             raise UsageError(f"no images are given, and {model} is not a run: vitrail inspect {model} IMAGE ...")
-        if (found := run_images(run, run.data, ("validation", "test"), labels=run.supervised)) is None:
+        if (found := run_images(model, run, run.data, ("validation", "test"), labels=run.supervised)) is None:
             raise UsageError(f"{model} was trained without validation images: vitrail inspect {model} IMAGE ...")
-        return found[1]
+        for line in found.notes:
+            log.warning("%s", line)
+        return found.source
 
     def pictures(self, most: int, what: str) -> list[Pictures]:
         """Return at most `most` evenly spaced pictures, prepared for each network; `what` is the word of progress."""

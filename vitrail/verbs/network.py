@@ -6,21 +6,23 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
 from vitrail.files import read_json_object
 from vitrail.ranges import InputSize
+from vitrail.training.recorded import recorded_fingerprint
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import NetworksLike
-from vitrail.verbs.flags.reading import READ, read_settings
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
+    from vitrail.data.roles import Splits
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
@@ -265,16 +267,77 @@ def network_labels(networks: Sequence[str | Path]) -> list[str]:
     return labels
 
 
-def run_images(
-    run: Run, data: Data, roles: Sequence[Literal["validation", "test"]], *, labels: bool = True
-) -> tuple[str, IndexedSource] | None:
-    """Return the first of the `roles` that images of a run have, with these images; None if they have none.
+class RunImages(NamedTuple):
+    """Images that a run was not trained on."""
 
-    `data` are the run's settings of the data, or changes of them. labels: See `open_data`.
+    role: Literal["validation", "test"]
+    source: IndexedSource
+    notes: list[str]
+    """What has changed since the training."""
+
+
+def run_images(
+    model: str | Path,
+    run: Run,
+    data: Data,
+    roles: Sequence[Literal["validation", "test"]],
+    *,
+    labels: bool = True,
+) -> RunImages | None:
+    """Return the images of the first of the `roles` that the run in the folder `model` has; None if it has none.
+
+    `data` are the run's settings of the data, or changes of them. labels: See `open_data`. Raises as `run_splits`.
     """
-    from vitrail.data.sources.open import open_data
-    from vitrail.training.classes import splits_of
+    splits, notes = run_splits(model, run, data, labels=labels)
+    found = ((role, getattr(splits, role)) for role in roles)
+    return next((RunImages(role, source, notes) for role, source in found if source is not None), None)
+
+
+def run_splits(model: str | Path, run: Run, data: Data, *, labels: bool = True) -> tuple[Splits, list[str]]:
+    """Return the images of the run in the folder `model`, divided as in its training, and notes about what has changed.
+
+    What was held out of the training images is known by the ids in split.json: images that came later would change
+    what is drawn. Changed settings that divide the images draw anew. Raises DataError if none of those images is left.
+    """
+    from vitrail.data.roles import NONE
+    from vitrail.data.sources.open import OpenedData
+    from vitrail.training.classes import change_classes, known_classes
 
     changed = labels and run.keeps_classes
-    splits = splits_of(replace(run, data=data)) if changed else open_data(data, seed=run.seed, labels=labels)
-    return next(((role, found) for role in roles if (found := getattr(splits, role)) is not None), None)
+    arguments = run.seed, labels, known_classes(run) if changed else ()
+    opened, held, notes = OpenedData(), held_out(model).get("ids"), list[str]()
+    splits = opened.splits(data, *arguments)
+    anew = any(getattr(data, name) != getattr(run.data, name) for name in SPLIT if name != "test")
+    if data == run.data and recorded_fingerprint(model) not in ("", splits.fingerprint):
+        notes.append(
+            f"warning: {data.path} is not what {model} was trained on: files were added, removed or changed since then"
+        )
+    if isinstance(held, list) and held and not anew:
+        if splits.held_out.get("ids") != held:
+            every = replace(data, validation=NONE, holdout=0.0, fold=None, subset=None, group=None)
+            splits, left = _divided(opened.splits(every, *arguments), set(map(str, held)), data, run.seed)
+            if not left and splits.test is None:
+                raise DataError(
+                    f"none of the {len(held):,} images that {model} held out is left in {data.path}, and the others "
+                    "may be those that it was trained on. Name images that it was not trained on"
+                )
+            notes.append(f"of the {len(held):,} images that {model} held out, {left:,} are left: they are used")
+    elif splits.held_out.get("ids") not in (None, held):
+        notes.append(
+            f"warning: the images held out of {data.path} may be training images of {model}: they are divided "
+            "otherwise than in its training, or its split.json is missing"
+        )
+    return change_classes(replace(run, data=data), splits).splits if changed else splits, notes
+
+
+def _divided(splits: Splits, held: set[str], data: Data, seed: int) -> tuple[Splits, int]:
+    """Return splits whose validation images are the training images with the ids `held`, and the number of these."""
+    import numpy as np
+
+    from vitrail.data.item import Subset, ids
+    from vitrail.data.split import subset
+
+    is_held = np.array([name in held for name in ids(splits.train, np.arange(len(splits.train)))])
+    rest, found = (Subset(splits.train, np.flatnonzero(rows)) for rows in (~is_held, is_held))
+    rest = rest if data.subset is None else Subset(rest, subset(rest, data.subset, seed))
+    return replace(splits, train=rest, validation=found if len(found) else None), len(found)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,7 +15,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import page, table, unreadable_json, unreadable_lines
-from vitrail.verbs.features import Embedder, open_images, paths_or_images
+from vitrail.verbs.features import Embedder, open_every_image, paths_or_images
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImageLike, ImagesLike
 from vitrail.version import need
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
 
 PICTURES = (".png", ".pdf", ".svg")
+ITSELF = 0.999
+"""Smallest cosine similarity of two features of one image, which may have been computed in other precisions."""
 DRAWN = 20
 """Maximum number of images in a picture."""
 
@@ -113,9 +117,7 @@ def search(
     if features is not None:
         names, rows, unreadable = _read(features, embedder)
     else:
-        sources = (
-            {"": embedder.source(held)} if held else open_images(model, files, None, reading, embedder.network.card)
-        )
+        sources = {"": embedder.source(held)} if held else open_every_image(files, reading, embedder.network.card)
         names, rows, unreadable = _embed(embedder, sources)
     found = _nearest(asked.features, rows, names, like_files, top)
     like_names = [given.id(number) for number in range(len(given))]
@@ -143,12 +145,16 @@ def _embed(
     """Return the names of the readable images, their features [N, width], and the unreadable images."""
     import numpy as np
 
+    from vitrail.data.sources.folder import file_of
+
     names: list[str] = []
     rows: list[np.ndarray] = []
     unreadable: list[tuple[str, str]] = []
-    for source in sources.values():
-        part = embedder(source)
-        names += [source.id(int(number)) for number in part.index]
+    for split, source in sources.items():
+        part, prefix = embedder(source), f"{split}/" if split else ""
+        for number in part.index.tolist():
+            file = file_of(source, number)
+            names.append(f"{prefix}{source.id(number)}" if file is None else str(file))
         rows.append(part.features)
         unreadable += part.bad
     return names, np.concatenate(rows), unreadable
@@ -170,14 +176,28 @@ def _nearest(
     from vitrail.evaluation.features import unit_rows
     from vitrail.evaluation.knn import neighbours
 
-    themselves = {os.path.realpath(path) for path in like}
-    wanted = unit_rows(asked).mean(axis=0, keepdims=True)
-    ((similarity, numbers),) = neighbours(rows, wanted, min(top + len(themselves), len(names)))
+    unit = unit_rows(asked)
+    ((similarity, numbers),) = neighbours(rows, unit.mean(axis=0, keepdims=True), min(top + len(like), len(names)))
+    given = list(zip(map(str, like), unit, strict=False))
     ranked = zip(numbers[0].tolist(), similarity[0].tolist(), strict=True)
-    found = [
-        Match(names[number], value) for number, value in ranked if os.path.realpath(names[number]) not in themselves
-    ]
-    return found[:top]
+    found = (Match(names[row], value) for row, value in ranked if not _is_given(names[row], rows[row], given))
+    return list(islice(found, top))
+
+
+def _is_given(name: str, row: np.ndarray, given: Sequence[tuple[str, np.ndarray]]) -> bool:
+    """Return whether an image, with its features [width], is one of those that are `given`, with theirs of length 1.
+
+    Its name may be a path below a data set, which stored features do not know: then the features must be those, too.
+    """
+    from vitrail.evaluation.features import unit_rows
+
+    real, below = os.path.realpath(name), f"{os.sep}{os.path.normpath(name)}"
+    (unit,) = unit_rows(row[None])
+    return any(
+        real == os.path.realpath(path)
+        or ((os.path.abspath(path).endswith(below) or os.path.realpath(path).endswith(below)) and unit @ own > ITSELF)
+        for path, own in given
+    )
 
 
 def _write(out: Path, like: list[str], found: list[Match], embedder: Embedder, raw: bool) -> None:

@@ -110,9 +110,9 @@ def sweep(
     """Find the learning rate on a part of the training images, then retrain on all of them with several seeds.
 
     The procedure is the paper's (appendix B.1.1). Each learning rate of the grid is trained without a small part of the
-    training images and judged by its top-1 accuracy on that part. The best one is trained on all training images, once
-    for each seed, and measured on the test images, which nothing has used before. Finished trials are never repeated:
-    the same command continues an interrupted sweep.
+    training images and judged by --metric.name on that part. The best one is trained on all training images, once for
+    each seed, and measured on the test images, which nothing has used before. Finished trials are never repeated: the
+    same command continues an interrupted sweep.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
@@ -192,6 +192,8 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
         raise UsageError(
             "no weights are given. Name them: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
         )
+    if "evaluate_every" in asked.settings:
+        raise UsageError("a sweep evaluates each trial once, at its end. Remove --evaluate-every")
     if run.data.answers is not None:
         raise UsageError("sweep compares one number of one answer: name a single column, --data.label-column COLUMN")
     if dev is None:
@@ -200,6 +202,13 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
         dev = same or (row.holdout if row is not None and row is not VTAB else None)
     known = Known()
     split = arrange(run.data, dev, run.seed, known)
+
+    def of_recipe(values: Mapping[str, Any]) -> Run:
+        return from_recipe(with_values(asked, values), known).run
+
+    def as_advised(values: Mapping[str, Any]) -> Run:
+        return with_values(asked, values).applied_to(advised)[0]
+
     if asked.recipe is not None:
         choice = from_recipe(asked, known)
         log.info("%s", choice)
@@ -211,9 +220,44 @@ def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, 
             advised = replace(advised, tune=best_tuned(split.images / split.classes))
         run, _ = asked.applied_to(advised)
         log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration or "up to the time limit")
-    grid, others = _tried(asked, known, run, lr, vary, split.images)
-    origins = {**asked.origins, **{name: "--lr" if lr and name == LR else "--vary" for name in grid if lr or vary}}
-    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev, origins), out, split)
+    rates, by = _rates(asked, run, lr, vary)
+    grid, others = _tried(asked, known, run, rates, vary, split.images)
+    origins = {**asked.origins, **{name: by if rates and name == LR else "--vary" for name in grid if rates or vary}}
+    make = as_advised if asked.recipe is None else of_recipe
+    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev, origins, make), out, split)
+
+
+def _rates(asked: Asked, run: Run, lr: Sequence[float], vary: Sequence[str]) -> tuple[Sequence[float], str]:
+    """Return the learning rates that are asked for and the flag that names them: --lr, else the one of --optim.lr.
+
+    Raises UsageError if two flags name rates.
+    """
+    given, varied = asked.places.get(LR), any(text.partition("=")[0].strip() == LR for text in vary)
+    if lr and varied:
+        raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
+    if given is None or given.words != f"--{LR}":
+        if given is not None and not (lr or varied or asked.recipe in REGULARISED):
+            rate = run.optim.lr
+            log.warning(
+                "%s: the rate %g is not used: a sweep tries others. To use it: --lr %g", given.words, rate, rate
+            )
+        return lr, "--lr"
+    if lr or varied:
+        raise UsageError(f"--{LR} and {'--lr' if lr else f'--vary {LR}'} both set the learning rate; give one of them")
+    return () if asked.recipe in REGULARISED else (run.optim.lr,), given.words
+
+
+def with_values(asked: Asked, values: Mapping[str, Any]) -> Asked:
+    """Return what is asked for with further settings, as if flags gave them too: dotted name -> value."""
+    settings: dict[str, Any] = dict(plain(dict(asked.settings)))
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        place = settings
+        for section in sections:
+            place[section] = dict(place.get(section) or {})
+            place = place[section]
+        place[last] = value
+    return replace(asked, settings=settings, epochs=None if "duration" in values else asked.epochs)
 
 
 def _tried(
@@ -221,8 +265,6 @@ def _tried(
 ) -> tuple[Mapping[str, Sequence[Any]], dict[str, Run]]:
     """Return the settings to try as a grid, and complete runs to try as well. Without flags they are the paper's."""
     grid: dict[str, Sequence[Any]] = dict(values_to_try(text, run) for text in vary)
-    if lr and LR in grid:
-        raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
     if lr or grid:
         return {LR: tuple(lr), **grid} if lr else grid, {}
     from vitrail.weights.load import read_card
@@ -289,30 +331,33 @@ def show(result: SweepResult | SweepPreview) -> Any:
     """Return the table, or the list of trials that would be trained, for a terminal."""
     if isinstance(result, SweepPreview):
         return _shown_preview(result)
+    from vitrail.transfer.sweep import chosen_by, title
+
     trials = [*result.search, *result.final]
     rows = []
     for row in trials:
         chosen = not row.trial.final and dict(row.trial.values) == result.chosen
         rows.append((*_cells(row), "chosen" if chosen else row.outcome.status))
     last = next(row for row in result.final if row.outcome.status == "done")
+    measured = [chosen_by(row.trial.run.metric, row.outcome.dev) for row in result.search if row.outcome.dev]
+    by = title(measured[0] if measured else result.metric)
     return page(
-        table(("trial", f"dev {TITLES[result.metric]}", "loss", f"test {TITLES[result.metric]}", "seconds", ""), rows),
+        table(("trial", f"dev {by}", "loss", f"test {TITLES[result.metric]}", "seconds", ""), rows),
         [f"{row.trial}: {row.outcome.reason}" for row in trials if row.outcome.reason],
-        [f"chosen by {result.split.how} ({result.split.dev:,} images)"] if result.search else [],
+        [f"chosen by {by} on {result.split.how} ({result.split.dev:,} images)"] if result.search else [],
         [_measured(result), f"model: {last.outcome.run}", f"table: {result.folder / 'sweep.json'}"],
     )
 
 
 def _cells(row: TrialResult) -> tuple[str, ...]:
+    from vitrail.transfer.sweep import chosen_by, in_words
+
     outcome = row.outcome
-    dev = ("", "") if outcome.dev is None else (_share(outcome.dev), f"{outcome.dev['nll']:.4f}")
-    test = "" if outcome.test is None else _share(outcome.test)
+    dev, metric = ("", ""), row.trial.run.metric
+    if outcome.dev is not None:
+        dev = in_words(chosen_by(metric, outcome.dev), outcome.dev), f"{outcome.dev['nll']:.4f}"
+    test = "" if outcome.test is None else in_words(headline(outcome.test) or "top1", outcome.test)
     return str(row.trial), *dev, test, f"{outcome.seconds:,.0f}"
-
-
-def _share(numbers: dict[str, float]) -> str:
-    """Return top-1, or mAP if images have several labels."""
-    return f"{numbers[headline(numbers) or 'top1']:.2%}"
 
 
 def _measured(result: SweepResult) -> str:

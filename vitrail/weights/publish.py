@@ -119,9 +119,14 @@ def readme(card: Card, count: int, repository: str, format: HubFormat = "vitrail
 
 
 def _base(card: Card) -> str | None:
-    """Return the repository of the weights that these were trained from, if they came from the hub."""
-    start = card.provenance.get("from")
-    named = isinstance(start, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", start) and not Path(start).exists()
+    """Return the repository of the weights that these were trained from, if they came from the hub.
+
+    What vitrail ships is on no hub, and runs of earlier versions name folders below runs.
+    """
+    start = str(card.provenance.get("from") or "")
+    if start.partition("/")[0] in ("vitrail", "runs"):
+        return None
+    named = re.fullmatch(r"[\w.-]+/[\w.-]+", start) and not Path(start).exists()
     return start if named else None
 
 

@@ -101,6 +101,42 @@ def test_the_shards_of_a_data_set_are_searched(
         vitrail.search(model, features=photos, like=(photos / "=0.png",))
 
 
+def test_every_split_is_searched_and_the_given_image_is_left_out(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(photos.glob("=*.png"))
+    for number, file in enumerate(files):
+        place = tmp_path / "all" / ("train", "validation", "test")[number % 3] / "ab"[number // 3 % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place / file.name)
+    every = sorted(str(file) for file in (tmp_path / "all").glob("*/*/*.png"))
+    like = every[0]
+    asked = [model, tmp_path / "all", "--like", like, "--top", 20, "--out"]
+    result = found(capsys, *asked, tmp_path / "f.csv")
+    assert sorted(match["image"] for match in result["matches"]) == every[1:] and result["images"] == 12
+    with open(tmp_path / "f.csv", newline="", encoding="utf-8") as file:
+        assert all(Path(row["image"]).is_file() for row in csv.DictReader(file))
+    found(capsys, *asked, tmp_path / "f.png")
+    assert (tmp_path / "f.png").is_file()
+    # stored features know the images by their paths below the data set
+    for out in (tmp_path / "f.npz", tmp_path / "f"):
+        vitrail.embed(model, tmp_path / "all", out=out, device="cpu", precision="float32")
+        again = found(capsys, model, "--features", out, "--like", like, "--top", 20)
+        assert len(again["matches"]) == again["images"] - 1 == (11 if out.is_dir() else 7)
+        assert all(match["similarity"] < 0.9999 for match in again["matches"])
+
+
+def test_embed_says_which_images_get_no_features(
+    model: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, file in enumerate(sorted(photos.glob("=*.png"))):
+        place = tmp_path / "all" / ("train", "validation", "test")[number % 3] / "ab"[number // 3 % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place / file.name)
+    vitrail.embed(model, tmp_path / "all", out=tmp_path / "f.npz", device="cpu", precision="float32")
+    assert "4 images of" in caplog.text and "neither training nor test images" in caplog.text
+
+
 @pytest.mark.full_size
 def test_a_data_set_with_splits_is_searched_whole(
     model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -87,8 +87,10 @@ def test_the_hub_reads_results_and_the_base_model(tmp_path: Path) -> None:
         ("flowers", "test", "top-1 accuracy", 0.9),
         ("flowers", "test", "top-5 accuracy", 1.0),
     ]
-    prepare_upload(made(metrics={}, provenance={"from": "runs/train-1/model"}), tmp_path / "other", "owner/name")
-    assert header((tmp_path / "other" / "README.md").read_text()).keys() & {"base_model", "model-index"} == set()
+    for number, start in enumerate(("runs/train-1/model", "vitrail/tiny", "runs/finetune-1", "finetune-1")):
+        place = tmp_path / f"other{number}"
+        prepare_upload(made(metrics={}, provenance={"from": start}), place, "owner/name")
+        assert header((place / "README.md").read_text()).keys() & {"base_model", "model-index"} == set()
 
 
 @pytest.mark.parametrize(("format", "library"), [("hf", "transformers"), ("timm", "timm")])

@@ -44,7 +44,7 @@ IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
 early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision,
 workers, worker_kind, cache, compile, activation_checkpointing, device). The result is the same up to rounding."""
-SPLITS = ("train", "validation", "holdout", "fold", "subset", "together", "sampler")
+SPLITS = ("train", "validation", "holdout", "fold", "group", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
 """Names of the tensors that AdamW, SGD, LAMB and Muon store for each parameter."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import docstring_parser
 
 from vitrail.config import CLASS, extension_bases, field_types, merge, sections_of, union_members
-from vitrail.data.settings import Data
+from vitrail.data.settings import REPEATED, Data
 from vitrail.import_path import import_path, is_own
 from vitrail.ranges import InputSize, limits, parameter_types, without_range
 from vitrail.training.run import Run
@@ -40,8 +40,6 @@ ALIASES = {
 """Second names of flags. `from`, `class` and `import` would be better names, but are reserved words of Python."""
 READING = "reading"
 """Name of the parameter `**reading` of a verb that only reads images. Its keywords are fields of `Data`."""
-REPEATED = ("include", "exclude")
-"""Settings with several values whose flag is repeated for each value, so that a subject may follow."""
 SUBJECT = (Data, "path")
 """The one setting that is not a flag, because it is the subject."""
 REQUIRED = inspect.Parameter.empty

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitrail.config import merge
 from vitrail.data.settings import Data
 from vitrail.training.run import Run
-from vitrail.verbs.flags.declared import REPEATED, flag_of
 
 log = logging.getLogger("vitrail")
 READ = ("image_column", "label_column", "label_columns", "answers", "label_separator", "labels_per_image", "label_from",
@@ -34,17 +32,3 @@ def read_settings(
         if name not in used:
             log.warning("data.%s has no effect in this command", name)
     return data
-
-
-def as_flags(data: Data) -> Iterator[str]:
-    """Yield the words of a command line that give `data` its settings."""
-    for name in (field.name for field in fields(Data) if field.name != "path"):
-        value, flag = getattr(data, name), flag_of(f"{Data.section}.{name}")
-        if value == getattr(Data(), name):
-            continue
-        if name in REPEATED:
-            yield from (word for each in value for word in (flag, each))
-        elif isinstance(value, bool):
-            yield flag
-        else:
-            yield from (flag, *map(str, value if isinstance(value, tuple) else [value]))

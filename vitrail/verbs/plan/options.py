@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vitrail.data.settings import as_flags
 from vitrail.errors import DataError
 from vitrail.ranges import InputSize, size_words
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import decide
 from vitrail.verbs.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.reading import as_flags
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
