@@ -77,6 +77,7 @@ class Strip(Op):
     """Cut an image of whole patches into a strip."""
 
     patches: Patches
+    any_shape = True
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
