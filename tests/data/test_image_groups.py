@@ -72,7 +72,7 @@ def test_each_group_is_in_one_fold(images: tuple[ArraySource, np.ndarray], count
 
 
 @QUIETLY
-@given(grouped(), st.floats(0.05, 0.6), st.integers(0, 2**32))
+@given(grouped(), st.floats(0.01, 0.99), st.integers(0, 2**32))
 def test_a_part_that_is_held_out_has_whole_groups(
     images: tuple[ArraySource, np.ndarray], share: float, seed: int
 ) -> None:
@@ -86,6 +86,30 @@ def test_the_share_and_the_classes_are_about_those_asked_for() -> None:
     labels = np.repeat(np.arange(40) % 4, 10)
     _, held = hold_out_groups(images_of(labels), np.repeat(np.arange(40).astype(str), 10), 0.2, 0)
     assert len(held) == 80 and np.bincount(labels[held]).tolist() == [20, 20, 20, 20]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9])
+def test_a_share_of_many_groups_is_held_out(share: float) -> None:
+    labels = np.repeat(np.arange(120) % 4, 10)
+    _, held = hold_out_groups(images_of(labels), np.repeat(np.arange(120).astype(str), 10), share, 0)
+    assert abs(len(held) / len(labels) - share) < 0.02
+
+
+@QUIETLY
+@given(grouped(), st.floats(0.01, 0.99), st.integers(0, 2**32))
+def test_small_classes_are_held_out_in_groups(images: tuple[ArraySource, np.ndarray], share: float, seed: int) -> None:
+    """Classes of three images, or fewer: the usual tenth would be no image of any class."""
+    groups = images[1]
+    rest, held = hold_out_groups(images_of(np.arange(len(groups)) // 3), groups, share, seed)
+    assert len(rest) and len(held) and not {*groups[rest].tolist()} & {*groups[held].tolist()}
+
+
+def test_parts_without_an_image_of_any_class_are_refused() -> None:
+    source, groups = images_of(np.arange(12) // 3), np.arange(12).astype(str)
+    with pytest.raises(UsageError, match="12 groups, and no class has more than 3 images, too few for 4 parts"):
+        grouped_folds(source, groups, 4, 0)
+    with pytest.raises(UsageError, match="no class has more than 1 image, too few for 2 parts"):
+        hold_out_groups(images_of(np.arange(4)), groups[:4], 0.1, 0)
 
 
 def patients(folder: Path, *, splits: bool = False) -> Path:
