@@ -386,6 +386,19 @@ def test_given_splits_that_share_groups_are_named(tmp_path: Path) -> None:
     assert not any("groups of data.group" in line for line in check(Data(str(folder))).warnings)
 
 
+def test_the_folder_of_a_class_is_no_leak_and_one_below_it_is(tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos", splits=True)
+    data = Data(str(folder), group="folder")
+    for warnings in (open_data(data).report.warnings, check(data).warnings):
+        assert not any("groups of data.group" in line for line in warnings)
+    for split in ("train", "val"):
+        for number in range(2):
+            (folder / split / "sick" / "p99").mkdir(exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / split / "sick" / "p99" / f"{split}{number}.png")
+    for warnings in (open_data(data).report.warnings, check(data).warnings):
+        assert any("groups of data.group 'folder' are in" in line and "sick/p99" in line for line in warnings)
+
+
 def test_check_says_that_names_look_like_series(tmp_path: Path, shared_data: Path) -> None:
     folder = patients(tmp_path / "photos")
     (advice,) = (line for line in check(Data(str(folder))).warnings if "series" in line)

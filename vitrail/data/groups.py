@@ -156,13 +156,17 @@ def said_of_groups(source: IndexedSource, groups: np.ndarray, data: Data) -> str
     return said
 
 
-def on_both_sides(parts: Mapping[str, np.ndarray], data: Data) -> list[str]:
-    """Return a warning for each two splits that have images of the same group; parts: the groups of their images."""
+def on_both_sides(parts: Mapping[str, np.ndarray], data: Data, class_names: Iterable[str]) -> list[str]:
+    """Return a warning for each two splits that have images of the same group; parts: the groups of their images.
+
+    The folder of a class is in every split, and no group of images that are alike.
+    """
     groups = {name: Counter(part.tolist()) for name, part in parts.items()}
+    harmless = {*class_names} if data.group == FOLDER else set[str]()
     found, names = [], list(groups)
     for number, first in enumerate(names):
         for second in names[number + 1 :]:
-            if both := sorted(groups[first].keys() & groups[second].keys()):
+            if both := sorted((groups[first].keys() & groups[second].keys()) - harmless):
                 images = sum(groups[second][group] for group in both)
                 found.append(
                     f"{len(both):,} groups of data.group {data.group!r} are in {split_title(first)} and in "
