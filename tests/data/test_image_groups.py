@@ -34,7 +34,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.transfer.protocol import arrange
 from vitrail.verbs.data.audit import audit
-from vitrail.verbs.features import open_train_and_test
+from vitrail.verbs.features import open_images, open_train_and_test
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -205,6 +205,16 @@ def test_what_does_not_fit_is_said(group: str, error: type[Exception], message: 
         open_data(Data(str(listed), group="patiend"))
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_command_that_divides_nothing_says_that_groups_have_no_effect(
+    splits: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = patients(tmp_path / "photos", splits=splits)
+    open_images("m", (folder,), None, {"group": "name: ^(p[0-9]+)_", "include": ("*.png",)})
+    assert ("data.group has no effect in this command" in caplog.text) == (not splits)
+    assert "data.include has no effect" not in caplog.text
+
+
 def columns_of(folder: Path, kind: str, number: bool = False) -> Path:
     """The images of `patients` with a column "patient" in another kind of table, or in the JSON of tar shards."""
     files = sorted(folder.glob("*/*.png"), key=lambda file: file.name[::-1])  # each half has both classes
@@ -329,7 +339,7 @@ def test_masks_of_a_group_are_held_out_together(tmp_path: Path, caplog: pytest.L
             found = open_train_and_test("", tmp_path / "all", None, reading={"group": group}, seed=seed)
             sides = [[part.id(row)[:2] for row in range(len(part))] for part in (found.train, found.test)]
             assert (
-                "a tenth held out" in found.name
+                "17% held out" in found.name
                 and not {*sides[0]} & {*sides[1]}
                 and sorted(sides[0] + sides[1])[::4] == [f"p{number}" for number in range(6)]
             )

@@ -18,7 +18,7 @@ from vitrail.ranges import Layers, selected
 from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings, warn_of_unused
 from vitrail.verbs.network import load_runnable
 from vitrail.words import as_text
 
@@ -100,7 +100,10 @@ def open_train_and_test(
         groups = groups_of(train, settings)
         log.warning("%s", said_of_groups(train, groups, settings))
     remaining, held_out = hold_out(train, Data().holdout, seed, groups)
-    return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), f"{settings.path}, a tenth held out")
+    name = (
+        f"{settings.path}, {len(held_out) / len(train):.0%} held out"  # of groups and small classes more than a tenth
+    )
+    return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), name)
 
 
 def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str | Path, ...], list[Any]]:
@@ -146,6 +149,7 @@ def open_images(
         return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
+    warn_of_unused(reading, READ)
     if splits is not None:
         return splits
     findings = Findings("files")
