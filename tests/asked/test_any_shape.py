@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,24 @@ def test_what_a_recipe_sets_for_one_shape_falls_away(photos: Path, recipe: str |
     assert "images keep their shapes, and it needs those of one" in why
     again = decide(run, Facts.of(run, Known().splits_of(run).train, ["a", "b"]))
     assert again.run == run and again.config == decision.config
+
+
+@pytest.mark.train
+def test_weights_for_any_shape_with_what_needs_one_shape_name_the_way_out(photos: Path, trained: Path) -> None:
+    wanted: dict[str, Any] = {"device": "cpu", "duration": "1 step", "augment": {"mixup": 0.2}}
+    card = vitrail.load(trained).card
+    for asked, reason in (
+        (
+            {},
+            f"mixup 0.2 needs images of one shape, and {trained} keeps the shapes of images. Give them one with --preprocess.resize squash",
+        ),
+        ({"preprocess": {"resize": "native"}}, "mixup 0.2 does not go with --preprocess.resize native"),
+        ({"preprocess": {"resize": "squash"}}, ""),
+    ):
+        run = choose_run(Asked(photos, weights=trained, settings={**wanted, **asked}), Known(), tunes=True).run
+        facts = replace(Facts.of(run, Known().splits_of(run).train, ["a", "b"]), card=card)
+        with pytest.raises(UsageError, match=reason) if reason else nullcontext():
+            assert decide(run, facts).preprocess.resize == "squash"
 
 
 @pytest.mark.train

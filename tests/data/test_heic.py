@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
 from vitrail.data import image_names
 from vitrail.data.check import check, header_facts
 from vitrail.data.images.decode import FORMATS, decode, upright_size
@@ -170,3 +172,15 @@ def test_the_kinds_of_apple_and_others_are_recognised() -> None:
     for brand in (b"heic", b"heix", b"hevc", b"heim", b"mif1", b"msf1"):
         assert format.magic.match(b"\0\0\0\x18ftyp" + brand)
     assert not format.magic.match(b"\0\0\0\x18ftypavif")
+
+
+@pytest.mark.train
+def test_a_training_keeps_the_weights_statistics_and_the_network_reads_other_pictures(tmp_path: Path) -> None:
+    names = (f"{name}/{number}.heic" for name in ("cat", "dog") for number in range(4))
+    quick: dict[str, Any] = {"batch_size": 4, "duration": "1 step", "device": "cpu", "workers": 0}
+    run = vitrail.finetune(phone(tmp_path / "photos", *names), out=str(tmp_path / "runs"), **quick).folder
+    network: Any = vitrail.load(run)
+    assert network.card.preprocess.bands is None
+    assert network.config.mean == vitrail.load("vitrail/tiny").config.mean
+    Image.fromarray(picture()[..., 0]).save(tmp_path / "grey.png")
+    assert vitrail.predict(run, [tmp_path / "grey.png"], device="cpu").rows[0].probabilities

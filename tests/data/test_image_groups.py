@@ -34,7 +34,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.transfer.protocol import arrange
 from vitrail.verbs.data.audit import audit
-from vitrail.verbs.features import open_train_and_test
+from vitrail.verbs.features import open_images, open_train_and_test
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -72,7 +72,7 @@ def test_each_group_is_in_one_fold(images: tuple[ArraySource, np.ndarray], count
 
 
 @QUIETLY
-@given(grouped(), st.floats(0.05, 0.6), st.integers(0, 2**32))
+@given(grouped(), st.floats(0.01, 0.99), st.integers(0, 2**32))
 def test_a_part_that_is_held_out_has_whole_groups(
     images: tuple[ArraySource, np.ndarray], share: float, seed: int
 ) -> None:
@@ -86,6 +86,30 @@ def test_the_share_and_the_classes_are_about_those_asked_for() -> None:
     labels = np.repeat(np.arange(40) % 4, 10)
     _, held = hold_out_groups(images_of(labels), np.repeat(np.arange(40).astype(str), 10), 0.2, 0)
     assert len(held) == 80 and np.bincount(labels[held]).tolist() == [20, 20, 20, 20]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9])
+def test_a_share_of_many_groups_is_held_out(share: float) -> None:
+    labels = np.repeat(np.arange(120) % 4, 10)
+    _, held = hold_out_groups(images_of(labels), np.repeat(np.arange(120).astype(str), 10), share, 0)
+    assert abs(len(held) / len(labels) - share) < 0.02
+
+
+@QUIETLY
+@given(grouped(), st.floats(0.01, 0.99), st.integers(0, 2**32))
+def test_small_classes_are_held_out_in_groups(images: tuple[ArraySource, np.ndarray], share: float, seed: int) -> None:
+    """Classes of three images, or fewer: the usual tenth would be no image of any class."""
+    groups = images[1]
+    rest, held = hold_out_groups(images_of(np.arange(len(groups)) // 3), groups, share, seed)
+    assert len(rest) and len(held) and not {*groups[rest].tolist()} & {*groups[held].tolist()}
+
+
+def test_parts_without_an_image_of_any_class_are_refused() -> None:
+    source, groups = images_of(np.arange(12) // 3), np.arange(12).astype(str)
+    with pytest.raises(UsageError, match="12 groups, and no class has more than 3 images, too few for 4 parts"):
+        grouped_folds(source, groups, 4, 0)
+    with pytest.raises(UsageError, match="no class has more than 1 image, too few for 2 parts"):
+        hold_out_groups(images_of(np.arange(4)), groups[:4], 0.1, 0)
 
 
 def patients(folder: Path, *, splits: bool = False) -> Path:
@@ -179,6 +203,16 @@ def test_what_does_not_fit_is_said(group: str, error: type[Exception], message: 
     listed = table(folder)
     with pytest.raises(UsageError, match=r"has no column 'patiend'.*Did you mean 'patient'"):
         open_data(Data(str(listed), group="patiend"))
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_command_that_divides_nothing_says_that_groups_have_no_effect(
+    splits: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = patients(tmp_path / "photos", splits=splits)
+    open_images("m", (folder,), None, {"group": "name: ^(p[0-9]+)_", "include": ("*.png",)})
+    assert ("data.group has no effect in this command" in caplog.text) == (not splits)
+    assert "data.include has no effect" not in caplog.text
 
 
 def columns_of(folder: Path, kind: str, number: bool = False) -> Path:
@@ -305,7 +339,7 @@ def test_masks_of_a_group_are_held_out_together(tmp_path: Path, caplog: pytest.L
             found = open_train_and_test("", tmp_path / "all", None, reading={"group": group}, seed=seed)
             sides = [[part.id(row)[:2] for row in range(len(part))] for part in (found.train, found.test)]
             assert (
-                "a tenth held out" in found.name
+                "17% held out" in found.name
                 and not {*sides[0]} & {*sides[1]}
                 and sorted(sides[0] + sides[1])[::4] == [f"p{number}" for number in range(6)]
             )
@@ -360,6 +394,19 @@ def test_given_splits_that_share_groups_are_named(tmp_path: Path) -> None:
     )
     assert any(line.startswith(expected) for line in check(data).warnings)
     assert not any("groups of data.group" in line for line in check(Data(str(folder))).warnings)
+
+
+def test_the_folder_of_a_class_is_no_leak_and_one_below_it_is(tmp_path: Path) -> None:
+    folder = patients(tmp_path / "photos", splits=True)
+    data = Data(str(folder), group="folder")
+    for warnings in (open_data(data).report.warnings, check(data).warnings):
+        assert not any("groups of data.group" in line for line in warnings)
+    for split in ("train", "val"):
+        for number in range(2):
+            (folder / split / "sick" / "p99").mkdir(exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / split / "sick" / "p99" / f"{split}{number}.png")
+    for warnings in (open_data(data).report.warnings, check(data).warnings):
+        assert any("groups of data.group 'folder' are in" in line and "sick/p99" in line for line in warnings)
 
 
 def test_check_says_that_names_look_like_series(tmp_path: Path, shared_data: Path) -> None:

@@ -444,10 +444,13 @@ class Files:
 
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_kept_images_are_read_once_and_give_the_same_bits(same: bool, workers: int) -> None:
-    augment = Augment(crop="pad" if same else "inception", pad=2)
-    transform = train_transform(augment, Preprocess(image_size=(8, 8), resize="squash"))
-    options = {"transform": transform, "image_size": 8, "batch_size": 6, "drop_last": False}
+@pytest.mark.parametrize("native", [False, True])
+def test_kept_images_are_read_once_and_give_the_same_bits(same: bool, workers: int, native: bool) -> None:
+    augment = Augment(crop="pad" if same and not native else "inception", pad=2)
+    squashed = Preprocess(image_size=(8, 8), resize="squash")
+    preprocess = Preprocess(image_size=(16, 16), resize="native", patch=4) if native else squashed
+    transform = train_transform(augment, preprocess)
+    options = {"transform": transform, "image_size": preprocess.size, "batch_size": 6, "drop_last": False}
     source = Files(23, same)
     one = loader(source, cache=True, workers=workers, **options)
     plain = loader(Files(23, same), **options)

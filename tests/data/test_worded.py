@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import functional as F
 from vitrail.config import from_yaml, merge
 from vitrail.data.images.augment import CHANGES
 from vitrail.data.images.batched import Plan, divided
+from vitrail.data.images.native import picture
 from vitrail.data.images.ops import train_transform
 from vitrail.data.images.worded import DRAWN, STEPS
 from vitrail.data.loading.loader import Loader
@@ -232,6 +233,17 @@ def test_other_bands_are_moved_alike_and_not_recoloured(photograph: np.ndarray) 
 def test_quarter_turns_need_a_square() -> None:
     with pytest.raises(UsageError, match="must be square, not 32 x 64"):
         alone("rotate90", preprocess=Preprocess((32, 64)))
+
+
+def test_images_of_any_shape_are_turned_and_keep_their_shapes(photograph: np.ndarray) -> None:
+    native = Preprocess((32, 48), resize="native", patch=8)
+    transform = alone("rotate90", preprocess=native)
+    found = {picture(transform(photograph[:20], stream(0, 0, index))).shape[:2] for index in range(20)}
+    assert len(found) == 2 and {(width, height) for height, width in found} == found
+    for text in (f"{V2}:Resize((32, 48))", f"{V2}:CenterCrop(32)"):
+        with pytest.raises(UsageError, match="it must keep the size"):
+            alone(text, preprocess=native)
+    assert alone(f"{V2}:RandomRotation(20)", preprocess=native)(photograph, stream(0, 0, 0)).shape == (*native.size, 3)
 
 
 WORDS = ("vflip", "rotate90", "rotate:30", "translate:0.1", "saturation:0.8", "equalize@0.3", "solarize:90@0.2")

@@ -16,7 +16,7 @@ from small_models import NAMES
 
 import vitrail
 from vitrail import cli
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Data, Preprocess
 from vitrail.errors import DataError, ExportError, UsageError
 from vitrail.exports import int8, openvino
 from vitrail.exports.engine import Engine
@@ -197,6 +197,51 @@ def test_a_command_prints_the_loss_and_predicts_with_the_program(
     out, err = capfd.readouterr()  # of the process: NNCF has much to say
     assert "int8: calibrated on" in out and len(out.splitlines()) == 5 and err == ""
     assert cli.main(["predict", str(tmp_path / "p"), str(next((data / "test").rglob("*.png")))]) == 0
+
+
+def divided(folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch, **reading: Any) -> tuple[set[str], set[str]]:
+    """The ids of the images on which an export calibrates, and of those on which it measures."""
+    found: list[set[str]] = []
+
+    def some(source: Any, most: int, card: Card) -> list[Any]:
+        found.append({source.id(index) for index in range(len(source))})
+        if len(found) == 2:
+            raise ExportError("both are known")
+        return []
+
+    monkeypatch.setattr(int8, "_some", some)
+    with pytest.raises(ExportError, match="both are known"):
+        vitrail.export(run, precision="int8", calibrate=folder, out=run / "program", **reading)
+    return found[0], found[1]
+
+
+@pytest.mark.train
+def test_a_run_is_measured_on_what_it_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(48):
+        place = tmp_path / "photos" / "ab"[number % 2] / f"p{number // 4:02}_{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (5 * number, 0, 0)).save(place)
+    tiny: Any = dict(model="Ti/4", vit={"width": 8, "depth": 1, "heads": 1}, image_size=8, batch_size=8, device="cpu")
+    split: Any = dict(group="name: (p[0-9]+)_", holdout=0.25)
+    tiny |= dict(data=split, seed=3, duration="1 step", out=str(tmp_path / "runs"), workers=0)
+    run = vitrail.train(tmp_path / "photos", **tiny).folder
+    held = {*json.loads((run / "split.json").read_text())["ids"]}
+    caplog.clear()
+    calibrated, measured = divided(tmp_path / "photos", run, monkeypatch)
+    assert measured == held and not calibrated & held and len(calibrated) == 48 - len(held)
+    assert "may have learned" not in caplog.text
+    divided(tmp_path / "photos", run, monkeypatch, holdout=0.5)  # it learned some of these
+    assert "may have learned" in caplog.text
+
+
+def test_without_held_out_images_the_test_split_is_measured_or_there_is_an_error(data: Path) -> None:
+    card = network().card
+    found = draw_samples(Data(str(data), holdout=0.0), card)
+    assert (len(found.calibration), len(found.held_out)) == (50, 100)
+    with pytest.raises(DataError, match=r"no images of .* are held out.*Set data.holdout to a share above 0"):
+        draw_samples(Data(str(data / "train"), holdout=0.0), card)
 
 
 def test_what_int8_needs(tmp_path: Path) -> None:

@@ -156,6 +156,15 @@ def test_training_and_views_make_strips() -> None:
         train_transform(Augment(crop="random"), NATIVE)
 
 
+@pytest.mark.parametrize("augment", [Augment("inception"), Augment("center", also=("rotate90",)), Augment("pad")])
+def test_cached_images_of_one_shape_become_strips_of_many(augment: Augment) -> None:
+    image, transform = RANDOM.integers(0, 256, (24, 40, 3), dtype=np.uint8), train_transform(augment, NATIVE)
+    strips = transform.batch(np.stack([image] * 20), [np.random.default_rng(seed) for seed in range(20)])
+    alone = np.stack([transform(image, np.random.default_rng(seed)) for seed in range(20)])
+    assert np.array_equal(strips, alone)
+    assert len({picture(strip).shape for strip in strips}) > 1 or augment.crop == "pad"
+
+
 def test_tokens_of_strips_are_refused() -> None:
     with pytest.raises(UsageError, match="grids of different shapes"):
         network().intermediate(torch.zeros(1, 3, *NATIVE.size, dtype=torch.uint8))

@@ -107,12 +107,16 @@ def test_an_objective_without_labels_has_a_recipe_of_its_own(
     assert why.startswith(f"recipe {kind}-small, because of the objective {kind}")
 
 
+@pytest.mark.parametrize("tunes", [False, True])
 @pytest.mark.parametrize("side", [8, 97])
-def test_an_objective_without_labels_continues_from_weights_at_their_size(side: int, tmp_path: Path) -> None:
+def test_an_objective_without_labels_continues_from_weights_at_their_size(
+    side: int, tunes: bool, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "images.npz", x_train=np.zeros((20, side, side, 3), np.uint8), y_train=np.arange(20) % 2)
     asked = Asked(tmp_path / "images.npz", weights="vitrail/tiny", settings={"objective": {"kind": "dinov2"}})
-    run = choose_run(asked, Known()).run
+    run = choose_run(asked, Known(), tunes=tunes).run
     assert (run.model, run.image_size, run.weights, run.name) == (None, None, "vitrail/tiny", "dinov2-small")
+    assert (run.optim, run.schedule) == (recipe("dinov2-small").optim, recipe("dinov2-small").schedule)
 
 
 @pytest.mark.parametrize(("asked", "size"), [({}, None), ({"image_size": 64}, 64)])

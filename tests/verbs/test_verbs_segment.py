@@ -88,9 +88,7 @@ def test_a_tenth_is_held_out_of_images_without_splits(network: Path, halves: Pat
         (tmp_path / "d").mkdir(exist_ok=True)
         (tmp_path / "d" / kind).symlink_to(halves / kind / "val")
     found = vitrail.probe.segment(network, tmp_path / "d", **SETTINGS)
-    assert (
-        "a tenth held out" in found.subject and found.results.train_images == 4 and found.results.validation_images == 1
-    )
+    assert "20% held out" in found.subject and found.results.train_images == 4 and found.results.validation_images == 1
     again = vitrail.probe.segment(network, tmp_path / "d", **SETTINGS)
     assert (again.results.scores.confusion == found.results.scores.confusion).all()
 

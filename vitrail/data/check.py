@@ -371,13 +371,14 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
 
 def _of_groups(data: Data, splits: dict[str, IndexedSource]) -> Iterator[str]:
     """Yield what is wrong with the images that belong together, or that seem to."""
+    class_names = {name for source in splits.values() for name in source.class_names}
     if data.group is not None:
         groups = {name: groups_of(source, data) for name, source in splits.items()}
         yield from (said_of_groups(source, groups[name], data) for name, source in splits.items())
-        yield from on_both_sides(groups, data)
+        yield from on_both_sides(groups, data, class_names)
         return
     names = (one for source in splits.values() for one in ids(source, np.arange(len(source))))
-    if advice := series_advice(names, len({name for source in splits.values() for name in source.class_names})):
+    if advice := series_advice(names, len(class_names)):
         yield advice
 
 

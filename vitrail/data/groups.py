@@ -78,22 +78,31 @@ def _by_kind(names: list[str], data: Data) -> list[str | None]:
 def grouped_folds(source: IndexedSource, groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return the fold of each image, int64 [N] from 0 to count - 1: the images of a group are in one of them.
 
-    Folds have about the same number of images of each class. Raises UsageError for fewer groups than folds.
+    Folds have about the same number of images of each class. Raises UsageError for fewer groups than folds, or if no
+    class has as many images.
     """
-    number = np.unique(groups, return_inverse=True)[1]
-    if (there := int(number.max(initial=-1)) + 1) < count:
+    number, strata = np.unique(groups, return_inverse=True)[1], _strata(source)
+    there, largest = int(number.max(initial=-1)) + 1, _largest(strata)
+    few = f"data.group divides the {len(source):,} training images into {counted(there, 'group')}"
+    if there < count:
+        raise UsageError(f"{few}, too few for {count} parts")
+    if largest < count:
         raise UsageError(
-            f"data.group divides the {len(source):,} training images into {counted(there, 'group')}, too few for "
-            f"{count} parts"
+            f"{few}, and no class has more than {counted(largest, 'image')}, too few for {count} parts with a share of "
+            "each class"
         )
     need("sklearn")
     from sklearn.model_selection import StratifiedGroupKFold
 
     found = np.empty(len(source), dtype=np.int64)
     divide = StratifiedGroupKFold(count, shuffle=True, random_state=seed % 2**32)
-    for fold, (_, held) in enumerate(divide.split(number, _strata(source), number)):
+    for fold, (_, held) in enumerate(divide.split(number, strata, number)):
         found[held] = fold
     return found
+
+
+MOST_PARTS = 20
+"""Number of parts of which some are held out; more for a share that is smaller than one of them."""
 
 
 def hold_out_groups(
@@ -101,12 +110,22 @@ def hold_out_groups(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices for training, indices held out), int64, each ascending: about this share of each class.
 
-    share: Between 0 and 1. With few groups it is larger, but at least one group stays. Raises UsageError for a single
-    group.
+    share: Between 0 and 1. With few groups, or few images of each class, it is the nearest that they allow. Something
+    is held out and something stays. Raises UsageError for a single group, or if each class has a single image.
     """
-    parts = max(2, min(round(1 / share), len(np.unique(groups))))
-    held = np.isin(grouped_folds(source, groups, parts, seed), np.arange(max(1, round(share * parts))))
+    most = min(len(np.unique(groups)), _largest(_strata(source)), max(MOST_PARTS, round(1 / share)))
+
+    def out(parts: int) -> int:
+        return min(parts - 1, max(1, round(share * parts)))
+
+    parts = min(range(2, most + 1), key=lambda parts: abs(out(parts) / parts - share), default=2)
+    held = grouped_folds(source, groups, parts, seed) < out(parts)
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _largest(strata: np.ndarray) -> int:
+    """Return the number of images of the largest class."""
+    return int(np.unique(strata, return_counts=True)[1].max(initial=0))
 
 
 def _strata(source: IndexedSource) -> np.ndarray:
@@ -137,13 +156,17 @@ def said_of_groups(source: IndexedSource, groups: np.ndarray, data: Data) -> str
     return said
 
 
-def on_both_sides(parts: Mapping[str, np.ndarray], data: Data) -> list[str]:
-    """Return a warning for each two splits that have images of the same group; parts: the groups of their images."""
+def on_both_sides(parts: Mapping[str, np.ndarray], data: Data, class_names: Iterable[str]) -> list[str]:
+    """Return a warning for each two splits that have images of the same group; parts: the groups of their images.
+
+    The folder of a class is in every split, and no group of images that are alike.
+    """
     groups = {name: Counter(part.tolist()) for name, part in parts.items()}
+    harmless = {*class_names} if data.group == FOLDER else set[str]()
     found, names = [], list(groups)
     for number, first in enumerate(names):
         for second in names[number + 1 :]:
-            if both := sorted(groups[first].keys() & groups[second].keys()):
+            if both := sorted((groups[first].keys() & groups[second].keys()) - harmless):
                 images = sum(groups[second][group] for group in both)
                 found.append(
                     f"{len(both):,} groups of data.group {data.group!r} are in {split_title(first)} and in "

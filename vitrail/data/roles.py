@@ -211,7 +211,7 @@ def split_data_set(
     parts = {role: part for role, part in used if part is not None}
     if data.group is not None and len(parts) > 1:
         others_groups = {role: groups_of(part, data) for role, part in parts.items() if role not in known_groups}
-        findings.warnings += on_both_sides({**known_groups, **others_groups}, data)
+        findings.warnings += on_both_sides({**known_groups, **others_groups}, data, class_names)
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)

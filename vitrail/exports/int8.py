@@ -134,19 +134,33 @@ class OwnInt8(Protocol):
         """Write the program at `path` in int8 to `changed`; return the numbers of products as `Quantisable.layers`."""
 
 
-def draw_samples(data: Data | str | Path, card: Card) -> Samples:
+def draw_samples(data: Data | str | Path, card: Card, seed: int | None = None) -> Samples:
     """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
 
     Held-out images are of the validation or the test split, or else the share of the training images that
-    `vitrail train` holds out. Raises DataError if the data cannot be read, are unlabelled, or have classes that the
-    network does not know.
+    `vitrail train` holds out. seed: That with which the training of the network divided these data; if it is None, a
+    warning says that the network may know the held-out images. Raises DataError if the data cannot be read, are
+    unlabelled, have classes that the network does not know, or if nothing is held out.
     """
     data = data if isinstance(data, Data) else Data(path=str(data))
-    splits = open_data(data)
+    splits = open_data(data, seed=seed or 0)
     one_label(splits.train.labels, "export --precision int8, which measures top-1 accuracy,")
     drawn = "share" in splits.held_out  # from the training images
-    held_out = splits.test if drawn and splits.test is not None else splits.validation
-    assert held_out is not None
+    held_out = splits.validation
+    if splits.test is not None and (drawn or held_out is None):
+        held_out = splits.test
+    elif drawn and seed is None:
+        log.warning(
+            "the images on which int8 is measured are drawn from %s: the network may have learned them, and may be "
+            "less accurate on new ones. Name a split that it has not learned (data.validation, data.test), or export "
+            "the run with the data and the settings of its training",
+            data.path,
+        )
+    if held_out is None:
+        raise DataError(
+            f"no images of {data.path} are held out, on which the accuracy of int8 could be measured. Set data.holdout "
+            "to a share above 0, or name a split (data.validation, data.test)"
+        )
     names = list(card.class_names) or list(splits.class_names)
     if len(names) != card.config.classes:
         raise DataError(

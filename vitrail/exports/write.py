@@ -99,6 +99,7 @@ def export_model(
     precision: ProgramPrecision = "float32",
     images: Sequence[str | Path] = (),
     calibrate: Data | str | Path | None = None,
+    calibrate_seed: int | None = None,
     max_drop: float = MAX_DROP,
     any_size: bool = False,
     opset: int | None = None,
@@ -116,7 +117,7 @@ def export_model(
     replaced only with `overwrite`.
 
     int8 programs are calibrated on training images of the data set `calibrate`, and are kept only if they lose at most
-    `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`).
+    `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`). calibrate_seed: See `draw_samples`.
 
     opset: Version of ONNX's operators in a program for ONNX Runtime (default: 20). device: Where the program is run
     and compared, and for which AOTInductor compiles it. vendor: Put the runtime of a web page beside it, downloaded, or
@@ -141,7 +142,7 @@ def export_model(
     check_calibration(precision, output, card, calibrate)
     page = page_of(card, output, to, vendor, vendor_from)
     kind, module = KINDS[to], runtime(to)
-    given = None if calibrate is None else draw_samples(calibrate, card)
+    given = None if calibrate is None else draw_samples(calibrate, card, calibrate_seed)
     stored = "float32" if given else precision
     compared, real = images_to_compare(images, card)
     with writing(folder, ExportError), beside(folder) as temporary:

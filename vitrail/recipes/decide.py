@@ -16,6 +16,7 @@ from vitrail.evaluation.metric import Metric
 from vitrail.ranges import height_width
 from vitrail.recipes.asked import Asked, require_images, with_weights
 from vitrail.recipes.by_data import (
+    LABEL_FREE,
     choose_recipe,
     evaluated_in_time,
     fit_image_size,
@@ -64,9 +65,9 @@ def decide(asked: Asked, known: Known, *, tunes: bool = False) -> Choice:
         require_images(asked)
     if asked.recipe is not None and not (tunes and asked.recipe == FINETUNE_BY_DATA.name):
         return from_recipe(asked, known)
-    if tunes:
+    if tunes and (asked.recipe is not None or asked.applied_to(Run())[0].objective.kind not in LABEL_FREE):
         return _fine_tuning(asked, known)
-    if asked.files:
+    if asked.files and not tunes:
         run, why = asked.applied_to(Run())
         return Choice(run, f"configuration {', '.join(asked.files)}", why)
     return _from_scratch(asked, known)
@@ -93,7 +94,7 @@ def from_recipe(asked: Asked, known: Known) -> Choice:
 
 
 def _from_scratch(asked: Asked, known: Known) -> Choice:
-    """Return the run for training from scratch: the objective and the images decide on the recipe.
+    """Return the run for training from scratch, or without labels: the objective and the images decide on the recipe.
 
     A time limit decides on the size of the images and the batch.
     """

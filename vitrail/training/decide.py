@@ -423,6 +423,11 @@ def _with_native(
         not in (None, config.patch),
     }
     if wrong := [setting for setting, asked in one_shape.items() if asked]:
+        if run.preprocess is None or run.preprocess.resize is None:  # it is that of the weights, which nobody asked for
+            raise UsageError(
+                f"{wrong[0]} needs images of one shape, and {run.weights} keeps the shapes of images. Give them "
+                "one with --preprocess.resize squash"
+            )
         raise UsageError(f"{wrong[0]} does not go with --preprocess.resize native, where each image has its own shape")
     preprocess = replace(preprocess, patch=config.patch)
     _ = preprocess.size  # raises UsageError for patches of which there is no strip

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+from vitrail.data.settings import Data
 from vitrail.device import choose_device
+from vitrail.errors import VitrailError
 from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
+from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 
@@ -53,8 +57,8 @@ def export(
         device: Device that an aoti program is compiled for, and on which any program is run and compared: cpu, cuda or
             cuda:1.
         calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
-            trained on. int8 takes its ranges from training images (litert does without), and its accuracy is measured
-            on held-out ones.
+            trained on, whose settings it then keeps. int8 takes its ranges from training images (litert does without),
+            and its accuracy is measured on held-out ones.
         max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay out of int8 if
             necessary; a larger loss is an error.
         any_size: Take images of any height and width that the patch divides; positions are resampled inside the
@@ -70,6 +74,7 @@ def export(
     from vitrail.verbs.network import load_network, warn_of_untrained
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
+    images_of, seed = (None, None) if calibrate is None else _calibration(model, calibrate, reading)
     network = load_network(model, image_size)
     if output != "features":
         warn_of_untrained(network, model)
@@ -80,7 +85,8 @@ def export(
         output=output,
         precision=precision,
         images=images,
-        calibrate=None if calibrate is None else read_settings(reading, calibrate, used=(*READ, *SPLIT)),
+        calibrate=images_of,
+        calibrate_seed=seed,
         max_drop=max_drop,
         any_size=any_size,
         opset=opset,
@@ -89,6 +95,22 @@ def export(
         vendor_from=vendor_from,
         overwrite=overwrite,
     )
+
+
+def _calibration(model: str | Path, data: str | Path, reading: Mapping[str, Any]) -> tuple[Data, int | None]:
+    """Return the settings of the images to calibrate on, and the seed with which the run `model` divided them.
+
+    They are those of the run, if the images are its own; otherwise, or if settings are changed, the seed is None.
+    """
+    try:
+        run = recorded_run(model)
+    except VitrailError:
+        run = None
+    used = (*READ, *SPLIT)
+    if run is None or not run.data.path or Path(data).expanduser().resolve() != Path(run.data.path).resolve():
+        return read_settings(reading, data, used=used), None
+    settings = read_settings(reading, run.data.path, run.data, used)
+    return settings, run.seed if settings == run.data else None
 
 
 def show(result: Exported) -> str:

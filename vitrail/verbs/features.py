@@ -18,7 +18,7 @@ from vitrail.ranges import Layers, selected
 from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings, warn_of_unused
 from vitrail.verbs.network import load_runnable, run_splits, with_answers
 from vitrail.words import as_text, counted
 
@@ -103,7 +103,9 @@ def open_train_and_test(
         groups = groups_of(train, settings)
         log.warning("%s", said_of_groups(train, groups, settings))
     remaining, held_out = hold_out(train, Data().holdout, seed, groups)
-    return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), f"{settings.path}, a tenth held out")
+    share = len(held_out) / len(train)  # of groups and of small classes it is more than a tenth
+    name = f"{settings.path}, {share:.0%} held out"
+    return TrainAndTestImages(Subset(train, remaining), Subset(train, held_out), name)
 
 
 def paths_or_images(images: Iterable[Any], **for_files: Any) -> tuple[tuple[str | Path, ...], list[Any]]:
@@ -161,6 +163,7 @@ def open_images(
         return {name: Located(source, name, paths[0]) for name, source in found.items()}
     if split is not None:
         raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
+    warn_of_unused(reading, READ)
     return _files(paths, data) if splits is None else splits
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
 from vitrail.data.images.bands import choose_bands, layouts, measure_bands
+from vitrail.data.images.decode import FORMATS, decode
 from vitrail.data.images.geometry import Flip
 from vitrail.data.images.ops import colour_changes_left_out, eval_transform, train_transform, views
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Banded, pixels_of
@@ -245,6 +246,29 @@ def test_pictures_are_rgb_unless_the_settings_say_otherwise(tmp_path: Path) -> N
         found, decisions = chosen(files, **settings)
         assert (found.channels, found.bits, found.display) == (1, "16", (1,))
         assert decisions["bands"] == "1 band of 16 bits: as data.channels and data.bits say"
+
+
+def encoded(format: str, pixels: np.ndarray) -> bytes:
+    """A file of this format."""
+    file = io.BytesIO()
+    if format == "JPEG XL":
+        return pytest.importorskip("imagecodecs").jpegxl_encode(pixels)
+    if format == "HEIC":
+        pytest.importorskip("pillow_heif").from_pillow(Image.fromarray(pixels)).save(file)
+    else:
+        Image.fromarray(pixels).save(file, {"PNM": "PPM", "JPEG 2000": "JPEG2000"}.get(format, format))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("format", [one.name for one in FORMATS if one.reader])
+def test_pictures_of_every_readable_format_are_rgb(tmp_path: Path, format: str) -> None:
+    data = encoded(format, np.zeros((20, 30, 3), np.uint8))
+    assert decode(data).shape == (20, 30, 3)
+    for number in range(3):
+        (tmp_path / str(number)).write_bytes(data)
+    files = GivenImages(sorted(tmp_path.iterdir()))
+    assert {one.picture for one in layouts(files)} == {True}
+    assert chosen(files) == (None, {})
 
 
 def test_three_channels_of_8_bits_are_rgb(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from vitrail.data.images import png
-from vitrail.data.images.decode import DICOM
+from vitrail.data.images.decode import DICOM, format_of
 from vitrail.data.images.pixels import check_finite
 from vitrail.data.images.stored import bands_text, read_stored, stored
 from vitrail.data.item import IndexedSource, evenly_spaced
@@ -160,13 +159,16 @@ def _layout(channels: int | None, source: IndexedSource, index: int) -> HeaderFa
 
 
 def _picture(data: bytes) -> HeaderFacts | None:
-    """Return the layout of an image file that Pillow opens, by its header; None for another one."""
+    """Return the layout of an image file that `decode` makes RGB of, by its header; None for another one."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            deep = image.format == "PNG" and png.bits(data) == 16
+        format = format_of(data)
+        if format.reader is None:
+            return None
+        with format.reader(io.BytesIO(data)) as image:
+            deep = format.name == "PNG" and png.bits(data) == 16
             bits: Bits = "16" if deep or image.mode.startswith("I;16") else "32f" if image.mode in ("F", "I") else "8"
             return HeaderFacts(image.height, image.width, len(image.getbands()), bits, True)
-    except Exception:
+    except Exception:  # a damaged header raises anything; the loader says what is wrong
         return None
 
 

@@ -41,6 +41,8 @@ class Op(ABC):
 
     pixels: Pixels = EIGHT_BIT_RGB
     """How stored images become the input of this transform."""
+    any_shape = False
+    """Whether it gives images of any shape one shape, so that those before it may each have their own."""
 
     @abstractmethod
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -113,6 +115,8 @@ class Compose(Op):
 
     def batch(self, images: np.ndarray, rngs: Sequence[np.random.Generator]) -> np.ndarray:
         """See Op."""
+        if any(op.any_shape for op in self.ops):
+            return super().batch(images, rngs)
         for op in self.ops:
             images = op.batch(images, rngs)
         return images

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.data.images.geometry import InceptionCrop, Interpolation, Op, Size, filled_up, resize
+from vitrail.data.settings import Preprocess
 from vitrail.strip import BITS, longest_side
 
 WHITE = (255, 255, 255)
@@ -24,6 +25,12 @@ class Patches:
 
     patch: int
     tokens: int
+
+    @classmethod
+    def of(cls, preprocess: Preprocess) -> Patches:
+        """Return the patches of a "native" image."""
+        height, patch = preprocess.size
+        return cls(patch, height // patch - 1)
 
     def grid(self, height: int, width: int) -> Size:
         """Return rows and columns of a picture of `height` x `width` pixels.
@@ -77,6 +84,7 @@ class Strip(Op):
     """Cut an image of whole patches into a strip."""
 
     patches: Patches
+    any_shape = True
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""

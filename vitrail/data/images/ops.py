@@ -141,15 +141,9 @@ def tile_transform(preprocess: Preprocess) -> Op:
     return Compose((squash, *_cut(preprocess)), pixels_of(preprocess.bands))
 
 
-def _patches(preprocess: Preprocess) -> Patches:
-    """Return the patches of a "native" image."""
-    height, patch = preprocess.size
-    return Patches(patch, height // patch - 1)
-
-
 def _cut(preprocess: Preprocess) -> tuple[Strip, ...]:
     """Return the operation that makes strips of the images of "native"; no other way of resizing has one."""
-    return (Strip(_patches(preprocess)),) if preprocess.resize == "native" else ()
+    return (Strip(Patches.of(preprocess)),) if preprocess.resize == "native" else ()
 
 
 CROPPED = ("small", "squash-crop")
@@ -166,7 +160,7 @@ def larger(preprocess: Preprocess) -> Op:
 def _whole(preprocess: Preprocess, size: Size) -> Op:
     """Return the resize to `size` that cuts nothing off."""
     if preprocess.resize == "native":
-        return NativeResize(_patches(preprocess), preprocess.interpolation)
+        return NativeResize(Patches.of(preprocess), preprocess.interpolation)
     if preprocess.resize == "pad":
         return Letterbox(size, preprocess.interpolation, preprocess.fill or GREY)
     return Squash(size, preprocess.interpolation)
@@ -179,7 +173,7 @@ def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
     if augment.crop == "inception":
         part = (size, augment.scale, augment.ratio, interpolation)
         if resize == "native":
-            return [NativeCrop(InceptionCrop(*part, whole=True), _patches(preprocess))]
+            return [NativeCrop(InceptionCrop(*part, whole=True), Patches.of(preprocess))]
         if resize == "pad":
             return [LetterboxedCrop(*part, fill=preprocess.fill or GREY)]
         return [InceptionCrop(*part, whole=resize != "small")]

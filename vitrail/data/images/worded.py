@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.images.augment import MOVES, TURNS, DrawnSteps, Step, affine, changed, fill
-from vitrail.data.images.geometry import Op, Size
+from vitrail.data.images.geometry import Op
+from vitrail.data.images.native import Patches
 from vitrail.data.images.own import named_operation
 from vitrail.data.images.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.settings import Augment, Preprocess
@@ -27,15 +28,17 @@ KNOTS, QUADS = 5, 16
 
 
 def operations(augment: Augment, preprocess: Preprocess, pixels: Pixels) -> list[Op]:
-    """Return the operations of `augment.also` on images of the network's input size, in order.
+    """Return the operations of `augment.also` on images of the network's input size, or of any shape, in order.
 
     Raises UsageError for one that cannot work on such images.
     """
-    return [operation(asked, preprocess.image_size, pixels) for asked in augment.worded]
+    return [operation(asked, preprocess, pixels) for asked in augment.worded]
 
 
-def operation(asked: Worded, size: Size, pixels: Pixels) -> Op:
-    """Return one of the operations on images of `size` (height, width). See `operations`."""
+def operation(asked: Worded, preprocess: Preprocess, pixels: Pixels) -> Op:
+    """Return one of the operations. See `operations`."""
+    native = preprocess.resize == "native"
+    size = Patches.of(preprocess).size(1, 2) if native else preprocess.image_size  # one of the shapes, and no square
     if asked.is_path:
         return named_operation(asked, size, pixels)
     rgb = pixels is EIGHT_BIT_RGB
@@ -45,7 +48,7 @@ def operation(asked: Worded, size: Size, pixels: Pixels) -> Op:
             f"augment.also {asked.text!r} is for RGB images with 8 bits, and these have other bands or bits. Words for "
             f"such images: {', '.join(valid)}"
         )
-    if asked.name == "rotate90" and size[0] != size[1]:
+    if asked.name == "rotate90" and size[0] != size[1] and not native:
         raise UsageError(
             f"augment.also {asked.text!r} makes quarter turns, so the network's input must be square, not "
             f"{size_text(size)}. Use vflip, or a square image_size"

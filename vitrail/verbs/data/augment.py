@@ -133,7 +133,7 @@ def _groups(run: Run, source: IndexedSource, images: int, draws: int) -> tuple[l
     ]
     for one in run.augment.worded or map(Worded.of, vocabulary()):
         try:
-            op = operation(replace(one, share=1.0), preprocess.image_size, pixels)
+            op = operation(replace(one, share=1.0), preprocess, pixels)
         except UsageError:  # such images cannot have the word, and it was not asked for
             continue
         first, *others = columns(Compose((seen, op), pixels), ALONE)

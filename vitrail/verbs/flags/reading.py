@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ def read_settings(
     """
     given = dict(reading) if path is None else {**reading, "path": str(path)}
     data = merge(Run() if base is None else Run(data=base), {Data.section: given}).data
+    warn_of_unused(reading, used)
+    return data
+
+
+def warn_of_unused(reading: Iterable[str], used: tuple[str, ...]) -> None:
+    """Log a warning for each of the settings `reading` that is not among those `used`."""
     for name in reading:
         if name not in used:
             log.warning("data.%s has no effect in this command", name)
-    return data
