@@ -132,10 +132,7 @@ def test_weights_for_any_shape_with_what_needs_one_shape_name_the_way_out(photos
     wanted: dict[str, Any] = {"device": "cpu", "duration": "1 step", "augment": {"mixup": 0.2}}
     card = vitrail.load(trained).card
     for asked, reason in (
-        (
-            {},
-            f"mixup 0.2 needs images of one shape, and {trained} keeps the shapes of images. Give them one with --preprocess.resize squash",
-        ),
+        ({}, f"mixup 0.2 needs images of one shape, and {trained} keeps .* Give them one with .*squash"),
         ({"preprocess": {"resize": "native"}}, "mixup 0.2 does not go with --preprocess.resize native"),
         ({"preprocess": {"resize": "squash"}}, ""),
     ):
