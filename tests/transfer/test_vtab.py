@@ -291,8 +291,9 @@ def test_what_cannot_be_run_is_refused(small: Run, data: Path, tmp_path: Path) -
         vtab(small, PAPER, TASKS_TRIED[2:], str(data), [0], tmp_path)
     with pytest.raises(UsageError, match="which network"):
         vtab(replace(small, weights=None), PAPER, TASKS_TRIED, str(data), [0], tmp_path)
-    with pytest.raises(UsageError, match="no images to choose by"):
-        vtab(replace(small, early_stop=2), PAPER, TASKS_TRIED, str(data), [0], tmp_path)
+    for setting in ({"early_stop": 2}, {"knn": 5}):
+        with pytest.raises(UsageError, match="no images to choose by"):
+            vtab(replace(small, **setting), PAPER, TASKS_TRIED, str(data), [0], tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
