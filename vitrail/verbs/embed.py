@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
@@ -198,8 +198,10 @@ def embed(
     if ray is not None:
         raise UsageError(f"ray is for a folder of Parquet files as --out, not for {out}")
     target = _target(Path(out), files, format, merge)
-    embedder = Embedder(model, compute, prepare)
-    sources = {} if tiles else open_images(model, files, split, reading, None if tokens else embedder.network.card)
+    loaded = cache(partial(Embedder, model, compute, prepare))  # after the images, unless they need its card
+    card = None if tokens else lambda: loaded().network.card
+    sources = {} if tiles else open_images(model, files, split, reading, card)
+    embedder = loaded()
     embedder.images = sum(map(len, sources.values()))
     compute_tokens = embedder.tokens(**asked) if tokens else None
     if tiles is not None:

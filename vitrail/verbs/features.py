@@ -19,7 +19,7 @@ from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings, warn_of_unused
-from vitrail.verbs.network import load_runnable, run_splits, with_answers
+from vitrail.verbs.network import is_table, load_runnable, run_splits, with_answers
 from vitrail.words import as_text, counted
 
 if TYPE_CHECKING:
@@ -136,17 +136,17 @@ def open_images(
     paths: tuple[str | Path, ...],
     split: str | None,
     reading: Mapping[str, Any],
-    card: Card | None = None,
+    card: Callable[[], Card] | None = None,
 ) -> dict[str, IndexedSource]:
     """Return the images of a data set with splits as "train" and "test", or all images as one source called "".
 
-    Images of further splits are left out, which is said. `reading` are settings of the data. card: That of a network
-    whose answers a table may have (see `with_answers`), if an image may have several labels.
+    Images of further splits are left out, which is said. `reading` are settings of the data. card: Returns that of a
+    network whose answers a table may have (see `with_answers`), if an image may have several labels.
     """
     from vitrail.data.sources.folder import Located
 
     data = read_settings(reading, paths[0], used=(*READ, *SPLIT))
-    if card is not None and (asked := with_answers(data, card)) != data:
+    if card is not None and is_table(data) and (asked := with_answers(data, card())) != data:
         data, reading = asked, {**reading, "answers": asked.answers, "labels_per_image": asked.labels_per_image}
     splits = _splits(data) if len(paths) == 1 else None
     if splits is not None and len(splits) > 1:
@@ -170,7 +170,7 @@ def open_images(
 def open_every_image(paths: tuple[str | Path, ...], reading: Mapping[str, Any], card: Card) -> dict[str, IndexedSource]:
     """Return all images, of a data set by its splits, or as one source called "".
 
-    reading, card: See `open_images`.
+    reading: See `open_images`. card: See `with_answers`.
     """
     data = with_answers(read_settings(reading, paths[0]), card)
     splits = _splits(data) if len(paths) == 1 else None

@@ -239,20 +239,27 @@ def settings_of(
     return read_settings(reading, data, task_of(card).settings(settings, card), used)
 
 
+def is_table(data: Data) -> bool:
+    """Return whether the images are listed in one file, such as a CSV."""
+    from vitrail.data.sources.table import TABLE_SUFFIXES
+
+    place = Path(data.path).expanduser()
+    return place.suffix.lower() in TABLE_SUFFIXES and place.is_file()
+
+
 def with_answers(data: Data, card: Card) -> Data:
     """Return the settings of images whose labels only stand beside results: of a table, the columns that are answers.
 
     They are those of a network with this `card` that the table has. Labels that are named in another way stay.
     """
     from vitrail.data.labels.answers import with_kind
-    from vitrail.data.sources.table import TABLE_SUFFIXES, read_rows
+    from vitrail.data.sources.table import read_rows
     from vitrail.tasks.catalog import task_of
 
-    place = Path(data.path).expanduser()
     named = data.answers or data.label_column or data.label_columns or data.label_from
-    if not card.answers or named or place.suffix.lower() not in TABLE_SUFFIXES or not place.is_file():
+    if not card.answers or named or not is_table(data):
         return data
-    header, _ = read_rows(place)
+    header, _ = read_rows(Path(data.path).expanduser())
     found = task_of(card).settings(data, card)
     there = tuple(name for name in found.answers or () if with_kind(name)[0] in header)
     return replace(found, answers=there) if there else data

@@ -174,6 +174,8 @@ def test_packed_splits_are_data_of_one_kind(tmp_path: Path) -> None:
     assert found.findings.warnings == []
     tar(tmp_path / "packed" / "a.tar")  # and no other is overlooked
     assert "tar shards a.tar (8 images" in open_path(str(tmp_path / "packed")).findings.warnings[0]
+    pack_data(str(root / "train"), tmp_path / "one")
+    assert open_path(str(tmp_path / "one")).findings.warnings == []
 
 
 @pytest.mark.parametrize("where", ["a.tar", "blue/a.tar"])
