@@ -160,11 +160,11 @@ def embed(
     arguments = dict(locals())
     check_tiles(tiles, overlap, merge=merge, ray=ray, split=split, prepare=prepare == "protocol")
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
+    made = cache(partial(Embedder, model, compute, prepare))  # after the images, whose errors come sooner then
     others: dict[str, Any] = dict(out=out, tiles=tiles, split=split, merge=merge, tokens=tokens or None)
     files, held = paths_or_images(paths, **others, **reading)
     if held:
-        embedder = Embedder(model, compute, prepare)
-        return embedder(embedder.source(held))
+        return made()(made().source(held))
     if not files or out is None:
         raise UsageError(
             f"embed needs images and a file to write: vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out "
@@ -185,23 +185,21 @@ def embed(
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
         from vitrail.data.cache import refuse_within
 
-        data = read_settings(reading, files[0])
         refuse_within(out, *files)  # before a network is loaded
-        embedder = Embedder(model, compute, prepare)
+        embedder = made()
         settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
         if tokens:
             settings["layers"] = embedder.layers(asked["layers"])
-        job = open_job("embed", model, files, out, data, embedder.network.card, **settings)
+        job = open_job("embed", model, files, out, read_settings(reading, files[0]), embedder.network.card, **settings)
         embedder.images = job.images
         columns = token_columns(embedder, embedder.tokens(**asked)) if tokens else feature_columns(embedder)
         return run_job(job, columns, merge, on=OnWorkers(embed, arguments, "paths", ray))
     if ray is not None:
         raise UsageError(f"ray is for a folder of Parquet files as --out, not for {out}")
     target = _target(Path(out), files, format, merge)
-    loaded = cache(partial(Embedder, model, compute, prepare))  # after the images, unless they need its card
-    card = None if tokens else lambda: loaded().network.card
+    card = None if tokens else lambda: made().network.card
     sources = {} if tiles else open_images(model, files, split, reading, card)
-    embedder = loaded()
+    embedder = made()
     embedder.images = sum(map(len, sources.values()))
     compute_tokens = embedder.tokens(**asked) if tokens else None
     if tiles is not None:
