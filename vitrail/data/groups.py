@@ -81,9 +81,14 @@ def grouped_folds(source: IndexedSource, groups: np.ndarray, count: int, seed: i
     Folds have about the same number of images of each class. Raises UsageError for fewer groups than folds, or if no
     class has as many images.
     """
-    number, strata = np.unique(groups, return_inverse=True)[1], _strata(source)
+    return _folds(_strata(source), groups, count, seed)
+
+
+def _folds(strata: np.ndarray, groups: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return `grouped_folds` of images of these `strata` (see `_strata`)."""
+    number = np.unique(groups, return_inverse=True)[1]
     there, largest = int(number.max(initial=-1)) + 1, _largest(strata)
-    few = f"data.group divides the {len(source):,} training images into {counted(there, 'group')}"
+    few = f"data.group divides the {len(strata):,} training images into {counted(there, 'group')}"
     if there < count:
         raise UsageError(f"{few}, too few for {count} parts")
     if largest < count:
@@ -94,7 +99,7 @@ def grouped_folds(source: IndexedSource, groups: np.ndarray, count: int, seed: i
     need("sklearn")
     from sklearn.model_selection import StratifiedGroupKFold
 
-    found = np.empty(len(source), dtype=np.int64)
+    found = np.empty(len(strata), dtype=np.int64)
     divide = StratifiedGroupKFold(count, shuffle=True, random_state=seed % 2**32)
     for fold, (_, held) in enumerate(divide.split(number, strata, number)):
         found[held] = fold
@@ -113,13 +118,14 @@ def hold_out_groups(
     share: Between 0 and 1. With few groups, or few images of each class, it is the nearest that they allow. Something
     is held out and something stays. Raises UsageError for a single group, or if each class has a single image.
     """
-    most = min(len(np.unique(groups)), _largest(_strata(source)), max(MOST_PARTS, round(1 / share)))
+    strata = _strata(source)
+    most = min(len(np.unique(groups)), _largest(strata), max(MOST_PARTS, round(1 / share)))
 
     def out(parts: int) -> int:
         return min(parts - 1, max(1, round(share * parts)))
 
     parts = min(range(2, most + 1), key=lambda parts: abs(out(parts) / parts - share), default=2)
-    held = grouped_folds(source, groups, parts, seed) < out(parts)
+    held = _folds(strata, groups, parts, seed) < out(parts)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

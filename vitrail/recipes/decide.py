@@ -101,10 +101,12 @@ def _from_scratch(asked: Asked, known: Known) -> Choice:
     run, _ = asked.applied_to(Run())
     data = known.training_set(run)
     name, because = choose_recipe(data, run.objective.kind)
-    pretrained, tunes = run.weights is not None, run.weights is not None and run.supervised
-    base = replace(recipe(name), image_size=None) if tunes else recipe(name)  # the size of the weights
-    run, why = asked.applied_to(base if pretrained else fit_image_size(base, data))
-    warnings: tuple[str, ...] = ()
+    base, tunes, warnings = recipe(name), run.weights is not None and run.supervised, tuple[str, ...]()
+    if run.weights is None:
+        base = fit_image_size(base, data)
+    elif tunes:
+        base = replace(base, image_size=None)  # the size of the weights
+    run, why = asked.applied_to(base)
     if tunes:
         warnings += (
             f"recipe {name} is for training from scratch: its rates undo much of what {run.weights} has learned. To "
@@ -141,8 +143,8 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
     linear = single and not wanted.keep_head and not wanted.keeps_classes and not network.own_head
     counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
-    given = wanted.duration.value if isinstance(wanted.duration, Steps) and wanted.batch_size is None else None
-    steps = None if given is None else max(int(given), 1)
+    length = wanted.duration
+    steps = max(int(length.value), 1) if isinstance(length, Steps) and wanted.batch_size is None else None
     classes = int(np.count_nonzero(counts)) if one_class else len(counts)
     task = FineTuning(data, classes, network, seen, timed, linear, steps)
     advice = advise(task)

@@ -90,11 +90,12 @@ class Sweep:
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} cannot be {value}")
-        if RECIPE not in values and self.make is None:
-            return changed(base, values)
-        base = base if RECIPE in values else changed(base, values)
+        if RECIPE in values:
+            made = self.others[values[RECIPE]]
+        else:
+            base = changed(base, values)
+            made = base if self.make is None else self.make(values)
         kept = {name: getattr(base, name) for name in ("data", "weights", "seed", "evaluate_every", "out", "name")}
-        made = self.others[values[RECIPE]] if self.make is None or RECIPE in values else self.make(values)
         return replace(made, **kept)
 
 

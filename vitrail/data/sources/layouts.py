@@ -28,7 +28,7 @@ from vitrail.words import listing
 _LISTS = ("csv", "parquet", "lists")
 """Kinds that can name images in separate files of the same folder."""
 _OF_PACKED = "shards of packed"
-"""Kind of tar shards that stand in an index, without which they can be read, too."""
+"""Kind of tar shards that stand in an index. They are read only if the index cannot be used."""
 _LEVELS, _FOLDERS = 2, 200
 """Levels below a folder in which a data set is looked for, and maximum number of folders of a level."""
 
@@ -101,6 +101,8 @@ def _open_layouts(path: Path, layouts: list[FolderLayout]) -> DataSet:
     opened: list[tuple[FolderLayout, DataSet]] = []
     failed: list[tuple[FolderLayout, str]] = []
     for layout in layouts:
+        if layout.kind == _OF_PACKED and any(one.kind == "packed" for one, _ in opened):
+            continue
         try:
             opened.append((layout, layout.read()))
         except (DataError, UsageError, OSError) as error:
@@ -112,11 +114,7 @@ def _open_layouts(path: Path, layouts: list[FolderLayout]) -> DataSet:
         reasons = "; ".join(f"{layout.what}: {reason}" for layout, reason in failed)
         raise DataError(f"{path} holds {len(layouts)} kinds of data, and none can be used: {reasons}")
     kind, chosen = max(opened, key=lambda layout: _weight(*layout))
-    others = [
-        f"{layout.what} ({_size(found)})"
-        for layout, found in opened
-        if found is not chosen and (kind.kind, layout.kind) != ("packed", _OF_PACKED)
-    ]
+    others = [f"{layout.what} ({_size(found)})" for layout, found in opened if found is not chosen]
     others += [f"{layout.what} (which cannot be used: {reason})" for layout, reason in failed if layout.kind != "csv"]
     if others and not (kind.kind in _LISTS and _names_all(chosen, opened, failed)):
         chosen.findings.warnings.append(
@@ -142,9 +140,9 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[FolderLayou
     elif parquet := _files(path, ".parquet"):
         read = partial(read_parquet, path, parquet, columns)
         found.append(FolderLayout("parquet", _named("parquet files", parquet, path), read))
-    own = {file for place in packed.values() for file in place.glob("shard-?????.tar")}
+    every, own = _files(path, ".tar"), {file for place in packed.values() for file in place.glob("shard-?????.tar")}
     for kind, indexed in (("shards", False), (_OF_PACKED, True)):
-        if tars := [file for file in _files(path, ".tar") if (file in own) == indexed]:
+        if tars := [file for file in every if (file in own) == indexed]:
             found.append(FolderLayout(kind, _named("tar shards", tars, path), partial(read_shards, path, tars)))
     tables = [
         file
