@@ -24,6 +24,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Loader
+from vitrail.data.roles import Splits
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.device import available_cores
@@ -46,6 +47,9 @@ _LOUD = ("nncf", "torch.utils.cpp_extension")
 
 Labelled = tuple[np.ndarray, int]
 """One image, uint8 [1, channels, height, width], and its class."""
+
+ToCalibrate = Data | str | Path | Callable[[], Splits]
+"""A data set, or a function that opens one and divides it as the training of the network did."""
 
 
 @dataclass(frozen=True)
@@ -134,38 +138,39 @@ class OwnInt8(Protocol):
         """Write the program at `path` in int8 to `changed`; return the numbers of products as `Quantisable.layers`."""
 
 
-def draw_samples(data: Data | str | Path, card: Card, seed: int | None = None) -> Samples:
-    """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
+def draw_samples(calibrate: ToCalibrate, card: Card) -> Samples:
+    """Return training images to calibrate on, and held-out ones to measure on, drawn with seed 0.
 
     Held-out images are of the validation or the test split, or else the share of the training images that
-    `vitrail train` holds out. seed: That with which the training of the network divided these data; if it is None, a
-    warning says that the network may know the held-out images. Raises DataError if the data cannot be read, are
-    unlabelled, have classes that the network does not know, or if nothing is held out.
+    `vitrail train` holds out; a warning then says that the network may know them, unless `calibrate` has divided the
+    images itself. Raises DataError if the data cannot be read, are unlabelled, have classes that the network does not
+    know, or if nothing is held out.
     """
-    data = data if isinstance(data, Data) else Data(path=str(data))
-    splits = open_data(data, seed=seed or 0)
+    if callable(calibrate):
+        splits = calibrate()
+    else:
+        splits = open_data(calibrate if isinstance(calibrate, Data) else Data(path=str(calibrate)))
     one_label(splits.train.labels, "export --precision int8, which measures top-1 accuracy,")
     drawn = "share" in splits.held_out  # from the training images
     held_out = splits.validation
     if splits.test is not None and (drawn or held_out is None):
         held_out = splits.test
-    elif drawn and seed is None:
+    elif drawn and not callable(calibrate):
         log.warning(
-            "the images on which int8 is measured are drawn from %s: the network may have learned them, and may be "
-            "less accurate on new ones. Name a split that it has not learned (data.validation, data.test), or export "
-            "the run with the data and the settings of its training",
-            data.path,
+            "the images on which int8 is measured are drawn from the data: the network may have learned them, and may "
+            "be less accurate on new ones. Name a split that it has not learned (data.validation, data.test), or "
+            "export the run with the data and the settings of its training"
         )
     if held_out is None:
         raise DataError(
-            f"no images of {data.path} are held out, on which the accuracy of int8 could be measured. Set data.holdout "
-            "to a share above 0, or name a split (data.validation, data.test)"
+            "no images are held out, on which the accuracy of int8 could be measured. Set data.holdout to a share "
+            "above 0, or name a split (data.validation, data.test)"
         )
     names = list(card.class_names) or list(splits.class_names)
     if len(names) != card.config.classes:
         raise DataError(
-            f"the network has {card.config.classes} classes and {data.path} has {len(names)}: calibrate on images of "
-            "the classes that the network was trained on"
+            f"the network has {card.config.classes} classes and the data have {len(names)}: calibrate on images of the "
+            "classes that the network was trained on"
         )
     return Samples(_some(splits.train, CALIBRATION, card), _some(Subset(held_out, class_names=names), HELD_OUT, card))
 

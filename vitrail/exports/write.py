@@ -12,11 +12,10 @@ from typing import Any, get_args
 
 import torch
 
-from vitrail.data.settings import Data
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe_export
-from vitrail.exports.int8 import OwnInt8, Quantisable, Quantised, draw_samples, quantise
+from vitrail.exports.int8 import OwnInt8, Quantisable, Quantised, ToCalibrate, draw_samples, quantise
 from vitrail.exports.kinds import CARD, FIRST_RUNTIME, KINDS, ONNX, OPSET, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, step_of_size, trace
 from vitrail.exports.parity import (
@@ -98,8 +97,7 @@ def export_model(
     output: OutputName = "logits",
     precision: ProgramPrecision = "float32",
     images: Sequence[str | Path] = (),
-    calibrate: Data | str | Path | None = None,
-    calibrate_seed: int | None = None,
+    calibrate: ToCalibrate | None = None,
     max_drop: float = MAX_DROP,
     any_size: bool = False,
     opset: int | None = None,
@@ -117,7 +115,7 @@ def export_model(
     replaced only with `overwrite`.
 
     int8 programs are calibrated on training images of the data set `calibrate`, and are kept only if they lose at most
-    `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`). calibrate_seed: See `draw_samples`.
+    `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`).
 
     opset: Version of ONNX's operators in a program for ONNX Runtime (default: 20). device: Where the program is run
     and compared, and for which AOTInductor compiles it. vendor: Put the runtime of a web page beside it, downloaded, or
@@ -142,7 +140,7 @@ def export_model(
     check_calibration(precision, output, card, calibrate)
     page = page_of(card, output, to, vendor, vendor_from)
     kind, module = KINDS[to], runtime(to)
-    given = None if calibrate is None else draw_samples(calibrate, card, calibrate_seed)
+    given = None if calibrate is None else draw_samples(calibrate, card)
     stored = "float32" if given else precision
     compared, real = images_to_compare(images, card)
     with writing(folder, ExportError), beside(folder) as temporary:
@@ -235,7 +233,7 @@ def check_opset(opset: int | None, to: str) -> None:
         raise UsageError(f"opset is {shown(opset)}; valid: {', '.join(map(str, FIRST_RUNTIME))} (default: {OPSET})")
 
 
-def check_calibration(precision: str, output: str, card: Card, calibrate: Data | str | Path | None) -> None:
+def check_calibration(precision: str, output: str, card: Card, calibrate: ToCalibrate | None) -> None:
     """Raise UsageError unless int8, and only int8, comes with images to calibrate on and an accuracy to measure."""
     if precision == "int8" and calibrate is None:
         raise UsageError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from vitrail.data.settings import Data
 from vitrail.device import choose_device
 from vitrail.errors import VitrailError
 from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
@@ -16,7 +16,11 @@ from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
 
 if TYPE_CHECKING:
+    from vitrail.data.roles import Splits
+    from vitrail.exports.int8 import ToCalibrate
     from vitrail.exports.write import Exported
+
+log = logging.getLogger("vitrail")
 
 
 @checked
@@ -74,7 +78,7 @@ def export(
     from vitrail.verbs.network import load_network, warn_of_untrained
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
-    images_of, seed = (None, None) if calibrate is None else _calibration(model, calibrate, reading)
+    given = None if calibrate is None else _to_calibrate(model, calibrate, reading)
     network = load_network(model, image_size)
     if output != "features":
         warn_of_untrained(network, model)
@@ -85,8 +89,7 @@ def export(
         output=output,
         precision=precision,
         images=images,
-        calibrate=images_of,
-        calibrate_seed=seed,
+        calibrate=given,
         max_drop=max_drop,
         any_size=any_size,
         opset=opset,
@@ -97,20 +100,26 @@ def export(
     )
 
 
-def _calibration(model: str | Path, data: str | Path, reading: Mapping[str, Any]) -> tuple[Data, int | None]:
-    """Return the settings of the images to calibrate on, and the seed with which the run `model` divided them.
-
-    They are those of the run, if the images are its own; otherwise, or if settings are changed, the seed is None.
-    """
+def _to_calibrate(model: str | Path, data: str | Path, reading: Mapping[str, Any]) -> ToCalibrate:
+    """Return the data set to calibrate on. That of the run `model` is divided as in its training."""
     try:
         run = recorded_run(model)
     except VitrailError:
         run = None
     used = (*READ, *SPLIT)
     if run is None or not run.data.path or Path(data).expanduser().resolve() != Path(run.data.path).resolve():
-        return read_settings(reading, data, used=used), None
+        return read_settings(reading, data, used=used)
     settings = read_settings(reading, run.data.path, run.data, used)
-    return settings, run.seed if settings == run.data else None
+
+    def divided() -> Splits:
+        from vitrail.verbs.network import run_splits
+
+        splits, notes = run_splits(model, run, settings)
+        for line in [*splits.report.warnings, *notes]:
+            log.warning("%s", line)
+        return splits
+
+    return divided
 
 
 def show(result: Exported) -> str:
