@@ -41,6 +41,8 @@ PHOTOGRAPHS = ("flowers5", "satellite7", "trashnet")
 CIFAR, CIFAR_CLASSES = "cifar10 of 100", 10
 SETS = (*PHOTOGRAPHS, CIFAR)
 EACH = (5, 20, 100, 500)
+FEWER = {("trashnet", 100): "37 to 100", ("satellite7", 500): "300 (all)", ("trashnet", 500): "37 to 494 (all)"}
+"""Set, number of images per class -> those that its classes have where some have fewer."""
 METHODS = {
     "few-shot": ["probe", "fewshot"],
     "linear probe": ["probe", "linear"],
@@ -128,7 +130,8 @@ def measured(method: str, data: Path, weights: str, each: int, seed: int, folder
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: mean and standard deviation of the accuracy over seeds."""
     keys = {"weights": "weights", "set": "set", "each": "images per class"}
-    return record.seeds_table(document["rows"], keys, "method", list(METHODS))
+    rows = [{**row, "each": FEWER.get((row["set"], row["each"]), row["each"])} for row in document["rows"]]
+    return record.seeds_table(rows, keys, "method", list(METHODS))
 
 
 def main() -> None:
