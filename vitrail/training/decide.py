@@ -47,7 +47,7 @@ from vitrail.version import install_extra
 from vitrail.weights.answer import CardAnswer
 from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
-from vitrail.words import time_span, without_folders
+from vitrail.words import shown, time_span, without_folders
 
 T = TypeVar("T")
 Because = tuple[T, Mapping[str, str]]
@@ -156,7 +156,7 @@ def decide(run: Run, facts: Facts) -> Decision:
             f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are more than {LONG} times longer than wide"
         )
     if run.keep_head:
-        why["head"] = _kept_head(facts)
+        why["head"] = _kept_head(run, facts)
 
     # the network, and what it sees of an image
     run = noted(_whole_patches(run, facts.card))
@@ -226,7 +226,8 @@ def _adapted(run: Run, labels: Labels) -> Because[Run]:
 
 
 def _check_objective(run: Run) -> None:
-    """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
+    """Raise UsageError for settings that make sense only with labels, in a run that learns without, or that exclude
+    each other."""
     if run.teacher is None and run.distill != Distill() and not run.keeps_classes:
         raise UsageError("distill says what is learned from a teacher, and there is none: name it with --teacher MODEL")
     needs_labels = {
@@ -247,6 +248,12 @@ def _check_objective(run: Run) -> None:
     if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
         kind = run.objective.kind
         raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
+    if bias := getattr(run.objective, "head_bias", 0.0):
+        begins = {"keep_head": run.keep_head, "probe_head": run.probe_head, "classes": run.keeps_classes}
+        if other := next((name for name, asked in begins.items() if asked), None):
+            raise UsageError(
+                f"objective.head_bias {bias:g} and {other} both say how the classifier begins: leave one of them out"
+            )
     if isinstance(run.objective, DINOv2) and run.objective.gram_weight and run.weights is None:
         raise UsageError(
             f"objective.gram_weight is {run.objective.gram_weight:g}: similarities of patches stay near those in the "
@@ -263,17 +270,35 @@ def _check_objective(run: Run) -> None:
             raise UsageError(f"objective {kind} has no loss that shows when it stops improving: leave out --early-stop")
 
 
-def _kept_head(facts: Facts) -> str:
-    """Return why the classifier can be kept. Raises UsageError if it is for other classes."""
-    if facts.card is None:
+def _kept_head(run: Run, facts: Facts) -> str:
+    """Return why the classifier can be kept. Raises UsageError if it is for something else, or not to be used."""
+    card, new = facts.card, "Without --keep-head the run gets a new classifier"
+    if card is None:
         raise UsageError("--keep-head keeps the classifier of the starting weights. Name them with --from WEIGHTS.")
-    theirs, ours = list(facts.card.class_names), facts.class_names
-    if facts.card.config.classes != len(ours) or (theirs != ours and set(theirs) == set(ours)):
+    task = task_for(facts.labels).name
+    if card.task != task and not {card.task, task} <= {"classes", "labels"}:
+        raise UsageError(f"keep_head: {facts.start} predicts {card.task}, and this run learns {task}. {new}")
+    if run.vit.head not in (None, own_parts(card.config).get("head")):
         raise UsageError(
-            f"keep_head: the classifier of {facts.start} is for {facts.card.config.classes} classes, and these are "
-            f"{len(ours)}, or the same in another order. Without --keep-head the run gets a new classifier."
+            f"keep_head keeps the classifier of {facts.start}, and vit.head is another one. Leave one of them out"
         )
-    named = "" if theirs == ours else "; whether its classes have the order of the data cannot be checked"
+    theirs, ours = list(card.class_names), facts.class_names
+    if card.config.classes != len(ours):
+        raise UsageError(
+            f"keep_head: the classifier of {facts.start} is for {card.config.classes} classes, and these are "
+            f"{len(ours)}. {new}"
+        )
+    in_place = {name for name, own in zip(theirs, ours, strict=False) if name == own}
+    if moved := [name for name in theirs if name in ours and name not in in_place]:
+        raise UsageError(
+            f"keep_head: the classifier of {facts.start} has classes in another order: {shown(moved[0])} is number "
+            f"{theirs.index(moved[0])} there and number {ours.index(moved[0])} here. {new}"
+        )
+    named = ""
+    if theirs != ours:
+        named = "; whether its classes have the order of the data cannot be checked"
+        other = next(((name, own) for name, own in zip(theirs, ours, strict=False) if name != own), None)
+        named += f": the names differ, the first {shown(other[0])} there and {shown(other[1])} here" if other else ""
     return f"that of {facts.start}, for {len(ours)} classes{named}"
 
 
@@ -328,6 +353,8 @@ def _with_pixels(config: NetworkConfig, run: Run, facts: Facts) -> Because[Netwo
                 f"vit.segmentation {run.vit.segmentation} is for images with masks: a folder images/ and a folder "
                 "masks/. Leave it out"
             )
+        if run.vit.queries is not None:
+            raise UsageError(f"vit.queries {run.vit.queries} is for images with masks. Leave it out")
         return replace(config, segmentation="") if isinstance(config, ViTConfig) else config, {}
     if not isinstance(config, ViTConfig) or (facts.model is not None and not config.segmentation):
         raise UsageError(
