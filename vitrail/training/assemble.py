@@ -258,10 +258,11 @@ def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, di
             "teacher with the same preprocess.bands"
         )
     if run.distill.kind != "features":
-        if decision.several or card.several:
+        if decision.several or card.task != "classes":
+            theirs = "" if card.task == "classes" else f", which predicts {card.task}"
             raise UsageError(
                 f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
-                f"{source}. With several labels use distill.kind features"
+                f"{source}{theirs}. Otherwise use distill.kind features"
             )
         if run.keeps_classes:
             columns = teacher_columns(run, list(card.class_names), splits.class_names)
