@@ -17,7 +17,7 @@ from vitrail.ranges import height_width, size_text
 from vitrail.recipes.by_data import whole_patches
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, WEIGHTS
 from vitrail.recipes.registry import find_recipe, recipe
-from vitrail.training.run import Run
+from vitrail.training.run import COMBINABLE, Run
 
 RECIPE_OF = {"finetune": FINETUNE_BY_DATA.name, "sweep": "finetune"}
 """Verb -> the recipe that it starts from if none is named."""
@@ -120,7 +120,11 @@ class Asked:
                     f"({self.places['weights'].words if 'weights' in self.places else 'of the recipe'}). Remove one of "
                     "them; `vitrail train DIR --model NAME` trains from scratch"
                 )
-            return replace(run, model=None), {}
+            fixed = [name for name in run.vit.changes() if name not in COMBINABLE]
+            lost = {name: getattr(run.vit, name) for name in fixed if self._asked_within(f"vit.{name}") is None}
+            theirs = ", ".join(f"{name} {value}" for name, value in lost.items())
+            why = {"vit": f"that of {run.weights}; the recipe's {theirs} are not used"} if lost else {}
+            return replace(run, model=None, vit=replace(run.vit, **dict.fromkeys(lost))), why
         if named is None or model is None:
             return replace(run, model=base.model if model is None else model), {}
         plain_network, own = variant(model), dict[str, Any]()

@@ -42,7 +42,7 @@ from vitrail.tasks.catalog import task_for
 from vitrail.training.batch_size import LARGEST, default_batch
 from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
-from vitrail.training.run import NOMINAL, Run, check_batch
+from vitrail.training.run import COMBINABLE, NOMINAL, Run, check_batch
 from vitrail.version import install_extra
 from vitrail.weights.answer import CardAnswer
 from vitrail.weights.assemble import Overrides, skeleton
@@ -71,9 +71,6 @@ READ_SECONDS = 0.06e-3
 FASTEST_NETWORK = 20_000
 """Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
 be half as fast as ours."""
-COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation", "queries")
-"""Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
-resamples some, and that a new classifier is drawn anew."""
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,9 @@ Tune = Literal["all", "attention", "attention+positions", "ffn", "head", "lora"]
 classifier alone; low-rank updates of dense layers and the classifier."""
 LORA = ("lora_rank", "lora_alpha", "lora_on")
 """Settings for tune lora."""
-
-
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation", "queries")
+"""Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
+resamples some, and that a new classifier is drawn anew."""
 NOMINAL = Epochs(30)
 """Length of a run; where only a time limit ends it, the length of its schedule, which is stretched over the time."""
 
