@@ -172,6 +172,7 @@ def test_only_a_new_linear_classifier_begins_as_a_probe(images: Path, network: P
     assert not previewed(images, kept, keep_head=True).probe_head
     assert not previewed(images, network, objective={"kind": "mae"}).probe_head
     assert not previewed(images, network, objective={"head_bias": -7.0}).probe_head
+    assert not previewed(images, network, vit={"init": "mae"}).probe_head
 
 
 def test_flags_replace_decisions_and_their_reasons(images: Path, network: Path) -> None:

@@ -450,6 +450,28 @@ def test_a_setting_that_the_network_of_the_weights_lacks_is_refused(tmp_path: Pa
         decide(Run(weights=str(tmp_path), vit=Model(dropout=0.1), device="cpu"), Pictures(100, (64, 64)))
 
 
+@pytest.mark.parametrize(
+    ("init", "std"), [(None, 0.0), ("paper", 0.0), ("deit", 0.02), ("beit", 0.001 * 0.02), ("mae", 2e-5)]
+)
+def test_a_new_classifier_is_drawn_as_its_authors_draw_it(init: str | None, std: float, tmp_path: Path) -> None:
+    """`trunc_normal_(std=.02)` in DeiT; the same times `init_scale` 0.001 in BEiT's, and 2e-5 in MAE's fine-tuning.
+
+    Also if the weights say that they were drawn so, and for as many classes as they have; all else is theirs.
+    """
+    pictures, trained = Pictures(200, (32, 32)), init or "mae"
+    pictures.class_names = [str(number) for number in range(100)]
+    pictures.labels = np.arange(200) % 100
+    config = ViTConfig(width=64, depth=1, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=100, init=trained)
+    save_model(tmp_path, build(config), Card(config))
+    vit = Model() if init is None else Model(init=init)  # type: ignore[arg-type]
+    found = build_model(decide(Run(weights=str(tmp_path), vit=vit, device="cpu"), pictures))[0]
+    assert not found.head.bias.any() and found.head.weight.std().item() == pytest.approx(std, rel=0.05)
+    theirs = load_model(tmp_path).state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in found.state_dict().items() if "head" not in name)
+    kept = Run(weights=str(tmp_path), vit=vit, keep_head=True, device="cpu")
+    assert torch.equal(build_model(decide(kept, pictures))[0].head.weight, theirs["head.weight"])
+
+
 def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
     found = decide(Run(weights=str(saved), vit=Model(patch=4, dropout=0.1), device="cpu"), Pictures(100, (300, 400)))
     assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))

@@ -141,7 +141,7 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     framed = known.framing(wanted) if single and wanted.preprocess is None and not wanted.keeps_classes else None
     timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
-    begins = wanted.keep_head or wanted.keeps_classes or getattr(wanted.objective, "head_bias", 0.0)
+    begins = wanted.keep_head or wanted.keeps_classes or wanted.vit.init or getattr(wanted.objective, "head_bias", 0.0)
     linear = single and not begins and not network.own_head
     counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
     length = wanted.duration
