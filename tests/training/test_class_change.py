@@ -373,6 +373,22 @@ def test_images_are_prepared_as_those_of_the_classes_that_are_kept(base: Path, t
         assert setup.run.preprocess.resize == "squash"
 
 
+def test_weights_that_keep_shapes_say_what_is_possible_without_old_images(tmp_path: Path) -> None:
+    """A teacher, which nobody gave, needs images of one shape."""
+    config = CONFIG.changed(classes=6, native=True)
+    save_model(tmp_path / "native", build(config), Card(config, NAMES[:6], Preprocess((8, 8), resize="native")))
+    run = run_of(tmp_path / "native", digits(tmp_path / "d.npz", "67"), "add")
+    way_out = r"--classes add, which has .* --preprocess.resize squash. --distill.weight 0 switches"
+    with pytest.raises(UsageError, match=way_out):
+        started(run)
+    with pytest.raises(UsageError, match=r"--classes add, which .* resize native, .* --distill.weight 0 switches"):
+        started(replace(run, preprocess=Preprocess((8, 8), resize="native")))
+    with started(replace(run, distill=Distill(weight=0.0))) as setup:
+        assert setup.run.teacher is None and setup.run.preprocess.resize == "native"
+    with started(replace(run, preprocess=Preprocess((8, 8), resize="squash"))) as setup:
+        assert setup.run.teacher == run.weights
+
+
 @pytest.mark.train
 def test_a_resumed_run_ends_with_the_same_bits(trained: Path, tmp_path: Path) -> None:
     run = run_of(trained, digits(tmp_path / "new.npz", "789"), "add", optim=Optim(lr=1e-3), duration=Steps(6))

@@ -447,12 +447,18 @@ def _with_native(
         not in (None, config.patch),
     }
     if wrong := [setting for setting, asked in one_shape.items() if asked]:
+        setting, without = wrong[0], ""
+        if setting == "--teacher" and run.keeps_classes and run.teacher == run.weights:  # nobody gave it
+            setting = f"--classes {run.classes[0]}, which has the weights as a teacher of what no training image shows,"
+            without = ". --distill.weight 0 switches this teacher off"
         if run.preprocess is None or run.preprocess.resize is None:  # it is that of the weights, which nobody asked for
             raise UsageError(
-                f"{wrong[0]} needs images of one shape, and {run.weights} keeps the shapes of images. Give them "
-                "one with --preprocess.resize squash"
+                f"{setting} needs images of one shape, and {run.weights} keeps the shapes of images. Give them "
+                f"one with --preprocess.resize squash{without}"
             )
-        raise UsageError(f"{wrong[0]} does not go with --preprocess.resize native, where each image has its own shape")
+        raise UsageError(
+            f"{setting} does not go with --preprocess.resize native, where each image has its own shape{without}"
+        )
     preprocess = replace(preprocess, patch=config.patch)
     _ = preprocess.size  # raises UsageError for patches of which there is no strip
     return replace(config, native=True), preprocess
