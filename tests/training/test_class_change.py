@@ -141,6 +141,15 @@ def test_a_merged_class_is_nearly_the_sum_of_its_parts(base: Path, tmp_path: Pat
     assert (splits.train.labels == 3).sum() > 60  # images of three, and of five
 
 
+def test_a_teacher_need_not_know_all_classes_that_are_merged(base: Path, tmp_path: Path) -> None:
+    known = CONFIG.changed(classes=2)
+    save_model(tmp_path / "teacher", build(known), Card(known, ["two", "one"]))
+    run = run_of(base, digits(tmp_path / "d.npz", "012345"), "merge", "one=line", "five=line")
+    with started(replace(run, teacher=str(tmp_path / "teacher"))) as setup:
+        assert setup.splits.class_names == ["zero", "line", "two", "three", "four"]
+        assert setup.objective._teacher[0].columns == [[], [1], [0], [], []]
+
+
 def test_removed_classes_and_their_images_are_gone(base: Path, tmp_path: Path) -> None:
     before, data = vitrail.load(base), digits(tmp_path / "d.npz", "0235")
     for words, kept in ((("remove",), [0, 2, 3, 5]), (("remove", "five", "one"), [0, 2, 3, 4])):
@@ -381,7 +390,7 @@ def test_weights_that_keep_shapes_say_what_is_possible_without_old_images(tmp_pa
     way_out = r"--classes add, which has .* --preprocess.resize squash. --distill.weight 0 switches"
     with pytest.raises(UsageError, match=way_out):
         started(run)
-    with pytest.raises(UsageError, match=r"--classes add, which .* resize native, .* --distill.weight 0 switches"):
+    with pytest.raises(UsageError, match=r"--classes add, which .*resize native, .* --distill.weight 0 switches"):
         started(replace(run, preprocess=Preprocess((8, 8), resize="native")))
     with started(replace(run, distill=Distill(weight=0.0))) as setup:
         assert setup.run.teacher is None and setup.run.preprocess.resize == "native"

@@ -321,7 +321,7 @@ def teacher_columns(run: Run, theirs: Sequence[str], ours: Sequence[str]) -> lis
 
     Raises UsageError if no class is in both.
     """
-    renamed = _pairs(run.classes[1:], theirs) if run.classes[0] == "merge" else {}
+    renamed = _pairs(run.classes[1:], known_classes(run)) if run.classes[0] == "merge" else {}
     columns = [[place for place, one in enumerate(theirs) if renamed.get(one, one) == name] for name in ours]
     if not any(columns):
         raise UsageError(
