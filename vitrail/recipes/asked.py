@@ -108,7 +108,8 @@ class Asked:
         run, of_rate = self._own_rate(base, run)
         run, of_size = self._one_size(run)
         run, of_shape = self._any_shape(run)
-        return run, {**of_network, **of_rate, **of_size, **of_shape}
+        run, of_metric = self._mean_of_classes(run)
+        return run, {**of_network, **of_rate, **of_size, **of_shape, **of_metric}
 
     def _named_network(self, base: Run, run: Run) -> tuple[Run, dict[str, str]]:
         """Return `run` with the network that is named, and nothing that `base` changes in its own one; and why."""
@@ -192,6 +193,14 @@ class Asked:
         if grows != run.progressive:
             reasons["progressive"] = f"without the recipe's growth of images: {why}"
         return replace(run, augment=augment, progressive=grows), reasons
+
+    def _mean_of_classes(self, run: Run) -> tuple[Run, dict[str, str]]:
+        """Return `run` with the metric for added classes, unless one is given, and why."""
+        if run.classes != ("add",) or self._asked_within("metric") is not None:
+            return run, {}
+        of = "of the classes: how many validation images show old and new ones says nothing about later images"
+        metric = replace(Run().metric, name="balanced_accuracy")
+        return replace(run, metric=metric), {"metric": f"{metric.name}, the mean {of}"}
 
     def _one_size(self, run: Run, *, recorded: bool = False) -> tuple[Run, dict[str, str]]:
         """Return `run` with the size of the input that is asked for, in both settings that have it, and why.
