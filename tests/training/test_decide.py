@@ -472,6 +472,14 @@ def test_a_new_classifier_is_drawn_as_its_authors_draw_it(init: str | None, std:
     assert torch.equal(build_model(decide(kept, pictures))[0].head.weight, theirs["head.weight"])
 
 
+def test_weights_with_another_dropout_keep_their_licence(tmp_path: Path) -> None:
+    config = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=2)
+    save_model(tmp_path, build(config), Card(config, licence="mit"))
+    for dropout in (0.0, 0.1):
+        found = decide(Run(weights=str(tmp_path), vit=Model(dropout=dropout), device="cpu"), Pictures(100, (32, 32)))
+        assert build_model(found)[0].card.licence == "mit"
+
+
 def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
     found = decide(Run(weights=str(saved), vit=Model(patch=4, dropout=0.1), device="cpu"), Pictures(100, (300, 400)))
     assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))

@@ -225,7 +225,7 @@ def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[
         theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(HEAD)}
         theirs |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
     model.load_state_dict(theirs)
-    model.load_report = loaded.load_report
+    model.card, model.load_report = loaded.card, loaded.load_report
     return model, told
 
 
