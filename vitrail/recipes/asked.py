@@ -122,10 +122,10 @@ class Asked:
                     "them; `vitrail train DIR --model NAME` trains from scratch"
                 )
             fixed = [name for name in run.vit.changes() if name not in COMBINABLE]
-            lost = {name: getattr(run.vit, name) for name in fixed if self._asked_within(f"vit.{name}") is None}
-            theirs = ", ".join(f"{name} {value}" for name, value in lost.items())
-            why = {"vit": f"that of {run.weights}; the recipe's {theirs} are not used"} if lost else {}
-            return replace(run, model=None, vit=replace(run.vit, **dict.fromkeys(lost))), why
+            unused = [name for name in fixed if self._asked_within(f"vit.{name}") is None]
+            recipes = ", ".join(f"{name} {getattr(run.vit, name)}" for name in unused)
+            why = {"vit": f"that of {run.weights}; the recipe's {recipes} are not used"} if unused else {}
+            return replace(run, model=None, vit=replace(run.vit, **dict.fromkeys(unused))), why
         if named is None or model is None:
             return replace(run, model=base.model if model is None else model), {}
         plain_network, own = variant(model), dict[str, Any]()

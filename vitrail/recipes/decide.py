@@ -140,8 +140,8 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     framed = known.framing(wanted) if single and wanted.preprocess is None and not wanted.keeps_classes else None
     timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
-    begins = wanted.keep_head or wanted.keeps_classes or wanted.vit.init or getattr(wanted.objective, "head_bias", 0.0)
-    linear = single and not begins and not network.own_head
+    drawn = wanted.vit.init is not None or bool(getattr(wanted.objective, "head_bias", 0.0))
+    linear = single and not (wanted.keep_head or wanted.keeps_classes or drawn or network.own_head)
     counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
     length = wanted.duration
     steps = max(int(length.value), 1) if isinstance(length, Steps) and wanted.batch_size is None else None

@@ -326,7 +326,7 @@ def test_teachers_that_cannot_teach_are_refused_before_anything_is_written(tmp_p
         other.card = Card(other.config, [str(digit) for digit in range(CLASSES)], **about)
         save(other, place, overwrite=True)
         for kind in ("soft", "hard"):
-            with pytest.raises(UsageError, match=f"{place}, which predicts {task}. Otherwise use distill.kind features"):
+            with pytest.raises(UsageError, match=f"teacher, which predicts {task}. Otherwise use distill.kind feat"):
                 loop.fit(tiny(tmp_path, distill=Distill(kind=kind)))
     with pytest.raises(UsageError, match=r"objective mae has no labels .*: leave out teacher"):
         loop.fit(tiny(tmp_path, objective=MAE(), augment=Augment()))
