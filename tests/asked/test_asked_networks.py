@@ -109,6 +109,23 @@ def test_what_a_recipe_changes_falls_away_and_what_the_user_changes_does_not(pho
     assert decided(photos, "beit", vit={"depth": 3})[0].vit == replace(recipe("beit").vit, depth=3)
 
 
+@pytest.mark.train
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [("mae", "positions sincos"), ("beit", "positions relative_bias, place shared, layer_scale 0.1")],
+)
+def test_weights_keep_what_a_recipe_without_labels_changes_in_its_own_network(
+    trained: Path, photos: Path, kind: str, lost: str
+) -> None:
+    asked = Asked(photos, weights=trained, settings={"objective": {"kind": kind}})
+    choice = choose_run(asked, Known())
+    assert f"vit: that of {trained}; the recipe's {lost} are not used" in str(choice)
+    assert resolved(photos, choice.run).config.positions == vitrail.load(trained).config.positions
+    given = replace(asked, settings={**asked.settings, "vit": {"positions": "sincos"}})
+    with pytest.raises(UsageError, match=r"vit\.positions is fixed by the weights"):
+        resolved(photos, choose_run(given, Known()).run)
+
+
 def test_a_file_that_changes_another_network_than_the_named_one_is_refused(photos: Path, tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
     file.write_text("model: Ti/4\nvit:\n  width: 128")

@@ -15,6 +15,7 @@ import vitrail
 from vitrail.config import from_yaml, to_yaml
 from vitrail.costs.published import published_table
 from vitrail.durations import Epochs, Examples, Percent, Steps
+from vitrail.evaluation.metric import Metric
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.asked import Asked
@@ -171,6 +172,20 @@ def test_only_a_new_linear_classifier_begins_as_a_probe(images: Path, network: P
     kept = vitrail.save(same, tmp_path / "same").path
     assert not previewed(images, kept, keep_head=True).probe_head
     assert not previewed(images, network, objective={"kind": "mae"}).probe_head
+    assert not previewed(images, network, objective={"head_bias": -7.0}).probe_head
+    assert not previewed(images, network, vit={"init": "mae"}).probe_head
+
+
+@pytest.mark.parametrize("named", [{}, {"recipe": "finetune"}, {"recipe": "finetune-small"}])
+def test_the_best_model_with_added_classes_is_chosen_by_the_mean_of_classes(
+    images: Path, network: Path, named: dict[str, str]
+) -> None:
+    given = {"classes": ("add",), **named}
+    assert previewed(images, network, **given).metric == Metric("balanced_accuracy")
+    assert previewed(images, network, **given, metric={"name": "macro_f1"}).metric == Metric("macro_f1")
+    assert previewed(images, network, **named).metric == Metric()
+    trained = vitrail.train(images, weights=network, print_config=True, **given)
+    assert isinstance(trained, Preview) and trained.run.metric == Metric("balanced_accuracy")
 
 
 def test_flags_replace_decisions_and_their_reasons(images: Path, network: Path) -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from sklearn.datasets import load_digits
 from tiny_runs import still_run
 
@@ -139,6 +141,15 @@ def test_a_merged_class_is_nearly_the_sum_of_its_parts(base: Path, tmp_path: Pat
     assert (splits.train.labels == 3).sum() > 60  # images of three, and of five
 
 
+def test_a_teacher_need_not_know_all_classes_that_are_merged(base: Path, tmp_path: Path) -> None:
+    known = CONFIG.changed(classes=2)
+    save_model(tmp_path / "teacher", build(known), Card(known, ["two", "one"]))
+    run = run_of(base, digits(tmp_path / "d.npz", "012345"), "merge", "one=line", "five=line")
+    with started(replace(run, teacher=str(tmp_path / "teacher"))) as setup:
+        assert setup.splits.class_names == ["zero", "line", "two", "three", "four"]
+        assert setup.objective._teacher[0].columns == [[], [1], [0], [], []]
+
+
 def test_removed_classes_and_their_images_are_gone(base: Path, tmp_path: Path) -> None:
     before, data = vitrail.load(base), digits(tmp_path / "d.npz", "0235")
     for words, kept in ((("remove",), [0, 2, 3, 5]), (("remove", "five", "one"), [0, 2, 3, 4])):
@@ -265,14 +276,14 @@ def test_old_classes_are_measured_on_the_images_of_their_run_and_stay(trained: P
 
 @pytest.mark.train
 def test_old_images_that_are_gone_are_said(trained: Path, tmp_path: Path) -> None:
-    """And so are those that have changed since: the held-out images would be others."""
+    """And so are those that have changed since: the held-out images would be others. Those of arrays have no names."""
     run = run_of(trained, digits(tmp_path / "new.npz", "789"), "add")
     images = trained.parent / "old.npz"
     there = images.read_bytes()
     try:
         digits(images, "0123456", each=60)
         with started(run) as setup:
-            assert "has changed since" in setup.why["classes"]
+            assert "held out is left in" in setup.why["classes"]
             assert setup.splits.validation is not None and setup.splits.validation.labels.min() == 7
         images.unlink()
         with started(run) as setup:
@@ -310,6 +321,55 @@ def test_old_images_that_the_weights_may_have_learned_do_not_choose_the_best_mod
         assert "favour it" in setup.why["classes"]
 
 
+@pytest.mark.train
+def test_old_images_are_found_by_name_in_a_folder_that_has_grown_and_are_missed_where_they_are_gone(
+    base: Path, tmp_path: Path
+) -> None:
+    """By evaluate and by the next change of classes, which names only classes of which there are images."""
+    known = files(tmp_path / "known", digits(tmp_path / "old.npz", "0123456", each=10))
+    sets = [files(tmp_path / one, digits(tmp_path / f"{one}.npz", one, each=10)) for one in "78"]
+    first = fit(run_of(base, known, "replace", duration=Steps(1))).folder
+    second = fit(run_of(first, sets[0], "add", duration=Steps(1))).folder
+    held = [len(json.loads((run / "split.json").read_text())["ids"]) for run in (first, second)]
+    whole = vitrail.evaluate(second)
+    assert whole.results.count == sum(held) == 16 and "by which" in "".join(whole.notes)
+    Image.new("RGB", (8, 8)).save(known / "zero" / "later.png")
+    grown = vitrail.evaluate(second)
+    assert grown.results.metrics() == whole.results.metrics()
+    assert f"of the 14 images that {first} held out, 14 are left" in "".join(grown.notes)
+    with started(run_of(second, sets[1], "add")) as setup:
+        assert np.bincount(setup.splits.validation.labels).tolist() == [2] * 9
+        assert "16 validation images, of 8 classes (" in setup.why["classes"]
+    known.rename(tmp_path / "elsewhere")
+    told = [*vitrail.evaluate(second).notes]
+    with started(run_of(second, sets[1], "add")) as setup:
+        assert np.bincount(setup.splits.validation.labels).tolist() == [0] * 7 + [2] * 2
+        told.append(setup.why["classes"])
+        assert "2 validation images, of 'seven', are those by which" in setup.why["classes"]
+    assert all("the accuracy on 7 classes (" in one and "is not measured" in one for one in told)
+
+
+@pytest.mark.train
+def test_rows_of_a_table_that_has_changed_are_not_taken_for_those_that_were_held_out(
+    base: Path, tmp_path: Path
+) -> None:
+    """Their ids are their numbers."""
+    with np.load(digits(tmp_path / "old.npz", "0123456", each=10)) as found:
+        pictures, labels = found["x_train"], found["y_train"].tolist()
+    for number, picture in enumerate(pictures):
+        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+    images = [(tmp_path / f"{number}.png").read_bytes() for number in range(len(pictures))]
+    table = tmp_path / "known.parquet"
+    parquet.write_table(pyarrow.table({"image": images, "label": labels}), table)
+    first = fit(run_of(base, table, "replace", duration=Steps(1))).folder
+    run = run_of(first, digits(tmp_path / "new.npz", "7"), "add")
+    with started(run) as setup:
+        assert "14 validation images" in setup.why["classes"]
+    parquet.write_table(pyarrow.table({"image": images[1:], "label": labels[1:]}), table)
+    with started(run) as setup:
+        assert "known.parquet has changed since it was trained on" in setup.why["classes"]
+
+
 def test_images_are_prepared_as_those_of_the_classes_that_are_kept(base: Path, tmp_path: Path) -> None:
     padded = tmp_path / "padded"
     network = vitrail.load(base)
@@ -320,6 +380,22 @@ def test_images_are_prepared_as_those_of_the_classes_that_are_kept(base: Path, t
     asked = run_of(padded, tmp_path / "d.npz", "add", preprocess=Preprocess((8, 8), resize="squash"))
     with started(asked) as setup:
         assert setup.run.preprocess.resize == "squash"
+
+
+def test_weights_that_keep_shapes_say_what_is_possible_without_old_images(tmp_path: Path) -> None:
+    """A teacher, which nobody gave, needs images of one shape."""
+    config = CONFIG.changed(classes=6, native=True)
+    save_model(tmp_path / "native", build(config), Card(config, NAMES[:6], Preprocess((8, 8), resize="native")))
+    run = run_of(tmp_path / "native", digits(tmp_path / "d.npz", "67"), "add")
+    way_out = r"--classes add, which has .* --preprocess.resize squash. --distill.weight 0 switches"
+    with pytest.raises(UsageError, match=way_out):
+        started(run)
+    with pytest.raises(UsageError, match=r"--classes add, which .*resize native, .* --distill.weight 0 switches"):
+        started(replace(run, preprocess=Preprocess((8, 8), resize="native")))
+    with started(replace(run, distill=Distill(weight=0.0))) as setup:
+        assert setup.run.teacher is None and setup.run.preprocess.resize == "native"
+    with started(replace(run, preprocess=Preprocess((8, 8), resize="squash"))) as setup:
+        assert setup.run.teacher == run.weights
 
 
 @pytest.mark.train

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,13 @@ from vitrail import world
 from vitrail.config import merge, plain
 from vitrail.data.images.bands import HeaderFacts
 from vitrail.data.item import Item
-from vitrail.data.labels.numbers import Numbers
+from vitrail.data.labels.numbers import Numbers, TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Augment, Bands, Preparation, Preprocess
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.model.build import build
+from vitrail.model.own_part import OwnPart
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.settings import DINO, MAE, Regression, Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -32,6 +33,7 @@ from vitrail.training.assemble import build_model
 from vitrail.training.batch_size import default_batch, explaining_memory, image_bytes, micro_batches
 from vitrail.training.checkpoints.state import inherit
 from vitrail.training.run import Model, Run
+from vitrail.weights.answer import CardAnswer
 from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
 from vitrail.weights.store import load_model, save_model
@@ -60,6 +62,15 @@ class Pictures:
 
     def id(self, index: int) -> str:
         return str(index)
+
+
+@dataclass(frozen=True)
+class OwnHead(OwnPart):
+    """A classifier of the user's own."""
+
+    def build(self, config: ViTConfig) -> torch.nn.Module:
+        """Return the layer."""
+        return torch.nn.Linear(config.head_width, config.classes)
 
 
 def decide(run: Run, source: Pictures) -> mind.Decision:
@@ -439,6 +450,36 @@ def test_a_setting_that_the_network_of_the_weights_lacks_is_refused(tmp_path: Pa
         decide(Run(weights=str(tmp_path), vit=Model(dropout=0.1), device="cpu"), Pictures(100, (64, 64)))
 
 
+@pytest.mark.parametrize(
+    ("init", "std"), [(None, 0.0), ("paper", 0.0), ("deit", 0.02), ("beit", 0.001 * 0.02), ("mae", 2e-5)]
+)
+def test_a_new_classifier_is_drawn_as_its_authors_draw_it(init: str | None, std: float, tmp_path: Path) -> None:
+    """`trunc_normal_(std=.02)` in DeiT; the same times `init_scale` 0.001 in BEiT's, and 2e-5 in MAE's fine-tuning.
+
+    Also if the weights say that they were drawn so, and for as many classes as they have; all else is theirs.
+    """
+    pictures, trained = Pictures(200, (32, 32)), init or "mae"
+    pictures.class_names = [str(number) for number in range(100)]
+    pictures.labels = np.arange(200) % 100
+    config = ViTConfig(width=64, depth=1, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=100, init=trained)
+    save_model(tmp_path, build(config), Card(config))
+    vit = Model() if init is None else Model(init=init)  # type: ignore[arg-type]
+    found = build_model(decide(Run(weights=str(tmp_path), vit=vit, device="cpu"), pictures))[0]
+    assert not found.head.bias.any() and found.head.weight.std().item() == pytest.approx(std, rel=0.05)
+    theirs = load_model(tmp_path).state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in found.state_dict().items() if "head" not in name)
+    kept = Run(weights=str(tmp_path), vit=vit, keep_head=True, device="cpu")
+    assert torch.equal(build_model(decide(kept, pictures))[0].head.weight, theirs["head.weight"])
+
+
+def test_weights_with_another_dropout_keep_their_licence(tmp_path: Path) -> None:
+    config = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=2)
+    save_model(tmp_path, build(config), Card(config, licence="mit"))
+    for dropout in (0.0, 0.1):
+        found = decide(Run(weights=str(tmp_path), vit=Model(dropout=dropout), device="cpu"), Pictures(100, (32, 32)))
+        assert build_model(found)[0].card.licence == "mit"
+
+
 def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
     found = decide(Run(weights=str(saved), vit=Model(patch=4, dropout=0.1), device="cpu"), Pictures(100, (300, 400)))
     assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))
@@ -473,6 +514,45 @@ def test_the_classifier_is_kept_for_the_same_classes(tmp_path: Path) -> None:
 def test_a_classifier_for_other_classes_is_not_kept(saved: Path) -> None:
     with pytest.raises(UsageError, match="7 classes, and these are 2"):
         decide(Run(weights=str(saved), keep_head=True, device="cpu"), Pictures(100, (32, 32)))
+
+
+def test_a_classifier_of_another_kind_is_not_kept(tmp_path: Path) -> None:
+    """Of other answers, of the same names elsewhere, or under a head that is drawn anew."""
+    config = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=2)
+    one, scale = TargetScale((1.0,), (3.0,)), TargetScale((1.0, 2.0), (3.0, 4.0))
+    answers = [CardAnswer("cat", "numbers", 1, scale=one), CardAnswer("dog", "numbers", 1, scale=one)]
+    cards = {
+        "numbers": Card(config, ["cat", "dog"], scale=scale),
+        "answers": Card(config, ["cat", "dog"], answers=answers),
+        "segmentation": Card(replace(config, segmentation="linear"), ["cat", "dog"]),
+        "moved": Card(config, ["dog", "wolf"]),
+        "classes": Card(config, ["cat", "wolf"]),
+        "labels": Card(config, ["cat", "dog"], thresholds=[0.5, 0.5]),
+    }
+    for name, card in cards.items():
+        save_model(tmp_path / name, build(card.config), card)
+    run, pictures = Run(keep_head=True, device="cpu"), Pictures(100, (32, 32))
+    for name in ("numbers", "answers", "segmentation"):
+        with pytest.raises(UsageError, match=f"{name} predicts {name}, and this run learns classes"):
+            decide(replace(run, weights=str(tmp_path / name)), pictures)
+    with pytest.raises(UsageError, match="another order: 'dog' is number 0 there and number 1 here"):
+        decide(replace(run, weights=str(tmp_path / "moved")), pictures)
+    same = replace(run, weights=str(tmp_path / "classes"))
+    assert "the names differ, the first 'wolf' there and 'dog' here" in decide(same, pictures).why["head"]
+    decide(replace(run, weights=str(tmp_path / "labels")), pictures)
+    with pytest.raises(UsageError, match=r"keep_head keeps the classifier of .*, and vit\.head is another one"):
+        decide(replace(same, vit=Model(head=OwnHead())), pictures)
+    with pytest.raises(UsageError, match=r"vit\.queries 5 is for images with masks"):
+        decide(replace(same, vit=Model(queries=5), keep_head=False), pictures)
+    with pytest.raises(UsageError, match=r"vit\.queries 5 is for images with masks"):
+        decide(replace(RUN, vit=replace(TINY, queries=5)), pictures)
+
+
+@pytest.mark.parametrize("begins", [{"keep_head": True}, {"probe_head": True}, {"classes": ("add",)}])
+def test_a_classifier_begins_in_one_way(saved: Path, begins: dict) -> None:
+    run = Run(weights=str(saved), objective=Supervised(head_bias=-7.0), device="cpu", **begins)
+    with pytest.raises(UsageError, match=f"objective.head_bias -7 .*and {next(iter(begins))}"):
+        decide(run, Pictures(100, (32, 32)))
 
 
 def test_a_resumed_run_inherits_decisions_and_keeps_what_it_is_told() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 import vitrail
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.exports.write import export_model
+from vitrail.weights.answer import CardAnswer
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
 from vitrail.weights.publish import prepare_upload
@@ -128,6 +129,18 @@ def test_a_network_of_numbers_keeps_its_unit_and_takes_another_head(tmp_path: Pa
     other: Any = vitrail.load(tmp_path / "run", classes=5)
     assert other.card.scale is None
     assert vitrail.reset_head(vitrail.load(tmp_path / "run", kind=vitrail.ViT), 7).card.scale is None
+
+
+def test_another_head_of_a_network_of_several_answers_gives_none_of_them(tmp_path: Path) -> None:
+    answers = [CardAnswer("colour", "classes", 2), CardAnswer("level", "numbers", 1, scale=TargetScale((1.0,), (2.0,)))]
+    trained(tmp_path / "run", answers=answers, confidence=None)
+    for classes in (3, 5):
+        assert vitrail.load(tmp_path / "run", classes=classes).card.task == "classes"
+        assert vitrail.reset_head(vitrail.load(tmp_path / "run", kind=vitrail.ViT), classes).card.task == "classes"
+    model: Any = vitrail.load(tmp_path / "run")
+    model.head = nn.Linear(64, 5)
+    save(model, tmp_path / "other")
+    assert vitrail.load(tmp_path / "other").card.answers == []
 
 
 def test_a_soup_names_its_parents(tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ def is_remote(source: IndexedSource) -> TypeGuard[RemoteSource]:
     return bool(getattr(source, "remote", False))
 
 
+def is_number(id: str) -> bool:
+    """Return whether an id says only which number an image has, as `Reader.id`: after a change it may be another's."""
+    return re.search(r"\[\d+\]$", id) is not None
+
+
 class Reader(ABC):
     """Base of sources that read their images one by one; an `IndexedSource`. `name` begins ids that are numbers."""
 

@@ -33,6 +33,8 @@ from vitrail.words import with_slashes
 
 LIST = ".csv"
 """Ending of a value of `Data.exclude` that is a list of images, not a pattern."""
+SPLIT = ("train", "validation", "holdout", "test", "subset", "fold", "group")
+"""Fields of `Data` that divide the images."""
 
 
 class Selection(NamedTuple):

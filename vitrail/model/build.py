@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -83,8 +82,7 @@ def reset_head(model: Network, classes: int) -> Network:
         raise UsageError(f"a classifier for {classes} classes cannot be built; 0 leaves it out")
     model.reset_head(classes)
     if model.card is not None:
-        card = model.card.unmeasured()
-        model.card = replace(card, config=model.config, class_names=[], thresholds=[], scale=None)
+        model.card = model.card.with_new_outputs(config=model.config)
     return model
 
 

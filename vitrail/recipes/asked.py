@@ -17,7 +17,7 @@ from vitrail.ranges import height_width, size_text
 from vitrail.recipes.by_data import whole_patches
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, WEIGHTS
 from vitrail.recipes.registry import find_recipe, recipe
-from vitrail.training.run import Run
+from vitrail.training.run import COMBINABLE, Run
 
 RECIPE_OF = {"finetune": FINETUNE_BY_DATA.name, "sweep": "finetune"}
 """Verb -> the recipe that it starts from if none is named."""
@@ -108,7 +108,8 @@ class Asked:
         run, of_rate = self._own_rate(base, run)
         run, of_size = self._one_size(run)
         run, of_shape = self._any_shape(run)
-        return run, {**of_network, **of_rate, **of_size, **of_shape}
+        run, of_metric = self._mean_of_classes(run)
+        return run, {**of_network, **of_rate, **of_size, **of_shape, **of_metric}
 
     def _named_network(self, base: Run, run: Run) -> tuple[Run, dict[str, str]]:
         """Return `run` with the network that is named, and nothing that `base` changes in its own one; and why."""
@@ -120,7 +121,11 @@ class Asked:
                     f"({self.places['weights'].words if 'weights' in self.places else 'of the recipe'}). Remove one of "
                     "them; `vitrail train DIR --model NAME` trains from scratch"
                 )
-            return replace(run, model=None), {}
+            fixed = [name for name in run.vit.changes() if name not in COMBINABLE]
+            unused = [name for name in fixed if self._asked_within(f"vit.{name}") is None]
+            recipes = ", ".join(f"{name} {getattr(run.vit, name)}" for name in unused)
+            why = {"vit": f"that of {run.weights}; the recipe's {recipes} are not used"} if unused else {}
+            return replace(run, model=None, vit=replace(run.vit, **dict.fromkeys(unused))), why
         if named is None or model is None:
             return replace(run, model=base.model if model is None else model), {}
         plain_network, own = variant(model), dict[str, Any]()
@@ -188,6 +193,14 @@ class Asked:
         if grows != run.progressive:
             reasons["progressive"] = f"without the recipe's growth of images: {why}"
         return replace(run, augment=augment, progressive=grows), reasons
+
+    def _mean_of_classes(self, run: Run) -> tuple[Run, dict[str, str]]:
+        """Return `run` with the metric for added classes, unless one is given, and why."""
+        if run.classes != ("add",) or self._asked_within("metric") is not None:
+            return run, {}
+        of = "of the classes: how many validation images show old and new ones says nothing about later images"
+        metric = replace(Run().metric, name="balanced_accuracy")
+        return replace(run, metric=metric), {"metric": f"{metric.name}, the mean {of}"}
 
     def _one_size(self, run: Run, *, recorded: bool = False) -> tuple[Run, dict[str, str]]:
         """Return `run` with the size of the input that is asked for, in both settings that have it, and why.

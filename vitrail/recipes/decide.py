@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vitrail.durations import LONGEST, Epochs, Steps
-from vitrail.evaluation.metric import Metric
 from vitrail.ranges import height_width
 from vitrail.recipes.asked import Asked, require_images, with_weights
 from vitrail.recipes.by_data import (
@@ -141,7 +140,8 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     framed = known.framing(wanted) if single and wanted.preprocess is None and not wanted.keeps_classes else None
     timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
-    linear = single and not wanted.keep_head and not wanted.keeps_classes and not network.own_head
+    drawn = wanted.vit.init is not None or bool(getattr(wanted.objective, "head_bias", 0.0))
+    linear = single and not (wanted.keep_head or wanted.keeps_classes or drawn or network.own_head)
     counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
     length = wanted.duration
     steps = max(int(length.value), 1) if isinstance(length, Steps) and wanted.batch_size is None else None
@@ -151,10 +151,6 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     advised, reasons = advice.run, dict(advice.why)
     if framed is not None:
         advised, reasons = replace(advised, preprocess=framed[0]), {**reasons, "preprocess": framed[1]}
-    if wanted.classes == ("add",):
-        why_metric = "of the classes: how many validation images show old and new ones says nothing about later images"
-        advised = replace(advised, metric=Metric("balanced_accuracy"))
-        reasons = {**reasons, "metric": f"balanced_accuracy, the mean {why_metric}"}
     run, why = asked.applied_to(advised if asked.recipe else replace(advised, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
     origin = f"recipe {FINETUNE_BY_DATA.name} for {data.images:,} images of {task.classes} {kind}, "

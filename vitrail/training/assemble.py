@@ -196,10 +196,10 @@ def set_up(
 
 
 def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[nn.Module, dict[str, str]]:
-    """Return the network of a run, fresh, or with weights and a new zero head (paper, section 3.2).
+    """Return the network of a run, fresh, or with weights and a new head.
 
-    change: What becomes of the classes of the weights, whose head then stays. The second value says in words what was
-    loaded.
+    The head is zero (paper, section 3.2), unless `Run.vit.init` says whose code draws it. change: What becomes of the
+    classes of the weights, whose head then stays. The second value says in words what was loaded.
     """
     run = decision.run
     if isinstance(run.objective, Tokenizer):
@@ -215,16 +215,17 @@ def build_model(decision: Decision, change: ClassChange | None = None) -> tuple[
     if change is not None:
         with_rows(loaded, change.rows)
         told["classes"] = change.told
-    if loaded.config == decision.config:
+    drawn = run.vit.init is not None and classes is not None
+    if loaded.config == decision.config and not drawn:
         return loaded, told
     was, now = (_head_kind(each) for each in (loaded.config, decision.config))
     model = build(decision.our_config)  # the same tensors, other dropout, and perhaps a classifier of the user's own
     theirs = loaded.state_dict()
-    if was != now:
+    if was != now or drawn:
         theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(HEAD)}
         theirs |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
     model.load_state_dict(theirs)
-    model.load_report = loaded.load_report
+    model.card, model.load_report = loaded.card, loaded.load_report
     return model, told
 
 
@@ -258,10 +259,11 @@ def load_teacher(decision: Decision, splits: Splits) -> tuple[Teacher | None, di
             "teacher with the same preprocess.bands"
         )
     if run.distill.kind != "features":
-        if decision.several or card.several:
+        if decision.several or card.task != "classes":
+            theirs = "" if card.task == "classes" else f", which predicts {card.task}"
             raise UsageError(
                 f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
-                f"{source}. With several labels use distill.kind features"
+                f"{source}{theirs}. Otherwise use distill.kind features"
             )
         if run.keeps_classes:
             columns = teacher_columns(run, list(card.class_names), splits.class_names)

@@ -18,7 +18,7 @@ starts from, too ("Learning without forgetting", Li and Hoiem 2016): they are it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.item import UNKNOWN, Concatenated, IndexedSource, Relabelled, Subset, ids
+from vitrail.data.item import UNKNOWN, Concatenated, IndexedSource, Relabelled, Subset, ids, is_number
 from vitrail.data.labels.sets import class_counts, one_label
 from vitrail.data.roles import Splits
 from vitrail.data.sources.open import open_data
@@ -38,7 +38,7 @@ from vitrail.model.own_part import own_parts
 from vitrail.objective.settings import Supervised
 from vitrail.tasks.catalog import task_for
 from vitrail.tasks.classes import NEW, OLD
-from vitrail.training.recorded import recorded_fingerprint, recorded_run
+from vitrail.training.recorded import held_out, recorded_fingerprint, recorded_run, recorded_splits
 from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
@@ -58,6 +58,8 @@ class ClassChange:
     """Names of the classes that the weights know and no training image has."""
     told: str
     """What is done, in words."""
+    about: list[str]
+    """The part of `told` that is about the validation images."""
 
     @property
     def unlike(self) -> list[int]:
@@ -121,7 +123,8 @@ def change_classes(run: Run, splits: Splits) -> ClassChange:
     changed = _relabelled(splits, names, meant)
     there = class_counts(changed.train.labels, len(names))
     unseen = [name for name, row, count in zip(names, rows, there, strict=True) if row and not count]
-    earlier, about = _earlier_images(run, changed, [name for name, row in zip(names, rows, strict=True) if row])
+    known = [name for name, row in zip(names, rows, strict=True) if row]
+    earlier, about = _earlier_images(run, changed, known, meant)
     told = [f"{kind}: {sum(len(row) == 1 for row in rows)} of the {len(old)} classes of {run.weights} keep their rows"]
     told += [f"{_some(new)} are new"] * bool(kind == "add" and new)
     parts = {name: [old[row] for row in row] for name, row in zip(names, rows, strict=True)}
@@ -130,7 +133,7 @@ def change_classes(run: Run, splits: Splits) -> ClassChange:
     left = len(splits.train) - len(changed.train)
     told += [f"{left} training images of removed classes are left out"] * bool(left)
     told += [f"no training image shows {_some(unseen)}"] * bool(unseen)
-    return ClassChange(rows, replace(changed, validation=earlier), unseen, "; ".join([*told, *about]))
+    return ClassChange(rows, replace(changed, validation=earlier), unseen, "; ".join([*told, *about]), about)
 
 
 def _card(run: Run, splits: Splits) -> Card:
@@ -219,42 +222,47 @@ def _relabelled(splits: Splits, names: list[str], meant: dict[str, str]) -> Spli
     return replace(splits, train=changed(splits.train), validation=held[0], test=held[1], class_names=list(names))
 
 
-def _earlier_images(run: Run, splits: Splits, old: Sequence[str]) -> tuple[IndexedSource | None, list[str]]:
+def _earlier_images(
+    run: Run, splits: Splits, old: Sequence[str], meant: Mapping[str, str]
+) -> tuple[IndexedSource | None, list[str]]:
     """Return the validation images, where those of the weights' own run stand for the classes of `old`, if necessary.
 
     They do for classes that have none, because without them the best model would be the one that has forgotten most,
     and for all if the validation images were held out of the training images: the weights may have learned from these,
-    and then they favour the start. The second value says which they are, or why there are none.
+    and then they favour the start. meant: Class of the weights -> its name here. The second value says which they are,
+    or why there are none.
     """
     ours, names = splits.validation, splits.class_names
     if ours is None:
         return None, []
     counts = class_counts(ours.labels, len(names))
-    held_out = "ids" in splits.held_out
-    wanted = [name for name, count in zip(names, counts, strict=True) if name in old and (held_out or not count)]
+    drawn = "ids" in splits.held_out
+    wanted = [name for name, count in zip(names, counts, strict=True) if name in old and (drawn or not count)]
     if not wanted:
         return ours, []
+    images, shown, told, about, why = ours, set[str](), list[str](), list[str](), ""
     try:
-        found, where = _validation_of(run)
+        found, about = _validation_of(run)
     except VitrailError as error:
-        lacking = [name for name in wanted if not counts[names.index(name)]]
-        told = [f"the accuracy on {_some(lacking)} is not measured: no validation image shows them, and {error}"]
-        doubt = f"if {run.weights} learned from the images of old classes, those held out for validation favour it"
-        return ours, told * bool(lacking) + [doubt] * (len(lacking) < len(wanted))
-    table = {name: name for name in found.class_names}
-    if run.classes[0] == "merge":
-        table |= _pairs(run.classes[1:], found.class_names)
-    position = {name: places for places, name in enumerate(names) if name in wanted}
-    places = np.array([position.get(table[name], UNKNOWN) for name in found.class_names])
-    every = Relabelled(found, names, places)
-    theirs = Subset(every, np.flatnonzero((every.labels != UNKNOWN) & ~_among(every, splits.train)))
-    if not len(theirs):
-        return ours, []
-    of_ours, of_theirs = (one_label(part.labels, "a change of classes") for part in (ours, theirs))
-    new = Subset(ours, np.flatnonzero(~np.isin(of_ours, of_theirs)))
-    return Concatenated({"new": new, "old": theirs} if len(new) else {"old": theirs}), [
-        f"{len(theirs)} validation images, of {_some(wanted)}, are those of {where} by which {run.weights} was chosen"
-    ]
+        why = f", and {str(error).partition('. ')[0]}"
+    else:
+        position = {name: place for place, name in enumerate(names) if name in wanted}
+        places = np.array([position.get(meant.get(name, ""), UNKNOWN) for name in found.class_names])
+        every = Relabelled(found, names, places)
+        theirs = Subset(every, np.flatnonzero((every.labels != UNKNOWN) & ~_among(every, splits.train)))
+        of_ours, of_theirs = (one_label(part.labels, "a change of classes") for part in (ours, theirs))
+        shown = {names[label] for label in of_theirs}
+        new = Subset(ours, np.flatnonzero(~np.isin(of_ours, of_theirs)))
+        images = Concatenated({name: part for name, part in (("new", new), ("old", theirs)) if len(part)})
+        some = _some([name for name in wanted if name in shown])
+        by = f"are those by which {run.weights} was chosen"
+        told += [f"{len(theirs)} validation images, of {some}, {by}"] * bool(shown)
+    if lacking := [name for name in wanted if name not in shown and not counts[names.index(name)]]:
+        line = f"the accuracy on {_some(lacking)} is not measured: no validation image shows them"
+        told += [line + why] * (not any(one.startswith(line) for one in about))
+    if len(shown) + len(lacking) < len(wanted):
+        told.append(f"if {run.weights} learned from the images of old classes, those held out for validation favour it")
+    return images, [*told, *about]
 
 
 def _among(images: IndexedSource, others: IndexedSource) -> np.ndarray:
@@ -269,20 +277,29 @@ def _some(names: Sequence[str]) -> str:
     return f"{len(names)} classes ({listing(names, 3)})" if len(names) > 3 else listing(names)
 
 
-def _validation_of(run: Run) -> tuple[IndexedSource, str]:
-    """Return the validation images of the run in `run.weights`, and their path. Raises VitrailError without any."""
+def _validation_of(run: Run) -> tuple[IndexedSource, list[str]]:
+    """Return the validation images of the run in `run.weights`, and what has changed. Raises VitrailError without any.
+
+    Those that it held out are known by their names. Raises DataError if their names are only numbers, and the images
+    have changed.
+    """
     assert run.weights is not None
     folder, earlier = Path(run.weights), None
     with suppress(UsageError):  # settings of the user's own, or of a later version
         earlier = recorded_run(folder)
     if earlier is None:
         raise DataError(f"{folder} is not a run folder, which names its images")
-    found = splits_of(earlier)
-    if recorded_fingerprint(folder) != found.fingerprint:
+    found, notes = recorded_splits(folder, earlier, earlier.data, known_classes(earlier), labels=earlier.supervised)
+    held = held_out(folder).get("ids") or []
+    unnamed = not held or any(is_number(str(name)) for name in held)
+    if unnamed and (held or "ids" in found.held_out) and recorded_fingerprint(folder) != found.fingerprint:
         raise DataError(f"{earlier.data.path} has changed since it was trained on")
+    if earlier.keeps_classes:
+        change = change_classes(earlier, found)
+        found, notes = change.splits, [*notes, *change.about]
     if found.validation is None:
         raise DataError(f"{earlier.data.path} has no validation images")
-    return found.validation, earlier.data.path
+    return found.validation, [note.removeprefix("warning: ") for note in notes]
 
 
 def with_classes(run: Run, splits: Splits) -> tuple[Run, Splits, ClassChange | None]:
@@ -304,7 +321,7 @@ def teacher_columns(run: Run, theirs: Sequence[str], ours: Sequence[str]) -> lis
 
     Raises UsageError if no class is in both.
     """
-    renamed = _pairs(run.classes[1:], theirs) if run.classes[0] == "merge" else {}
+    renamed = _pairs(run.classes[1:], known_classes(run)) if run.classes[0] == "merge" else {}
     columns = [[place for place, one in enumerate(theirs) if renamed.get(one, one) == name] for name in ours]
     if not any(columns):
         raise UsageError(

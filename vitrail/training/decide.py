@@ -42,12 +42,12 @@ from vitrail.tasks.catalog import task_for
 from vitrail.training.batch_size import LARGEST, default_batch
 from vitrail.training.facts import Facts
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
-from vitrail.training.run import NOMINAL, Run, check_batch
+from vitrail.training.run import COMBINABLE, NOMINAL, Run, check_batch
 from vitrail.version import install_extra
 from vitrail.weights.answer import CardAnswer
 from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
-from vitrail.words import time_span, without_folders
+from vitrail.words import shown, time_span, without_folders
 
 T = TypeVar("T")
 Because = tuple[T, Mapping[str, str]]
@@ -71,9 +71,6 @@ READ_SECONDS = 0.06e-3
 FASTEST_NETWORK = 20_000
 """Images that a fast network trains on in a second: about twice what is expected of S/16 on an H100, because a core may
 be half as fast as ours."""
-COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation", "queries")
-"""Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
-resamples some, and that a new classifier is drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ def decide(run: Run, facts: Facts) -> Decision:
             f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are more than {LONG} times longer than wide"
         )
     if run.keep_head:
-        why["head"] = _kept_head(facts)
+        why["head"] = _kept_head(run, facts)
 
     # the network, and what it sees of an image
     run = noted(_whole_patches(run, facts.card))
@@ -226,7 +223,8 @@ def _adapted(run: Run, labels: Labels) -> Because[Run]:
 
 
 def _check_objective(run: Run) -> None:
-    """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
+    """Raise UsageError for settings that make sense only with labels, in a run that learns without, or that exclude
+    each other."""
     if run.teacher is None and run.distill != Distill() and not run.keeps_classes:
         raise UsageError("distill says what is learned from a teacher, and there is none: name it with --teacher MODEL")
     needs_labels = {
@@ -247,6 +245,12 @@ def _check_objective(run: Run) -> None:
     if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
         kind = run.objective.kind
         raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
+    if bias := getattr(run.objective, "head_bias", 0.0):
+        begins = {"keep_head": run.keep_head, "probe_head": run.probe_head, "classes": run.keeps_classes}
+        if other := next((name for name, asked in begins.items() if asked), None):
+            raise UsageError(
+                f"objective.head_bias {bias:g} and {other} both say how the classifier begins: leave one of them out"
+            )
     if isinstance(run.objective, DINOv2) and run.objective.gram_weight and run.weights is None:
         raise UsageError(
             f"objective.gram_weight is {run.objective.gram_weight:g}: similarities of patches stay near those in the "
@@ -263,17 +267,35 @@ def _check_objective(run: Run) -> None:
             raise UsageError(f"objective {kind} has no loss that shows when it stops improving: leave out --early-stop")
 
 
-def _kept_head(facts: Facts) -> str:
-    """Return why the classifier can be kept. Raises UsageError if it is for other classes."""
-    if facts.card is None:
+def _kept_head(run: Run, facts: Facts) -> str:
+    """Return why the classifier can be kept. Raises UsageError if it is for something else, or not to be used."""
+    card, new = facts.card, "Without --keep-head the run gets a new classifier"
+    if card is None:
         raise UsageError("--keep-head keeps the classifier of the starting weights. Name them with --from WEIGHTS.")
-    theirs, ours = list(facts.card.class_names), facts.class_names
-    if facts.card.config.classes != len(ours) or (theirs != ours and set(theirs) == set(ours)):
+    task = task_for(facts.labels).name
+    if card.task != task and not {card.task, task} <= {"classes", "labels"}:
+        raise UsageError(f"keep_head: {facts.start} predicts {card.task}, and this run learns {task}. {new}")
+    if run.vit.head not in (None, own_parts(card.config).get("head")):
         raise UsageError(
-            f"keep_head: the classifier of {facts.start} is for {facts.card.config.classes} classes, and these are "
-            f"{len(ours)}, or the same in another order. Without --keep-head the run gets a new classifier."
+            f"keep_head keeps the classifier of {facts.start}, and vit.head is another one. Leave one of them out"
         )
-    named = "" if theirs == ours else "; whether its classes have the order of the data cannot be checked"
+    theirs, ours = list(card.class_names), facts.class_names
+    if card.config.classes != len(ours):
+        raise UsageError(
+            f"keep_head: the classifier of {facts.start} is for {card.config.classes} classes, and these are "
+            f"{len(ours)}. {new}"
+        )
+    in_place = {name for name, own in zip(theirs, ours, strict=False) if name == own}
+    if moved := [name for name in theirs if name in ours and name not in in_place]:
+        raise UsageError(
+            f"keep_head: the classifier of {facts.start} has classes in another order: {shown(moved[0])} is number "
+            f"{theirs.index(moved[0])} there and number {ours.index(moved[0])} here. {new}"
+        )
+    named = ""
+    if theirs != ours:
+        named = "; whether its classes have the order of the data cannot be checked"
+        other = next(((name, own) for name, own in zip(theirs, ours, strict=False) if name != own), None)
+        named += f": the names differ, the first {shown(other[0])} there and {shown(other[1])} here" if other else ""
     return f"that of {facts.start}, for {len(ours)} classes{named}"
 
 
@@ -328,6 +350,8 @@ def _with_pixels(config: NetworkConfig, run: Run, facts: Facts) -> Because[Netwo
                 f"vit.segmentation {run.vit.segmentation} is for images with masks: a folder images/ and a folder "
                 "masks/. Leave it out"
             )
+        if run.vit.queries is not None:
+            raise UsageError(f"vit.queries {run.vit.queries} is for images with masks. Leave it out")
         return replace(config, segmentation="") if isinstance(config, ViTConfig) else config, {}
     if not isinstance(config, ViTConfig) or (facts.model is not None and not config.segmentation):
         raise UsageError(
@@ -423,12 +447,18 @@ def _with_native(
         not in (None, config.patch),
     }
     if wrong := [setting for setting, asked in one_shape.items() if asked]:
+        setting, without = wrong[0], ""
+        if setting == "--teacher" and run.keeps_classes and run.teacher == run.weights:  # nobody gave it
+            setting = f"--classes {run.classes[0]}, which has the weights as a teacher of what no training image shows,"
+            without = ". --distill.weight 0 switches this teacher off"
         if run.preprocess is None or run.preprocess.resize is None:  # it is that of the weights, which nobody asked for
             raise UsageError(
-                f"{wrong[0]} needs images of one shape, and {run.weights} keeps the shapes of images. Give them "
-                "one with --preprocess.resize squash"
+                f"{setting} needs images of one shape, and {run.weights} keeps the shapes of images. Give them "
+                f"one with --preprocess.resize squash{without}"
             )
-        raise UsageError(f"{wrong[0]} does not go with --preprocess.resize native, where each image has its own shape")
+        raise UsageError(
+            f"{setting} does not go with --preprocess.resize native, where each image has its own shape{without}"
+        )
     preprocess = replace(preprocess, patch=config.patch)
     _ = preprocess.size  # raises UsageError for patches of which there is no strip
     return replace(config, native=True), preprocess

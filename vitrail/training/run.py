@@ -69,8 +69,9 @@ Tune = Literal["all", "attention", "attention+positions", "ffn", "head", "lora"]
 classifier alone; low-rank updates of dense layers and the classifier."""
 LORA = ("lora_rank", "lora_alpha", "lora_on")
 """Settings for tune lora."""
-
-
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head", "init", "segmentation", "queries")
+"""Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
+resamples some, and that a new classifier is drawn anew."""
 NOMINAL = Epochs(30)
 """Length of a run; where only a time limit ends it, the length of its schedule, which is stretched over the time."""
 
@@ -128,7 +129,8 @@ class Model(Settings, section="vit"):
     """Initial value of LayerScale (default: the architecture's)."""
     init: Init | None = None
     """Whose code draws the initial weights. paper: Xavier kernels and a classifier of zeros; deit: a normal of 0.02 for
-    all kernels; beit and mae: theirs, with a classifier near zero (default: paper)."""
+    all kernels; beit and mae: theirs, with a classifier near zero. With `weights`, only a new classifier is drawn
+    (default: paper)."""
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that are set: what `vitrail.model.variants.variant` takes with the architecture's name."""
@@ -339,7 +341,7 @@ class Run(Settings):
     data, or the size of the weights)."""
     weights: str | None = None
     """Weights to start from: a run, a model folder, a weight file, or a name on the hub. The classifier becomes a zero
-    layer unless `keep_head` is set (default: random initialisation)."""
+    layer unless `keep_head` is set, or `vit.init` says how it is drawn (default: random initialisation)."""
     keep_head: bool = False
     """Keep the classifier of `weights` instead of a zero one. The classes must be the same, in the same order."""
     classes: tuple[str, ...] = ("replace",)

@@ -13,11 +13,10 @@ from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.ranges import Count, Threads, checked
 from vitrail.terminal import ProgressLine, page, table
-from vitrail.training.recorded import recorded_run
+from vitrail.training.recorded import held_out, recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.network import (
-    held_out,
     load_network,
     network_labels,
     other_held_out,

@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from vitrail.data.settings import SPLIT
 from vitrail.device import Precision
 from vitrail.disk import writing
 from vitrail.errors import UsageError, VitrailError
@@ -17,14 +18,13 @@ from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
 from vitrail.terminal import ProgressLine, table
-from vitrail.training.recorded import recorded_run
+from vitrail.training.recorded import held_out, recorded_run
 from vitrail.verbs.features import NO_IMAGES
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords, ImagesLike, LabelsLike, NetworksLike
-from vitrail.verbs.flags.reading import READ, SPLIT
+from vitrail.verbs.flags.reading import READ
 from vitrail.verbs.network import (
     each_network,
-    held_out,
     load_together,
     network_labels,
     other_held_out,

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from vitrail.data.settings import SPLIT
 from vitrail.device import choose_device
 from vitrail.errors import VitrailError
 from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.keywords import DataKeywords
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
+from vitrail.verbs.flags.reading import READ, read_settings
 
 if TYPE_CHECKING:
     from vitrail.data.roles import Splits

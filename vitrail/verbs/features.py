@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from vitrail.data.settings import Data
+from vitrail.data.settings import SPLIT, Data
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
 from vitrail.terminal import ProgressLine
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings, warn_of_unused
+from vitrail.verbs.flags.reading import READ, read_settings, warn_of_unused
 from vitrail.verbs.network import is_table, load_runnable, run_splits, with_answers
 from vitrail.words import as_text, counted
 

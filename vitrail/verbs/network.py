@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.exports.kinds import find_program
-from vitrail.files import read_json_object
 from vitrail.ranges import InputSize
-from vitrail.training.recorded import recorded_fingerprint
+from vitrail.training.recorded import held_out, recorded_splits
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import NetworksLike
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
+from vitrail.verbs.flags.reading import READ, read_settings
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
@@ -210,14 +209,6 @@ def output_names(network: ViT | ResNet | Engine | Ensemble, images: IndexedSourc
     return names
 
 
-def held_out(source: str | Path) -> dict[str, Any]:
-    """Return which images a run held out (`vitrail.data.roles.Splits.held_out`); empty if it is no run."""
-    try:
-        return read_json_object(Path(source) / "split.json", DataError)
-    except DataError:
-        return {}
-
-
 def other_held_out(runs: Sequence[str | Path]) -> str | Path | None:
     """Return a run that held out other images than the first one, which it may have learned; None if there is none."""
     return next((run for run in runs if held_out(run) != held_out(runs[0])), None)
@@ -303,48 +294,13 @@ def run_images(
 def run_splits(model: str | Path, run: Run, data: Data, *, labels: bool = True) -> tuple[Splits, list[str]]:
     """Return the images of the run in the folder `model`, divided as in its training, and notes about what has changed.
 
-    What was held out of the training images is known by the ids in split.json: images that came later would change
-    what is drawn. Changed settings that divide the images draw anew. Raises DataError if none of those images is left.
+    See `recorded_splits`. If the run kept classes of its weights, the notes say which images of old classes there are.
     """
-    from vitrail.data.roles import NONE
-    from vitrail.data.sources.open import OpenedData
     from vitrail.training.classes import change_classes, known_classes
 
     changed = labels and run.keeps_classes
-    arguments = run.seed, labels, known_classes(run) if changed else ()
-    opened, held, notes = OpenedData(), held_out(model).get("ids"), list[str]()
-    splits = opened.splits(data, *arguments)
-    anew = any(getattr(data, name) != getattr(run.data, name) for name in SPLIT if name != "test")
-    if data == run.data and recorded_fingerprint(model) not in ("", splits.fingerprint):
-        notes.append(
-            f"warning: {data.path} is not what {model} was trained on: files were added, removed or changed since then"
-        )
-    if isinstance(held, list) and held and not anew:
-        if splits.held_out.get("ids") != held:
-            every = replace(data, validation=NONE, holdout=0.0, fold=None, subset=None, group=None)
-            splits, left = _divided(opened.splits(every, *arguments), set(map(str, held)), data, run.seed)
-            if not left and splits.test is None:
-                raise DataError(
-                    f"none of the {len(held):,} images that {model} held out is left in {data.path}, and the others "
-                    "may be those that it was trained on. Name images that it was not trained on"
-                )
-            notes.append(f"of the {len(held):,} images that {model} held out, {left:,} are left: they are used")
-    elif splits.held_out.get("ids") not in (None, held):
-        notes.append(
-            f"warning: the images held out of {data.path} may be training images of {model}: they are divided "
-            "otherwise than in its training, or its split.json is missing"
-        )
-    return change_classes(replace(run, data=data), splits).splits if changed else splits, notes
-
-
-def _divided(splits: Splits, held: set[str], data: Data, seed: int) -> tuple[Splits, int]:
-    """Return splits whose validation images are the training images with the ids `held`, and the number of these."""
-    import numpy as np
-
-    from vitrail.data.item import Subset, ids
-    from vitrail.data.split import subset
-
-    is_held = np.array([name in held for name in ids(splits.train, np.arange(len(splits.train)))])
-    rest, found = (Subset(splits.train, np.flatnonzero(rows)) for rows in (~is_held, is_held))
-    rest = rest if data.subset is None else Subset(rest, subset(rest, data.subset, seed))
-    return replace(splits, train=rest, validation=found if len(found) else None), len(found)
+    splits, notes = recorded_splits(model, run, data, known_classes(run) if changed else (), labels=labels)
+    if not changed:
+        return splits, notes
+    change = change_classes(replace(run, data=data), splits)
+    return change.splits, [*notes, *change.about]

@@ -124,14 +124,11 @@ def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Over
         changed["config"] = config
     if new or changes.outputs_of(old) != old:  # the network computes something else now
         changed["reference"] = {}
-    if changes.classes is not None:
-        card = card.unmeasured()
-        changed |= {"class_names": [], "thresholds": [], "scale": None}
     if changes.image_size is not None:
         changed["preprocess"] = replace(card.preprocess, image_size=config.image_size)
     if config.channels != old.channels:
         changed["preprocess"] = replace(changed.get("preprocess", card.preprocess), bands=None)
-    card = replace(card, **changed)
+    card = replace(card, **changed) if changes.classes is None else card.with_new_outputs(**changed)
     model.card, model.load_report = card, report
     return model.eval()
 

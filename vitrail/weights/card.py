@@ -171,6 +171,11 @@ class Card:
         card = self.with_answers({name: one.unmeasured() for name, (_, one) in self.of_answers().items()})
         return replace(card, metrics={}, provenance=kept, thresholds=thresholds, confidence=None, reference={})
 
+    def with_new_outputs(self, **changes: Any) -> Card:
+        """Return the card `unmeasured`, with `changes`, for a new classifier: nothing says what its outputs are."""
+        unknown: dict[str, Any] = {"class_names": [], "thresholds": [], "scale": None, "answers": []}
+        return replace(self.unmeasured(), **unknown, **changes)
+
     def with_confidence(self, confidence: Confidence | Confidences | None) -> Card:
         """Return the card with another confidence, or without one; thresholds stay those of equal logits.
 

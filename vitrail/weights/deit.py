@@ -29,6 +29,7 @@ from vitrail.weights.mapping import (
     row_count,
     shape_of,
     stem_sizes,
+    untold_heads,
     usual_heads,
     within,
 )
@@ -168,6 +169,7 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
         return "it is a ResNet"
     later = config.layer_scale is not None or config.branches > 1 or config.stem == "hmlp"
     front = "a class token" + (" and a distillation token" if config.origin.distilled else "")
+    untold = untold_heads(config.width)
     reasons = {
         f"{config.stem_norm} norms in the hMLP stem": config.stem == "hmlp" and config.stem_norm != "batch",
         f"an hMLP stem for patches of {config.patch}, not 16": config.stem == "hmlp" and config.patch != 16,
@@ -175,5 +177,6 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
         f"positions for {front} beside LayerScale, branches or an hMLP stem": later and config.cls_position,
         "a distillation token beside LayerScale, branches or an hMLP stem": later and config.origin.distilled,
         "a distillation token without a position": config.origin.distilled and not config.cls_position,
+        f"its file does not say {untold}": bool(untold),
     }
     return without_place(config, HAS) or first_reason(reasons)

@@ -302,6 +302,13 @@ ROTARY_HEADS = {4096: 128, 1536: 96, 0: 64}
 AIMV2_HEADS = {0: 128}
 
 
+def untold_heads(width: int) -> str:
+    """Return what nobody knows of a network of this width whose file does not say it; "" if its heads are the usual."""
+    known = width % 64 == 0 or any(width == size[0] for size in SIZES.values())
+    why = f"{width} is not a multiple of the usual 64 features per head"
+    return "" if known else f"how many heads its {width} features are split into, and {why}"
+
+
 def usual_heads(archive: Archive, width: int, own: Mapping[int, int] | None = None) -> tuple[int, str]:
     """Return the number of heads of published models with this width, and a sentence for the load report.
 
@@ -315,9 +322,6 @@ def usual_heads(archive: Archive, width: int, own: Mapping[int, int] | None = No
         return width // features, f"{width // features} heads of {features} features"
     if width in named:
         return named[width], f"{named[width]} heads, as published models of width {width} have"
-    if width % 64:
-        raise WeightsError(
-            f"{archive.path} does not say how many heads its {width} features are split into, and {width} is not a "
-            "multiple of the usual 64 features per head. Give a folder with the model's config.json."
-        )
+    if unknown := untold_heads(width):
+        raise WeightsError(f"{archive.path} does not say {unknown}. Give a folder with the model's config.json.")
     return width // 64, f"{width // 64} heads of 64 features"

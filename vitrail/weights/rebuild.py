@@ -45,8 +45,7 @@ def card_of(model: nn.Module) -> Card:
         return card
     same = card.config.classes == config.classes
     names = card.class_names if len(card.class_names) == config.classes else []
-    card = card.unmeasured()
-    card = card if same else replace(card, config=config, class_names=[], thresholds=[], scale=None)
+    card = card.unmeasured() if same else card.with_new_outputs(config=config)
     return replace(card, config=config, class_names=names)
 
 

@@ -25,6 +25,7 @@ from vitrail.weights.mapping import (
     row_count,
     shape_of,
     stem_sizes,
+    untold_heads,
     usual_heads,
     within,
 )
@@ -148,8 +149,10 @@ def _refusal(config: object) -> str:
     """Return why torchvision cannot express this model, "" if it can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
+    untold = untold_heads(config.width)
     reasons = {
         f"{config.channels} channels: its models take 3": config.channels != 3,
         "a pre-logits layer without a classifier": bool(config.pre_logits and not config.classes),
+        f"its file does not say {untold}": bool(untold),
     }
     return without_place(config, HAS) or first_reason(reasons)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.durations import Epochs, Percent
 from vitrail.errors import CheckpointError, UsageError
@@ -318,6 +319,15 @@ def test_teachers_that_cannot_teach_are_refused_before_anything_is_written(tmp_p
     save(several, place, overwrite=True)
     with pytest.raises(UsageError, match=r"soft needs one label for each image, .* use distill.kind features"):
         loop.fit(tiny(tmp_path))
+    scale = TargetScale((0.0,) * CLASSES, (1.0,) * CLASSES)
+    others = {"numbers": network(TEACHER), "segmentation": network(TEACHER.changed(segmentation="linear"))}
+    for task, other in others.items():
+        about = {"scale": scale} if task == "numbers" else {}
+        other.card = Card(other.config, [str(digit) for digit in range(CLASSES)], **about)
+        save(other, place, overwrite=True)
+        for kind in ("soft", "hard"):
+            with pytest.raises(UsageError, match=f"teacher, which predicts {task}. Otherwise use distill.kind feat"):
+                loop.fit(tiny(tmp_path, distill=Distill(kind=kind)))
     with pytest.raises(UsageError, match=r"objective mae has no labels .*: leave out teacher"):
         loop.fit(tiny(tmp_path, objective=MAE(), augment=Augment()))
     with pytest.raises(UsageError, match="there is none: name it with --teacher MODEL"):

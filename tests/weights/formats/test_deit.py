@@ -328,6 +328,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, kind: str, change: Any
         (dict(image_size=(32, 48)), "not square"),
         (dict(final_norm="pooled"), "a norm after the pooling"),
         (dict(stem="hmlp", stem_norm="layer", cls_position=False), "layer norms in the hMLP stem"),
+        (dict(width=32), "its file does not say how many heads its 32 features are split into"),
     ],
     ids=str,
 )

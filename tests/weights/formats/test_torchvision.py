@@ -154,6 +154,7 @@ def test_a_model_of_ours_opens_in_torchvision(tmp_path: Path, pre_logits: int | 
         (dict(gelu="tanh"), "GELU of kind 'tanh'"),
         (dict(norm_eps=1e-12), "epsilon 1e-12"),
         (dict(image_size=(32, 48)), "not square"),
+        ({}, "no place for this model: its file does not say how many heads its 32 features are split into"),
     ],
 )
 def test_what_torchvision_cannot_express_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:

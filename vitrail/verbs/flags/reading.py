@@ -15,8 +15,6 @@ log = logging.getLogger("vitrail")
 READ = ("image_column", "label_column", "label_columns", "answers", "label_separator", "labels_per_image", "label_from",
         "include", "exclude", "strict", "ignore")  # fmt: skip
 """Settings that say which images and labels there are. All verbs that open data use them."""
-SPLIT = ("train", "validation", "holdout", "test", "subset", "fold", "group")
-"""Settings that divide the images."""
 
 
 def read_settings(
