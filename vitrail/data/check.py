@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.groups import groups_of, on_both_sides, said_of_groups, series_advice
-from vitrail.data.images.decode import format_of
+from vitrail.data.images.decode import format_of, header_size
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
 from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, ids, role_of, split_title
@@ -189,7 +189,7 @@ def _look(source: IndexedSource, index: int, *, decoded: bool) -> Look:
 
 
 def header_facts(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
-    """Return ((height, width) as stored, format, mode) by the header alone; of an array its type and its bands."""
+    """Return ((height, width) of the upright image, format, mode) by the header alone; of an array type and bands."""
     if isinstance(data, np.ndarray):
         usual = data.dtype == np.uint8 and data.ndim == 3 and data.shape[2] == 3
         mode = "RGB" if usual else f"{data.dtype} {data.shape[2] if data.ndim == 3 else 1} bands"
@@ -209,7 +209,7 @@ def header_facts(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
                 return (0, 0), format.name, "unknown"
     try:
         with format.reader(BytesIO(data)) as image:
-            return (image.height, image.width), format.name, image.mode
+            return header_size(image), format.name, image.mode
     except Exception:  # a damaged header raises anything; decoding says what is wrong
         return (0, 0), format.name, "unknown"
 

@@ -258,8 +258,13 @@ def upright_size(data: bytes) -> tuple[int, int]:
         height, width, _ = decode(data).shape
         return height, width
     with _explained(format.name), _reader(format)(BytesIO(data)) as image:
-        turn = orientation_in(dict(image.info))
-        return (image.width, image.height) if turn >= 5 else (image.height, image.width)
+        return header_size(image)
+
+
+def header_size(image: Image.Image) -> tuple[int, int]:
+    """Return (height, width) of an opened picture when it is upright, by its header; of a TIFF as Pillow states it."""
+    turned = not isinstance(image, TiffImagePlugin.TiffImageFile) and orientation_in(dict(image.info)) >= 5
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def format_of(data: bytes) -> ImageFormat:

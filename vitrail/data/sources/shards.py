@@ -1,8 +1,8 @@
 """Tar shards with an index, so that any image of any shard is one read away.
 
 Members have webdataset's names: `key.jpg` with `key.cls` (a number or a class name), or with `key.json` that contains
-"label", "class" or "cls", or a list of names in "labels". Packed shards (`pack`) are such tars too, with an index file
-in the same folder. Nothing is extracted: an image is an offset and a length in a shard."""
+"label", "class" or "cls", or a list of names in "labels". One image of each key is used. Packed shards (`pack`) are such
+tars too, with an index file in the same folder. Nothing is extracted: an image is an offset and a length in a shard."""
 
 from __future__ import annotations
 
@@ -33,15 +33,21 @@ from vitrail.files import open_regular
 from vitrail.words import as_text
 
 _LONGEST_READ = 2 << 20  # bytes: the longest label, and longer than any name in a header
+INDEX_FORMAT = "webdataset 4"
+"""What the rows of an index of a tar mean, for the names of cached ones."""
+_DAMAGED, _ANOTHER = -1, -2
+"""The sizes of rows that are no images: a damaged place of a tar, and a further image of the same sample."""
 _LABEL_KEYS = ("label", "class", "cls", "class_name", "label_name", "labels", "classes")
 
 
 def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[dict[str, Any]]:
-    """Yield {offset, size, label, id} for each image of the tar `name`; a damaged place is a row of size -1.
+    """Yield {offset, size, label, id} for each image of the tar `name`; sizes below 0 say what was left out.
 
-    `length` is the file's size in bytes, `where` its place for messages. Raises DataError if the file is not a tar.
+    Of the images of a key the first is used, a plain `key.jpg` before `key.npy` and both before `key.seg.png`. `length`
+    is the file's size in bytes, `where` its place for messages. Raises DataError if the file is not a tar.
     """
     images: dict[str, tuple[int, int, str]] = {}
+    others: list[str] = []
     labels: dict[str, str] = {}
     cut = False
     try:
@@ -52,14 +58,18 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
                 if not member.isreg() or in_junk(member.name):
                     continue
                 # the bytes of a sparse file are not in one piece, and are fewer than its size
-                size = -1 if member.issparse() else member.size
+                size = _DAMAGED if member.issparse() else member.size
                 if member.offset_data + size > length:
                     cut = True
                     break
                 key, _, suffix = base.partition(".")
                 key = f"{folder}/{key}"
                 if is_image_name(base) or suffix == "npy":
-                    images[key] = (member.offset_data, size, member.name)
+                    place = (member.offset_data, size, member.name)
+                    first = images.setdefault(key, place)
+                    if first is not place:
+                        images[key], other = (place, first) if _plain(place[2]) < _plain(first[2]) else (first, place)
+                        others.append(other[2])
                 elif (label := _label(tar, member, suffix, where)) is not None:
                     labels[key] = label
     except (tarfile.TarError, ValueError) as error:  # ValueError: the map of a damaged sparse file
@@ -71,8 +81,16 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
         cut = True
     for key, (offset, size, member_name) in images.items():
         yield {"offset": offset, "size": size, "label": labels.get(key), "id": f"{name}/{member_name}"}
+    for other in others:
+        yield {"offset": 0, "size": _ANOTHER, "label": None, "id": f"{name}/{other}"}
     if cut:
-        yield {"offset": 0, "size": -1, "label": None, "id": name}
+        yield {"offset": 0, "size": _DAMAGED, "label": None, "id": name}
+
+
+def _plain(name: str) -> tuple[bool, bool]:
+    """Return what the images of a sample are ordered by: `s.jpg`, then `s.npy`, then `s.seg.png`."""
+    suffix = name.rpartition("/")[2].partition(".")[2].lower()
+    return "." in suffix, suffix == "npy"
 
 
 class _Bounded:
@@ -216,18 +234,19 @@ def read_shards(path: Path, files: list[Path]) -> DataSet:
     """Open tar files as webdataset names them; the index is stored in the cache folder. Raises DataError."""
     found = DataSet({}, Findings("shards"))
     for name, group in group_by_split(files).items():
-        table = cached_table(group, {"format": "webdataset 3"}, index_schema(), partial(_write_index, group))
+        table = cached_table(group, {"format": INDEX_FORMAT}, index_schema(), partial(_write_index, group))
         found.splits[name] = tar_source(LocalFiles(group), table, list(map(str, group)), found.findings)
     return found
 
 
 def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: Findings) -> ShardSource:
     """Return the images of indexed tars called `names`; damaged ones are noted. Raises DataError if there are none."""
-    damaged = table.filter(pc.less(table["size"], 0))["id"].to_pylist()
-    for name in damaged:
+    left_out = table.filter(pc.less(table["size"], 0))
+    for name, size in zip(left_out["id"].to_pylist(), left_out["size"].to_pylist(), strict=True):
+        cut = "shard cut off or damaged; the members before that are used"
         sparse = "/" in name  # a member; else a shard
-        findings.drop(name, "a sparse file" if sparse else "shard cut off or damaged; the members before that are used")
-    table = table.filter(pc.greater_equal(table["size"], 0)) if damaged else table
+        findings.drop(name, "another image of this sample" if size == _ANOTHER else "a sparse file" if sparse else cut)
+    table = table.filter(pc.greater_equal(table["size"], 0)) if len(left_out) else table
     if not len(table):
         raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")
     texts = map(names_of_text, table["label"].unique().drop_null().to_pylist())
