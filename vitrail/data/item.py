@@ -126,6 +126,10 @@ class Reader(ABC):
         """See `IndexedSource.id`: the name and the number of the image, counted from 0."""
         return f"{self._name}[{index}]"
 
+    def state(self, index: int) -> str:
+        """Return what changes when a stored image does, found without reading it; "" if nothing is known."""
+        return ""
+
 
 def ids(source: IndexedSource, indices: np.ndarray) -> list[str]:
     """Return the ids of several images, in one call if the source supports it."""

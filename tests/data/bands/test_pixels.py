@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
 from vitrail.data.check import header_facts
+from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
 from vitrail.data.images.bands import choose_bands, layouts, measure_bands
 from vitrail.data.images.decode import FORMATS, decode
 from vitrail.data.images.geometry import Flip

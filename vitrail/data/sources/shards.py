@@ -1,7 +1,7 @@
 """Tar shards with an index, so that any image of any shard is one read away.
 
 Members have webdataset's names: `key.jpg` with `key.cls` (a number or a class name), or with `key.json` that contains
-"label", "class" or "cls", or a list of names in "labels". One image of each key is used. Packed shards (`pack`) are such
+"label", "class" or "cls", or a list of names in "labels". One image of a key is used. Packed shards (`pack`) are such
 tars too, with an index file in the same folder. Nothing is extracted: an image is an offset and a length in a shard."""
 
 from __future__ import annotations
@@ -148,6 +148,11 @@ class ShardSource(Reader):
     def id(self, index: int) -> str:
         """See `IndexedSource.id`: shard and member of the tar, or the id the image had before packing."""
         return str(self._table["id"][index].as_py())
+
+    def state(self, index: int) -> str:
+        """See `Reader.state`: the state of the shard, and the place in it."""
+        shard, offset = (int(self._table[name][index].as_py()) for name in ("shard", "offset"))
+        return f"{self._files.state(shard)}\0{offset}"
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """Return the ids of several images."""
