@@ -261,9 +261,12 @@ def digest(image: bytes | np.ndarray) -> bytes:
 def leaked(train: IndexedSource, held_out: IndexedSource) -> list[str] | None:
     """Return the ids of held-out images with the contents of a training image.
 
-    Return None if the comparison needs to read more than `READ_AT_MOST` bytes. Raises DataError for a read that hangs.
+    Return None if the comparison needs to read more than `READ_AT_MOST` bytes, or sizes are not known. Raises DataError
+    for a read that hangs.
     """
-    sizes = np.intersect1d(train.sizes, held_out.sizes)
+    if not (train.sizes.any() and held_out.sizes.any()):
+        return None
+    sizes = np.setdiff1d(np.intersect1d(train.sizes, held_out.sizes), 0)
     mine, theirs = (np.flatnonzero(np.isin(source.sizes, sizes)).tolist() for source in (train, held_out))
     if train.sizes[mine].sum() + held_out.sizes[theirs].sum() > READ_AT_MOST:
         return None

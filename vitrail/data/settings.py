@@ -213,6 +213,11 @@ class Data(Extensible, section="data"):
         return find("vitrail.data.sources.open:open_path")(self.path, self.columns, labels=labels)
 
     @property
+    def banded(self) -> bool:
+        """Do `channels` and `bits` ask for other images than RGB with 8 bits?"""
+        return self.channels not in (None, 3) or self.bits not in (None, "8")
+
+    @property
     def columns(self) -> Columns:
         """Columns of the images and the labels, where and how labels are read, and which images are used."""
         splits = [*self.train.split("+"), self.validation, self.test]

@@ -338,10 +338,23 @@ def pillow_pixels(image: Image.Image) -> np.ndarray:
 
     The image is loaded, but not changed otherwise. Raises DecodeError if it cannot be loaded.
     """
+    return _of_pillow(image, _loaded)
+
+
+@within_memory()
+def pillow_channels(image: Image.Image) -> np.ndarray:
+    """Return the channels of an image that Pillow opened or made, as `native` returns those of a file.
+
+    See `pillow_pixels`.
+    """
+    return _of_pillow(image, _loaded_channels)
+
+
+def _of_pillow(image: Image.Image, loaded: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
     info = dict(image.info)
     try:
         with _explained(image.format or "image"):
-            return _loaded(image)
+            return loaded(image)
     finally:
         image.info = info | image.info  # with the transparent colour again
 

@@ -117,13 +117,13 @@ def open_path(path: str, columns: Columns = Columns(), *, labels: bool = True) -
         found = _read(path, columns, labels)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
-    return _with_labels_of_one_kind(path, found, columns)
+    return with_labels_of_one_kind(path, found, columns)
 
 
 def open_data_set(data: Data, *, labels: bool = True) -> DataSet:
     """Return the data set that `data` describes, of the user's own class too. Raises DataError as `open_path` does."""
-    found = data_set(data.find(labels=labels))
-    return _with_labels_of_one_kind(data.path, found, data.columns) if is_own(type(data)) else found
+    found = data_set(data.find(labels=labels), data.columns, bands=data.banded)
+    return with_labels_of_one_kind(data.path, found, data.columns) if is_own(type(data)) else found
 
 
 def open_whole(data: Data, *, labels: bool = True) -> DataSet:
@@ -164,7 +164,7 @@ def open_to_predict(data: Data) -> DataSet:
     return found
 
 
-def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> DataSet:
+def with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> DataSet:
     """Return the data set without splits that hold no image, with labels of one kind (`of_one_kind`).
 
     Raises DataError if no split is left, and for images that cannot be read without a package."""
