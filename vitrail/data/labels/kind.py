@@ -28,7 +28,7 @@ def of_one_kind(found: DataSet, columns: Columns) -> DataSet:
     Raises DataError if it says "one", and an image has several labels or none; or if it says "numbers", and the labels
     are something else.
     """
-    if found.findings.kind == "masks":
+    if any(isinstance(one.labels, LabelSets) and one.labels.what == "masks" for one in found.splits.values()):
         return found
     if any(isinstance(source.labels, Answers) for source in found.splits.values()):
         return found  # each answer has a kind of its own (`vitrail.data.labels.answers`)

@@ -176,17 +176,19 @@ def with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> Data
     if not kept:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
-    kept = kept if columns.answers is None else read_answers(path, kept, columns)
     findings = found.findings
-    findings.warnings += masks_beside(kept.values())
-    if findings.outside:
+    listed = findings.kind == "list"  # the data set that it refers to was read here
+    kept = kept if listed or columns.answers is None else read_answers(path, kept, columns)
+    warnings = [] if listed else [*masks_beside(kept.values())]
+    if findings.outside and not listed:
         what = "image lies" if findings.outside == 1 else "images lie"
-        findings.warnings.append(
+        warnings.append(
             f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
             f"{findings.first_outside}. They are used, but `vitrail data pack` does not copy them unasked"
         )
-    findings.warnings += alike_classes(kept.values())
-    findings.warnings += [f"{split_title(name)} holds no images: left out" for name in found.splits if name not in kept]
+    warnings += [] if listed else alike_classes(kept.values())
+    warnings += [f"{split_title(name)} holds no images: left out" for name in found.splits if name not in kept]
+    findings.warnings += warnings
     return of_one_kind(DataSet(kept, findings), columns)
 
 
