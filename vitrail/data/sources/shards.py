@@ -1,8 +1,9 @@
 """Tar shards with an index, so that any image of any shard is one read away.
 
 Members have webdataset's names: `key.jpg` with `key.cls` (a number or a class name), or with `key.json` that contains
-"label", "class" or "cls", or a list of names in "labels". One image of a key is used. Packed shards (`pack`) are such
-tars too, with an index file in the same folder. Nothing is extracted: an image is an offset and a length in a shard."""
+"label", "class" or "cls", a name, a number or a list of them. One image of a key is used. Packed shards (`pack`) are
+such tars too, with an index file in the same folder. Nothing is extracted: an image is an offset and a length in a
+shard."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from vitrail.data.cache import cached_table, pa, pc, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Reader
 from vitrail.data.labels.cells import names_in
+from vitrail.data.labels.numbers import Numbers, numbers_text, parse_numbers
 from vitrail.data.labels.sets import Labels, distinct_names, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
@@ -108,7 +110,7 @@ class _Bounded:
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: str) -> str | None:
-    """Return the class a .cls or .json member states, or a `set_text` for a list of classes; else None.
+    """Return the class or the numbers a .cls or .json member states, or a `set_text` for a list of classes; else None.
 
     Raises DataError for a list of anything but names and whole numbers."""
     if suffix not in ("cls", "json") or member.size > 1 << 20:
@@ -122,6 +124,9 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: st
     except (ValueError, RecursionError):
         return None
     found = [record[key] for key in _LABEL_KEYS if key in record] if isinstance(record, dict) else []
+    numbers = found[0] if found and isinstance(found[0], list) else found
+    if any(isinstance(one, float) for one in numbers):  # whole numbers may be names of classes
+        return numbers_text(found[0])
     if found and isinstance(found[0], list):
         return set_text(set(names_in(found[0], f"{where}, {member.name}")))
     return str(found[0]) if found and isinstance(found[0], str | int) else None
@@ -133,8 +138,9 @@ INDEX = "index.arrow"
 class ShardSource(Reader):
     """Images at known positions of tar files."""
 
-    def __init__(self, files: ShardFiles, table: pa.Table, class_names: list[str]) -> None:
-        super().__init__(_positions(table["label"], class_names), table["size"].to_numpy(), class_names)
+    def __init__(self, files: ShardFiles, table: pa.Table, class_names: list[str], *, numbers: bool = False) -> None:
+        labels = _numbers(table["label"], len(class_names)) if numbers else _positions(table["label"], class_names)
+        super().__init__(labels, table["size"].to_numpy(), class_names)
         self._files = files
         self._table = table
         self.remote = isinstance(files, RemoteFiles)
@@ -210,6 +216,13 @@ def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
     if pc.any(others).as_py():
         raise KeyError(labels.filter(others)[0].as_py())
     return np.asarray(numbers.fill_null(UNKNOWN).to_numpy(), dtype=np.int64)
+
+
+def _numbers(labels: pa.ChunkedArray, width: int) -> Numbers:
+    """Return the targets that are labels of an index; unknown ones for null."""
+    unknown = (np.nan,) * width
+    rows = [unknown if text is None else parse_numbers(text) for text in labels.to_pylist()]
+    return Numbers(np.array(rows, dtype=np.float64).reshape(-1, width))
 
 
 def index_schema() -> pa.Schema:
@@ -310,7 +323,7 @@ def packed_source(
                 raise DataError(
                     f"packed shard {folder}/{shard['name']} {state}: pack the data set again or copy the shard again"
                 )
-        return ShardSource(files, table, manifest["class_names"])
+        return ShardSource(files, table, manifest["class_names"], numbers=manifest.get("numbers", False))
 
 
 @contextmanager
