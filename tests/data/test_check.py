@@ -132,6 +132,13 @@ def test_a_class_without_a_readable_image_and_imbalance_are_warned_of(tmp_path: 
     assert f"vitrail train {tmp_path} --metric.name balanced_accuracy" in text and "split ''" not in text
 
 
+def test_a_class_of_held_out_images_alone_is_said(tmp_path: Path) -> None:
+    for number, place in enumerate(("train/a", "train/b", "test/a", "test/b", "test/c", "test/c", "other/d")):
+        save(tmp_path / place / f"{number}.png", number)
+    text = "\n".join(check(tmp_path).warnings)
+    assert "split 'test' has images of classes that no training image has: 'c'" in text and "'a'" not in text
+
+
 def test_good_data_say_nothing(tmp_path: Path) -> None:
     for number in range(6):
         save(tmp_path / "ab"[number % 2] / f"{number}.png", number)

@@ -16,7 +16,7 @@ import hashlib
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
@@ -405,6 +405,22 @@ def _copy(splits: dict[str, IndexedSource], place: int) -> Copy:
     raise IndexError(place)
 
 
+def _of_no_training_image(splits: Mapping[str, IndexedSource]) -> Iterator[str]:
+    """Yield a line for each held-out split with images of classes that no split for training has images of."""
+    held = {name: _classes_of(source) for name, source in splits.items() if role_of(name) != "train"}
+    if len(held) < len(splits):
+        trained = {one for name, source in splits.items() if name not in held for one in _classes_of(source)}
+        for name, classes in held.items():
+            if role_of(name) and (lacking := [one for one in classes if one not in trained]):
+                yield f"{split_title(name)} has images of classes that no training image has: {listing(lacking)}"
+
+
+def _classes_of(source: IndexedSource) -> list[str]:
+    """Return the classes that images of a source have."""
+    counts = class_counts(source.labels, len(source.class_names))
+    return [name for name, count in zip(source.class_names, counts, strict=True) if count]
+
+
 def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally, data: Data) -> Iterator[str]:
     """Yield one line for each problem that a user should know of before training."""
     yield from report.stats.findings.warnings
@@ -431,6 +447,7 @@ def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally, da
         gone = (class_counts(source.labels, classes) > 0) & (class_counts(source.labels[good], classes) == 0)
         for label in np.flatnonzero(gone).tolist():
             yield f"no image of class {source.class_names[label]!r} in {split_title(name)} can be decoded"
+    yield from _of_no_training_image(splits)
     shorter, longer = tally.sizes.min(axis=1), tally.sizes.max(axis=1)
     if small := int(np.count_nonzero((shorter > 0) & (shorter < SMALL))):
         yield f"{small} images have a side below {SMALL} pixels"

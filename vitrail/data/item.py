@@ -156,6 +156,8 @@ class Findings:
     """Reason -> the names of the first of them."""
     dropped: list[Rejected] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """How the data were read, where nothing is wrong."""
     outside: int = 0
     """Number of images outside the folder of the data: through a link, or through their paths in a table."""
     first_outside: str = ""
@@ -188,7 +190,7 @@ class Findings:
 
     def lines(self) -> list[str]:
         """Return the findings as lines for a terminal; none if nothing was left out."""
-        lines = list(self.warnings)
+        lines = [*self.warnings, *self.notes]
         for reason, count in sorted(self.ignored.items()):
             first = self.examples.get(reason, [])
             more = ", ..." if count > len(first) else ""

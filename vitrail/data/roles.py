@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,7 @@ def split_data_set(
         for split in found.splits
         if split not in names
     }
+    findings.warnings += _not_used(found, [*names, chosen, measured], others)
     if data.strict:
         findings.require_whole(data.path)
     test = None if measured is None else others[measured]
@@ -215,6 +216,17 @@ def split_data_set(
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)
+
+
+def _not_used(found: DataSet, used: Sequence[str | None], others: Mapping[str, IndexedSource | None]) -> Iterator[str]:
+    """Yield a warning for each split without a use: its name has no role, or is that of a used one but for case."""
+    lowered = {name.lower() for name in used if name is not None}
+    for name, source in others.items():
+        if name not in used and source is not None and (role_of(name) is None or name.lower() in lowered):
+            yield (
+                f"split {name!r} is not used: its {len(source):,} images are for no part of the training. To use them, "
+                "name the split in data.train, data.validation or data.test"
+            )
 
 
 def _held_out(

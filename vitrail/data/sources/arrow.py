@@ -73,7 +73,7 @@ def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Find
     if columns.per_image == "numbers" and all(map(_holds_numbers, splits)):
         return [_numbers(split) for split in splits]
     if columns.classes or len(first.columns) > 1:
-        findings.warnings.append(f"each of the {len(first.columns)} columns {listing(list(first.columns))} is a class")
+        findings.notes.append(f"each of the {len(first.columns)} columns {listing(list(first.columns))} is a class")
         return [_of_classes(split) for split in splits]
     if all(_is_list(_only(split).type) for split in splits):
         lists = [_List.of(split) for split in splits]

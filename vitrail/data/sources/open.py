@@ -140,6 +140,8 @@ def open_whole(data: Data, *, labels: bool = True) -> DataSet:
 def open_and_warn(data: Data, *, labels: bool = True) -> DataSet:
     """Return what `open_whole` returns, and log its warnings, for a caller that does not show the findings."""
     found = open_whole(data, labels=labels)
+    for line in found.findings.notes:
+        log.info("%s", line)
     for line in found.findings.warnings:
         log.warning("%s", line)
     return found

@@ -181,7 +181,7 @@ def read_table(
             table.labels.append(from_text(cell) if predictions else cell)
     if are_classes:
         kind = "target" if numbers else "class"
-        findings.warnings.append(f"each of the {len(labels)} columns {listing(labels)} is a {kind} ({file.name})")
+        findings.notes.append(f"each of the {len(labels)} columns {listing(labels)} is a {kind} ({file.name})")
     return table
 
 
