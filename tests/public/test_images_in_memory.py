@@ -157,6 +157,7 @@ def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files:
         ({}, UsageError, "need a label each"),
         ({"labels": ["a"]}, DataError, "2 images and 1 labels"),
         ({"labels": ["a", "c"]}, DataError, "not among the 2 known classes: 'c'"),
+        ({"labels": ["a", ""]}, DataError, "not among the 2 known classes: ''"),
         ({"labels": [0, 2]}, DataError, "label 2, but there are only 2"),
         ({"labels": ["a", "b"], "split": "test"}, UsageError, "split is a setting of files"),
     ],

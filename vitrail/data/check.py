@@ -32,6 +32,7 @@ from vitrail.data.images.stored import stored
 from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, ids, role_of, split_title
 from vitrail.data.labels.sets import Answers, LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.roles import without_effect
 from vitrail.data.settings import Data, as_flags
 from vitrail.data.sources.open import open_whole
 from vitrail.data.split import fingerprint
@@ -169,6 +170,7 @@ def stats(data: Data | str | Path) -> Stats:
     """Count a data set's images and classes and look at the headers of a sample. Raises as `open_path` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
+    found.findings.warnings += without_effect(data, found.findings.kind)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
         for index in evenly_spaced(len(source), _SAMPLE):
@@ -357,6 +359,7 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
     """Decode every image of every split and compare their contents. Raises as `open_path` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
+    found.findings.warnings += without_effect(data, found.findings.kind)
     total, look = found.count, partial(_look, decoded=True)
     tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:

@@ -282,6 +282,13 @@ class Columns(NamedTuple):
     """`Data.ignore`."""
 
     @property
+    def target(self) -> str | None:
+        """The column of the only target, as it is named; None if none is."""
+        if self.answers is None or len(self.answers) > 1:
+            return self.label
+        return self.answers[0].removesuffix(":numbers")
+
+    @property
     def group_column(self) -> str | None:
         """The column that `Data.group` names; None for its other forms."""
         return None if self.group is None or self.group == FOLDER or ":" in self.group else self.group

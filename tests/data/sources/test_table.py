@@ -16,6 +16,7 @@ from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.arrow import encode_labels
 from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError, DecodeError, UsageError
+from vitrail.verbs.flags.reading import read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +168,16 @@ def test_columns_that_are_classes_or_targets_are_no_defect(kind: str, tmp_path: 
             "numbers",
             "parquet",
         ) or "each of the 2 columns 'x', 'y' is a" in found.report.lines()[0]
+
+
+def test_one_column_of_labels_or_several(tmp_path: Path) -> None:
+    path = write(tmp_path, "path,x,y,z\nimg/0.jpg,1,0,a\nimg/1.jpg,0,1,b\n")
+    with pytest.raises(UsageError, match=r"data.label_column is 'z' and data.label_columns is 'x', 'y': each says"):
+        open_path(str(path), Columns(label="z", classes=("x", "y")))
+    # what a command names takes the place of what a run has
+    assert read_settings({"label_column": "z"}, base=Data(label_columns=("x", "y"))).label_columns is None
+    assert read_settings({"label_columns": ("x", "y")}, base=Data(label_column="z")).label_column is None
+    assert read_settings({"strict": True}, base=Data(label_column="z")).label_column == "z"
 
 
 def test_absolute_and_upward_paths(tmp_path: Path) -> None:

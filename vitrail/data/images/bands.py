@@ -82,11 +82,12 @@ def choose_bands(
     else:
         kind = bands_to_keep(data, found, rgb=weights is None)
         if kind is None:
+            said = {} if data.display is None else {"display": "of no effect: the images are RGB with 8 bits"}
             deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
             if deep and not asks:
                 share = f"{deep[0][1]} of {len(found)} images have {deep[0][0]}"
-                return None, {"bits": f"8 bits of RGB: {share}. data.channels and data.bits keep them all"}
-            return None, {}
+                return None, {**said, "bits": f"8 bits of RGB: {share}. data.channels and data.bits keep them all"}
+            return None, said
         (channels, bits), why = kind, "as data.channels and data.bits say" if asks else "as they are stored"
     _require(channels, bits, found, why)
     decided = {"bands": f"{_words(channels, bits)}: {why}"}

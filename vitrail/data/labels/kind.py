@@ -80,7 +80,7 @@ def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
     for name, values in read.items():  # of a split without any label, all numbers are unknown
         values = values if values.shape[1] else np.full((len(values), width), np.nan)
         changed: Any = _relabelled(splits[name], Numbers(values))
-        changed.class_names = target_names(width, columns.label, columns.classes)
+        changed.class_names = target_names(width, columns.target, columns.classes)
         splits[name] = changed
     return DataSet(splits, found.findings)
 

@@ -225,8 +225,14 @@ def label_columns(
     """Return the column of labels, or the columns that are classes, and whether they are classes.
 
     names: All columns. holds: The columns that may be classes, as for `class_columns`. Raises UsageError for a column
-    that does not exist, and DataError if there is no column of labels.
+    that does not exist, and for both settings, and DataError if there is no column of labels.
     """
+    if columns.label is not None and columns.classes:
+        raise UsageError(
+            f"data.label_column is {columns.label!r} and data.label_columns is {listing(columns.classes)}: each says "
+            "where the labels are. Name one column in the first, or several in the second; data.answers names columns "
+            "of different kinds"
+        )
     if not columns.classes:
         try:
             return (find_column(names, columns.label, LABEL_COLUMNS, "label", where),), False
