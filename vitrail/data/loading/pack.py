@@ -317,7 +317,7 @@ def _same(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def _write_index(folder: Path, records: list[dict[str, Any]], source: IndexedSource, settings: dict[str, Any]) -> None:
-    manifest = {
+    manifest: dict[str, Any] = {
         "settings": settings,
         "class_names": [as_text(name) for name in source.class_names],
         "shards": [{"name": record["name"], "bytes": record["bytes"]} for record in records],

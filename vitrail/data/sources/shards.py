@@ -83,8 +83,8 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
         cut = True
     for key, (offset, size, member_name) in images.items():
         yield {"offset": offset, "size": size, "label": labels.get(key), "id": f"{name}/{member_name}"}
-    for other in others:
-        yield {"offset": 0, "size": _ANOTHER, "label": None, "id": f"{name}/{other}"}
+    for member_name in others:
+        yield {"offset": 0, "size": _ANOTHER, "label": None, "id": f"{name}/{member_name}"}
     if cut:
         yield {"offset": 0, "size": _DAMAGED, "label": None, "id": name}
 

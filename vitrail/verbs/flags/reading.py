@@ -16,7 +16,6 @@ log = logging.getLogger("vitrail")
 READ = ("image_column", "label_column", "label_columns", "answers", "label_separator", "labels_per_image", "label_from",
         "include", "exclude", "strict", "ignore")  # fmt: skip
 """Settings that say which images and labels there are. All verbs that open data use them."""
-_COLUMNS = ("label_column", "label_columns")
 SPLIT = ("train", "validation", "holdout", "test", "subset", "fold", "group")
 """Settings that divide the images."""
 
@@ -29,8 +28,8 @@ def read_settings(
     Columns of labels that `reading` names are used in place of those of `base`. A setting that is not among those
     `used` causes a warning. Raises UsageError for an unknown or invalid setting.
     """
-    if base is not None and any(reading.get(name) for name in (*_COLUMNS, "answers")):
-        base = replace(base, **dict.fromkeys(_COLUMNS))
+    if base is not None and any(reading.get(name) for name in ("label_column", "label_columns", "answers")):
+        base = replace(base, label_column=None, label_columns=None)
     given = dict(reading) if path is None else {**reading, "path": str(path)}
     data = merge(Run() if base is None else Run(data=base), {Data.section: given}).data
     warn_of_unused(reading, used)
