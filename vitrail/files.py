@@ -54,6 +54,15 @@ def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
+def state_of(path: Path) -> str:
+    """Return place, size and date of a file, which change when it does. A file that is not there has no date."""
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path)
+    return f"{path.absolute()}\0{found.st_size}\0{found.st_mtime_ns}"
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as stream:

@@ -200,7 +200,8 @@ def refuse_empty(function: Callable[..., Any], arguments: Mapping[str, Any], nam
     paths = [name for name, hint in _argument_types(unwrap(function)).items() if "pathlib.Path" in str(hint)]
     for name in paths:
         value = arguments.get(name)
-        values = value if isinstance(value, list | tuple) else [value]  # arrays cannot be compared with a text
+        # arrays cannot be compared with a text, and a list of labels holds names, not paths
+        values = value if isinstance(value, list | tuple) and name != "labels" else [value]
         if any(isinstance(one, str) and not one for one in values):
             raise UsageError(f"{named(name)} is empty. Give the path of a file or a folder; '.' is the current folder")
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitrail.data.images.decode import pillow_channels, pillow_pixels
 from vitrail.data.images.pixels import pixels_of
 from vitrail.data.item import UNKNOWN, Reader
 from vitrail.data.sources.folder import read_file
@@ -225,9 +226,11 @@ class _Images(Reader):
         image = self._images[index]
         if isinstance(image, str | Path):
             return read_file(image)
+        if isinstance(image, Image.Image):
+            return pillow_pixels(image) if self._rgb else pillow_channels(image)
+        array = np.asarray(image)
         if not self._rgb:
-            return np.asarray(image)
-        array = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else np.asarray(image)
+            return array
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,)):
             raise DataError(
                 f"{self.id(index)} is {array.dtype} of shape {array.shape}; an array must be uint8 [height, width, 3] "

@@ -11,6 +11,8 @@ from PIL import Image
 
 from vitrail import cli
 from vitrail.data.check import check, stats
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 
 
@@ -130,6 +132,29 @@ def test_a_class_without_a_readable_image_and_imbalance_are_warned_of(tmp_path: 
     assert "no image of class 'none'" in text and "20 times" in text
     assert "no image of class 'few'" not in text
     assert f"vitrail train {tmp_path} --metric.name balanced_accuracy" in text and "split ''" not in text
+
+
+def test_a_class_of_held_out_images_alone_is_said(tmp_path: Path) -> None:
+    for number, place in enumerate(("train/a", "train/b", "test/a", "test/b", "test/c", "test/c", "other/d")):
+        save(tmp_path / place / f"{number}.png", number)
+    text = "\n".join(check(tmp_path).warnings)
+    assert "split 'test' has images of classes that no training image has: 'c'" in text and "'a'" not in text
+
+
+def test_settings_without_effect_are_said(tmp_path: Path) -> None:
+    for number in range(8):
+        save(tmp_path / "ab"[number % 2] / f"{number}.png", number)
+    asked = dict(image_column="z", label_column="x", label_columns=("a", "b"), label_separator="x", ignore=(0,))
+    data = Data(str(tmp_path), holdout=0, validation="subset", group="folder", **asked)
+    lines = [f"data.{name} has no effect on images of this kind (folder)" for name in asked]
+    for said in (check(data).warnings, stats(data).findings.warnings, open_data(data).report.warnings):
+        assert {*lines} <= {*said}
+    training = [line for line in open_data(data).report.warnings if line not in lines]
+    assert training == [
+        "data.validation 'subset' has no effect without data.subset",
+        "data.group has no effect: no image is held out (data.holdout, data.validation)",
+    ]
+    assert not open_data(Data(str(tmp_path), ignore=[255])).report.warnings  # type: ignore[arg-type]
 
 
 def test_good_data_say_nothing(tmp_path: Path) -> None:

@@ -94,6 +94,33 @@ def test_classes_are_the_values_and_others_are_ignored(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_what_is_left_out_of_images_with_masks_is_said(tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "val/c"):
+        write(tmp_path, name, two_classes())
+    Image.new("RGB", (8, 6)).save(tmp_path / "images" / "beside.jpg")
+    (tmp_path / "images" / "train" / "gone.jpg").symlink_to(tmp_path / "nothing")
+    (tmp_path / "images" / "others").mkdir()
+    (tmp_path / "images" / "train" / "notes.txt").touch()
+    findings = opened(tmp_path, exclude=("b.jpg",)).report
+    assert findings.examples["file beside the split folders"] == ["beside.jpg"]
+    assert findings.examples["not an image (.txt)"] == ["notes.txt"]
+    assert findings.examples["left out by data.exclude 'b.jpg'"] == ["b.jpg"]
+    assert findings.dropped == [("gone.jpg", "dangling link")]
+    assert findings.warnings == ["folder 'others' is not a split: left out"]
+
+
+def test_names_as_windows_writes_them(tmp_path: Path) -> None:
+    """Capital suffixes, and a mark at the beginning of a text."""
+    for name in ("a", "b"):
+        write(tmp_path, name, two_classes())
+    for mask in (tmp_path / "masks").iterdir():
+        mask.rename(mask.with_suffix(".PNG"))
+    (tmp_path / "classes.txt").write_text("wall\nroof\n", encoding="utf-8-sig")
+    found = opened(tmp_path, ignore=(7, 255), holdout=0)
+    assert found.class_names == ["wall", "roof"]
+    assert [masks(found.train).path(row).name for row in range(2)] == ["a.PNG", "b.PNG"]
+
+
 def test_masks_of_another_format_are_not_taken_for_a_class(tmp_path: Path) -> None:
     """`images/` and `masks/` look like two class folders."""
     for name in ("a", "b"):

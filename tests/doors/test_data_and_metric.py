@@ -17,6 +17,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from vitrail import Augment, Preprocess, cli
 from vitrail.data.images.ops import train_transform
+from vitrail.data.settings import Columns
 from vitrail.data.sources.indexed import TorchSource, data_set
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import classify
@@ -169,6 +170,29 @@ def test_names_of_classes() -> None:
     assert named.class_names == ["ant", "cat"] and named.labels.tolist() == [1, 0, 1, -1]
     torchvisions = Torch(FORMS["array"], [1, 1, 0, 1], classes=["b", "a"], targets=[1, 1, 0, 1])
     assert TorchSource("x", torchvisions).class_names == ["b", "a"]
+
+
+def test_labels_that_are_numbers() -> None:
+    columns = Columns(per_image="numbers", label="age")
+    for labels in ([1, -1, 2.5, None], np.array([1, -1, 2.5, np.nan])[:3], torch.tensor([1.0, -1.0, 2.5])):
+        found = TorchSource("x", Torch(FORMS["array"], labels), columns)
+        assert found.class_names == ["age"] and found.labels.values[:3, 0].tolist() == [1, -1, 2.5]
+        assert found.labels.known.tolist() == [True, True, True, False][: len(labels)]
+    two = TorchSource("x", Torch(FORMS["array"], [[1, 2], (3, 4.5), np.array([5, 6])]), Columns(per_image="numbers"))
+    assert two.labels.values.tolist() == [[1, 2], [3, 4.5], [5, 6]] and two.class_names == ["target 1", "target 2"]
+    for wrong in ([1.0, float("nan")], [[1, 2], [3]]):
+        with pytest.raises(DataError, match=r"x\[1\] has the label .* finite numbers for each image"):
+            TorchSource("x", Torch(FORMS["array"], wrong), columns)
+
+
+def test_images_of_other_bands() -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, (6, 5, 4), dtype=np.uint16)
+    for image in (deep, torch.from_numpy(deep).permute(2, 0, 1)):
+        assert np.array_equal(TorchSource("x", [(image, 0)], bands=True)[0].image, deep)
+    clear = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+    assert np.array_equal(TorchSource("x", [(Image.fromarray(clear), 0)], bands=True)[0].image, clear)
+    with pytest.raises(DataError, match=r"x\[0\] is None. Valid are PIL pictures"):
+        TorchSource("x", [(None, 0)], bands=True)[0]
 
 
 @pytest.mark.parametrize(

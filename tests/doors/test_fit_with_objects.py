@@ -23,9 +23,11 @@ from torch.utils.data import TensorDataset
 import vitrail
 from vitrail import Run, Steps, Supervised, cli, create, fit
 from vitrail.config import merge
+from vitrail.data.check import leaked
+from vitrail.data.labels.sets import LabelSets
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
-from vitrail.errors import UsageError, WeightsError
+from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.model.variants import ForeignConfig, ResNetConfig
 from vitrail.objective.settings import MAE
 from vitrail.training.assemble import set_up
@@ -222,6 +224,28 @@ def test_data_of_torch(tmp_path: Path) -> None:
     rows = [int(re.sub(r"\D", "", id)) for id in held_out]
     counts, all_counts = Counter(labels[rows].tolist()), Counter(labels[:1400].tolist())
     assert all(abs(counts[label] - all_counts[label] / 10) <= 1 for label in range(10))
+
+
+def test_settings_of_the_data_hold_for_objects() -> None:
+    """Which images are used, and what a label is."""
+
+    def splits(labels: Any, **data: Any) -> Any:
+        images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+        items = [(image, labels[number % len(labels)]) for number, image in enumerate(images)]
+        changes = {"objective": {"kind": "regression"}} if data.pop("regression", False) else {}
+        run = merge(Run(), {"data": {"path": "x", **data}, **changes})
+        return PythonObjects(data={"train": items, "test": items[:10]}).splits(run)
+
+    assert isinstance(splits([0, 1], labels_per_image="several").train.labels, LabelSets)
+    with pytest.raises(DataError, match=r"has 2 labels, and data.labels_per_image is 'one'"):
+        splits([["a", "b"], ["a"]], labels_per_image="one")
+    left = splits([0, 1], exclude=["*[[]3?]"])
+    assert len(left.train) + len(left.validation) == 30 and left.report.ignored
+    for labels in ([0.5, 1.5], [3, 4]):
+        numbers = splits(labels, regression=True)
+        assert set(numbers.train.labels.values.ravel()) == set(labels) and numbers.class_names == ["target"]
+    # what is stored is not known, so that the images are not read to compare splits before the run
+    assert leaked(numbers.train, numbers.test) is None
 
 
 @pytest.mark.train

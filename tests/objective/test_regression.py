@@ -164,7 +164,11 @@ def test_a_run_from_a_table_to_predictions_in_its_units(
 WRONG = {
     "sampler": (Run(objective=Regression(), data=Data(sampler="balanced")), "data.sampler: needs images with classes"),
     "knn": (Run(objective=Regression(), knn=3), "knn: needs images with classes"),
-    "supervised": (Run(data=Data(labels_per_image="numbers")), "which objective supervised cannot learn"),
+    "supervised": (
+        Run(data=Data(labels_per_image="numbers")),
+        "which objective supervised cannot learn. Set objective.kind to regression, or data.labels_per_image to auto",
+    ),
+    "answer": (Run(data=Data(answers=("x",))), "Set objective.kind to regression, or name the column with its kind"),
 }
 
 

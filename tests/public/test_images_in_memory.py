@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Bands, Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
@@ -58,6 +59,24 @@ def test_pictures_are_predicted_as_their_files(model: Path, files: list[Path]) -
     assert shares(found) == expected and [row.path for row in found.rows] == [f"images[{i}]" for i in range(4)]
     mixed = vitrail.predict(model, files[0], Image.open(files[1]), **HOW)
     assert shares(mixed) == expected[:2] and [row.path for row in mixed.rows] == [str(files[0]), "images[1]"]
+
+
+def test_pictures_and_tensors_of_other_bands_are_predicted_as_their_files(tmp_path: Path) -> None:
+    rng, config = np.random.default_rng(2), replace(CONFIG, channels=1)
+    bands = Bands("16", (30000.0,), (9000.0,), (0.0,), (65535.0,))
+    card = Card(config, ["a", "b"], Preprocess((16, 16), resize="squash", bands=bands))
+    torch.manual_seed(0)
+    network = ViT(config)
+    torch.nn.init.normal_(network.head.weight)
+    save_model(tmp_path / "model", network, card)
+    grey = rng.integers(0, 65536, (20, 24), dtype=np.uint16)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(grey).save(tmp_path / "0.png", exif=exif)
+    expected = shares(vitrail.predict(tmp_path / "model", tmp_path / "0.png", **HOW))
+    turned = np.rot90(grey, -1)
+    held = [Image.open(tmp_path / "0.png"), turned, torch.from_numpy(turned.copy())[None]]
+    assert shares(vitrail.predict(tmp_path / "model", held, **HOW)) == expected * 3
 
 
 def test_arrays_and_tensors_alone_and_many_in_one(model: Path) -> None:
@@ -138,6 +157,7 @@ def test_pictures_with_labels_are_evaluated_as_their_folders(model: Path, files:
         ({}, UsageError, "need a label each"),
         ({"labels": ["a"]}, DataError, "2 images and 1 labels"),
         ({"labels": ["a", "c"]}, DataError, "not among the 2 known classes: 'c'"),
+        ({"labels": ["a", ""]}, DataError, "not among the 2 known classes: ''"),
         ({"labels": [0, 2]}, DataError, "label 2, but there are only 2"),
         ({"labels": ["a", "b"], "split": "test"}, UsageError, "split is a setting of files"),
     ],

@@ -89,6 +89,18 @@ def test_a_grey_array_is_read_as_a_grey_file(model: Path, tmp_path: Path) -> Non
     np.testing.assert_array_equal(fitted.transform([grey]), fitted.transform([tmp_path / "grey.png"]))
 
 
+def test_pictures_are_read_as_their_files(model: Path, tmp_path: Path) -> None:
+    """Turned by EXIF, with transparency, and with 16 bits."""
+    rng, exif = np.random.default_rng(0), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(rng.integers(0, 256, (20, 24, 3), np.uint8)).save(tmp_path / "turned.jpg", exif=exif)
+    Image.fromarray(rng.integers(0, 256, (20, 24, 4), np.uint8)).save(tmp_path / "clear.png")
+    Image.fromarray(rng.integers(0, 65536, (20, 24), np.uint16)).save(tmp_path / "deep.png")
+    files = sorted(tmp_path.iterdir())
+    fitted = ViTClassifier(model, l2=1.0, **SETTINGS).fit(files, [0, 1, 0])
+    np.testing.assert_array_equal(fitted.transform([Image.open(file) for file in files]), fitted.transform(files))
+
+
 def blobs() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     labels = np.repeat([0, 1, 2], 40)

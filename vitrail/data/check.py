@@ -16,7 +16,7 @@ import hashlib
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
@@ -26,12 +26,13 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.groups import groups_of, on_both_sides, said_of_groups, series_advice
-from vitrail.data.images.decode import format_of
+from vitrail.data.images.decode import format_of, header_size
 from vitrail.data.images.pixels import picture
 from vitrail.data.images.stored import stored
 from vitrail.data.item import DataSet, Findings, IndexedSource, evenly_spaced, ids, role_of, split_title
 from vitrail.data.labels.sets import Answers, LabelSets, class_counts, known, label_text, summary
 from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.roles import without_effect
 from vitrail.data.settings import Data, as_flags
 from vitrail.data.sources.open import open_whole
 from vitrail.data.split import fingerprint
@@ -169,6 +170,7 @@ def stats(data: Data | str | Path) -> Stats:
     """Count a data set's images and classes and look at the headers of a sample. Raises as `open_path` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
+    found.findings.warnings += without_effect(data, found.findings.kind)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
         for index in evenly_spaced(len(source), _SAMPLE):
@@ -189,7 +191,7 @@ def _look(source: IndexedSource, index: int, *, decoded: bool) -> Look:
 
 
 def header_facts(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
-    """Return ((height, width) as stored, format, mode) by the header alone; of an array its type and its bands."""
+    """Return ((height, width) of the upright image, format, mode) by the header alone; of an array type and bands."""
     if isinstance(data, np.ndarray):
         usual = data.dtype == np.uint8 and data.ndim == 3 and data.shape[2] == 3
         mode = "RGB" if usual else f"{data.dtype} {data.shape[2] if data.ndim == 3 else 1} bands"
@@ -209,7 +211,7 @@ def header_facts(data: bytes | np.ndarray) -> tuple[tuple[int, int], str, str]:
                 return (0, 0), format.name, "unknown"
     try:
         with format.reader(BytesIO(data)) as image:
-            return (image.height, image.width), format.name, image.mode
+            return header_size(image), format.name, image.mode
     except Exception:  # a damaged header raises anything; decoding says what is wrong
         return (0, 0), format.name, "unknown"
 
@@ -261,9 +263,12 @@ def digest(image: bytes | np.ndarray) -> bytes:
 def leaked(train: IndexedSource, held_out: IndexedSource) -> list[str] | None:
     """Return the ids of held-out images with the contents of a training image.
 
-    Return None if the comparison needs to read more than `READ_AT_MOST` bytes. Raises DataError for a read that hangs.
+    Return None if the comparison needs to read more than `READ_AT_MOST` bytes, or sizes are not known. Raises DataError
+    for a read that hangs.
     """
-    sizes = np.intersect1d(train.sizes, held_out.sizes)
+    if not (train.sizes.any() and held_out.sizes.any()):
+        return None
+    sizes = np.setdiff1d(np.intersect1d(train.sizes, held_out.sizes), 0)
     mine, theirs = (np.flatnonzero(np.isin(source.sizes, sizes)).tolist() for source in (train, held_out))
     if train.sizes[mine].sum() + held_out.sizes[theirs].sum() > READ_AT_MOST:
         return None
@@ -354,6 +359,7 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | N
     """Decode every image of every split and compare their contents. Raises as `open_path` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
+    found.findings.warnings += without_effect(data, found.findings.kind)
     total, look = found.count, partial(_look, decoded=True)
     tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:
@@ -402,6 +408,22 @@ def _copy(splits: dict[str, IndexedSource], place: int) -> Copy:
     raise IndexError(place)
 
 
+def _of_no_training_image(splits: Mapping[str, IndexedSource]) -> Iterator[str]:
+    """Yield a line for each held-out split with images of classes that no split for training has images of."""
+    held = {name: _classes_of(source) for name, source in splits.items() if role_of(name) != "train"}
+    if len(held) < len(splits):
+        trained = {one for name, source in splits.items() if name not in held for one in _classes_of(source)}
+        for name, classes in held.items():
+            if role_of(name) and (lacking := [one for one in classes if one not in trained]):
+                yield f"{split_title(name)} has images of classes that no training image has: {listing(lacking)}"
+
+
+def _classes_of(source: IndexedSource) -> list[str]:
+    """Return the classes that images of a source have."""
+    counts = class_counts(source.labels, len(source.class_names))
+    return [name for name, count in zip(source.class_names, counts, strict=True) if count]
+
+
 def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally, data: Data) -> Iterator[str]:
     """Yield one line for each problem that a user should know of before training."""
     yield from report.stats.findings.warnings
@@ -428,6 +450,7 @@ def _warnings(report: Report, splits: dict[str, IndexedSource], tally: Tally, da
         gone = (class_counts(source.labels, classes) > 0) & (class_counts(source.labels[good], classes) == 0)
         for label in np.flatnonzero(gone).tolist():
             yield f"no image of class {source.class_names[label]!r} in {split_title(name)} can be decoded"
+    yield from _of_no_training_image(splits)
     shorter, longer = tally.sizes.min(axis=1), tally.sizes.max(axis=1)
     if small := int(np.count_nonzero((shorter > 0) & (shorter < SMALL))):
         yield f"{small} images have a side below {SMALL} pixels"

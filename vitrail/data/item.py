@@ -131,6 +131,10 @@ class Reader(ABC):
         """See `IndexedSource.id`: the name and the number of the image, counted from 0."""
         return f"{self._name}[{index}]"
 
+    def state(self, index: int) -> str:
+        """Return what changes when a stored image does, found without reading it; "" if nothing is known."""
+        return ""
+
 
 def ids(source: IndexedSource, indices: np.ndarray) -> list[str]:
     """Return the ids of several images, in one call if the source supports it."""
@@ -157,6 +161,8 @@ class Findings:
     """Reason -> the names of the first of them."""
     dropped: list[Rejected] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """How the data were read, where nothing is wrong."""
     outside: int = 0
     """Number of images outside the folder of the data: through a link, or through their paths in a table."""
     first_outside: str = ""
@@ -189,7 +195,7 @@ class Findings:
 
     def lines(self) -> list[str]:
         """Return the findings as lines for a terminal; none if nothing was left out."""
-        lines = list(self.warnings)
+        lines = [*self.warnings, *self.notes]
         for reason, count in sorted(self.ignored.items()):
             first = self.examples.get(reason, [])
             more = ", ..." if count > len(first) else ""

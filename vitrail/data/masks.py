@@ -33,7 +33,7 @@ from vitrail.data.labels.masks import Masks, mask_values
 from vitrail.data.labels.sets import named
 from vitrail.data.settings import ALL, IGNORED, Columns, Selection
 from vitrail.data.sources.flat import label_advice
-from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, read_file
+from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, note_others, read_file
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import read_text
 from vitrail.words import listing
@@ -173,9 +173,11 @@ def read_masked(root: Path, columns: Columns, *, labels: bool) -> DataSet:
             f"{_folders(root)[1]}. Leave it out, or give the folder {root / 'images'} alone"
         )
     images, masks = _folders(root)
-    named_splits = [one.name for one in folders_in(images) if role_of(one.name) or one.name in columns.splits]
-    pairs = {name: _paired(images / name, masks, name, columns.selection) for name in named_splits or [""]}
     findings = Findings("masks")
+    named_splits = [one.name for one in folders_in(images) if role_of(one.name) or one.name in columns.splits]
+    if named_splits:
+        note_others(images, [images / name for name in named_splits], findings)
+    pairs = {name: _paired(images / name, masks, name, findings, columns.selection) for name in named_splits or [""]}
     if not labels:
         return DataSet({name: each.images for name, each in pairs.items()}, findings)
     checked, values, titles = _checked(root, masks, pairs, columns.ignore)
@@ -224,13 +226,16 @@ def _checked(
     return checked, values, [names[value] if names else str(value) for value in values]
 
 
-def _paired(images: Path, masks: Path, split: str, selection: Selection = ALL) -> MaskedImages:
+def _paired(images: Path, masks: Path, split: str, findings: Findings, selection: Selection = ALL) -> MaskedImages:
     """Return the images below a folder with their masks. Raises DataError if an image has none."""
-    place, findings = masks / split, Findings("folder")
+    place = masks / split
     files = [(name, None, file.size) for name, file in images_in(images, "", findings, selection=selection)]
     if not files:
         raise DataError(f"{images} holds no images. {EXPECTED}")
-    paths = [place / Path(name).with_suffix(".png") for name, _, _ in files]
+    found = [path for path in place.rglob("*") if path.suffix.lower() == ".png"]
+    capital = {path.with_suffix(".png"): path for path in found if path.suffix != ".png"}
+    usual = [place / Path(name).with_suffix(".png") for name, _, _ in files]
+    paths = [path if path.is_file() else capital.get(path, path) for path in usual]
     if missing := [name for (name, _, _), path in zip(files, paths, strict=True) if not path.is_file()]:
         which = "no image" if len(missing) == len(files) else f"{len(missing):,} of {len(files):,} images"
         has = "has a mask" if len(missing) == len(files) else "have no mask"
@@ -240,8 +245,8 @@ def _paired(images: Path, masks: Path, split: str, selection: Selection = ALL) -
             f"{which} in {images} {has}: {listing(missing, 3)}. Expected is a PNG of the same name, such as {wanted}"
             + f". {other} beside it is none: JPEG, for example, changes the numbers of classes" * bool(other)
         )
-    found = {path for path in place.rglob("*.png") if not in_junk(path.relative_to(place).as_posix())}
-    if (others := found - set(paths)) and not selection.patterns:
+    there = {path for path in found if not in_junk(path.relative_to(place).as_posix())}
+    if (others := there - set(paths)) and not selection.patterns:
         log.warning("%d masks in %s have no image, and are not used: %s", len(others), place, _some(others))
     return MaskedImages(file_source(images, files), paths)
 
@@ -293,7 +298,7 @@ def _names(file: Path) -> list[str]:
     """Return the names in classes.txt; none without the file. Raises DataError for an empty or a repeated name."""
     if not file.is_file():
         return []
-    names = [line.strip() for line in read_text(file, DataError).rstrip().split("\n")]
+    names = [line.strip() for line in read_text(file, DataError).removeprefix("\ufeff").rstrip().split("\n")]
     if wrong := next((row for row, name in enumerate(names) if not name or name in names[:row]), None):
         raise DataError(f"{file}, line {wrong + 1}: {names[wrong]!r} is empty or a name that is already there")
     if not names[0] or len(names) > 256:

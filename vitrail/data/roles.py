@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,22 @@ NONE = "none"
 """Value of a setting that names a split: use no split for this role."""
 SUBSET = "subset"
 """Value of `Data.validation`: hold out a share of the images of `Data.subset`, not of all training images."""
+
+
+_WITHOUT_COLUMNS = ("folder", "masks", "shards", "packed", "digits")
+"""Kinds of data (`Findings.kind`) without columns and cells."""
+
+
+def without_effect(data: Data, kind: str) -> Iterator[str]:
+    """Yield a warning for each setting that says how labels are read and changes nothing on data of this kind."""
+    unused = {"image_column": kind in _WITHOUT_COLUMNS, "ignore": kind not in ("masks", "list", "own")}
+    if data.labels_per_image != "numbers":  # else they name the targets, or divide the numbers in a name
+        of_cells = ("label_column", "label_columns", "label_separator")
+        unused |= dict.fromkeys(of_cells, kind in _WITHOUT_COLUMNS)
+    for name in (name for name, here in unused.items() if here):
+        value, usual = getattr(data, name), getattr(Data(), name)
+        if value is not None and value != usual and value != list(usual or ()):
+            yield f"data.{name} has no effect on images of this kind ({kind})"
 
 
 def of_role(found: DataSet, role: str) -> list[str]:
@@ -191,8 +207,10 @@ def split_data_set(
         for split in found.splits
         if split not in names
     }
+    findings.warnings += _not_used(found, [*names, chosen, measured], others)
     if data.strict:
         findings.require_whole(data.path)
+    findings.warnings += without_effect(data, findings.kind)
     test = None if measured is None else others[measured]
     if data.subset is not None and data.validation == SUBSET:  # the validation images are some of the subset
         train = Subset(train, subset(train, data.subset, seed))
@@ -207,14 +225,29 @@ def split_data_set(
             known_groups = {"training": groups[remaining], "validation": groups[held]}
     else:
         validation, origin = None, {}
+    if data.validation == SUBSET and data.subset is None:
+        findings.warnings.append(f"data.validation {SUBSET!r} has no effect without data.subset")
     used = [("training", train), ("validation", validation), ("test", test)]
     parts = {role: part for role, part in used if part is not None}
     if data.group is not None and len(parts) > 1:
         others_groups = {role: groups_of(part, data) for role, part in parts.items() if role not in known_groups}
         findings.warnings += on_both_sides({**known_groups, **others_groups}, data, class_names)
+    elif data.group is not None:
+        findings.warnings.append("data.group has no effect: no image is held out (data.holdout, data.validation)")
     if data.subset is not None and data.validation != SUBSET:
         train = Subset(train, subset(train, data.subset, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, origin)
+
+
+def _not_used(found: DataSet, used: Sequence[str | None], others: Mapping[str, IndexedSource | None]) -> Iterator[str]:
+    """Yield a warning for each split without a use: its name has no role, or is that of a used one but for case."""
+    lowered = {name.lower() for name in used if name is not None}
+    for name, source in others.items():
+        if name not in used and source is not None and (role_of(name) is None or name.lower() in lowered):
+            yield (
+                f"split {name!r} is not used: its {len(source):,} images are for no part of the training. To use them, "
+                "name the split in data.train, data.validation or data.test"
+            )
 
 
 def _held_out(

@@ -215,6 +215,11 @@ class Data(Extensible, section="data"):
         return find("vitrail.data.sources.open:open_path")(self.path, self.columns, labels=labels)
 
     @property
+    def banded(self) -> bool:
+        """Do `channels` and `bits` ask for other images than RGB with 8 bits?"""
+        return self.channels not in (None, 3) or self.bits not in (None, "8")
+
+    @property
     def columns(self) -> Columns:
         """Columns of the images and the labels, where and how labels are read, and which images are used."""
         splits = [*self.train.split("+"), self.validation, self.test]
@@ -277,6 +282,13 @@ class Columns(NamedTuple):
     """Splits that `Data.train`, `Data.validation` and `Data.test` name: folders of these names are splits."""
     ignore: tuple[int, ...] = (255,)
     """`Data.ignore`."""
+
+    @property
+    def target(self) -> str | None:
+        """The column of the only target, as it is named; None if none is."""
+        if self.answers is None or len(self.answers) > 1:
+            return self.label
+        return self.answers[0].removesuffix(":numbers")
 
     @property
     def group_column(self) -> str | None:

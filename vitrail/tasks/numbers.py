@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 COLUMNS = ("target", "R2", "MAE", "RMSE", "MAE of the mean", "RMSE of the mean")
 
 
+def _otherwise(data: Data) -> str:
+    """Return what makes labels of classes of these numbers, as the end of a sentence; "" for nothing."""
+    if data.labels_per_image == "numbers":
+        return ", or data.labels_per_image to auto"
+    return ", or name the column with its kind, such as grade:classes, in data.answers" if data.answers else ""
+
+
 class NumberTask(Task[NumberScores]):
     """See the module."""
 
@@ -52,8 +59,8 @@ class NumberTask(Task[NumberScores]):
         """See `Task`: R2, and no calibration."""
         if not run.objective.numbers:
             raise UsageError(
-                f"the labels are numbers (data.labels_per_image), which objective {run.objective.kind} cannot learn. "
-                "Set objective.kind to regression, or data.labels_per_image to auto"
+                f"the labels are numbers, which objective {run.objective.kind} cannot learn. Set objective.kind to "
+                f"regression{_otherwise(run.data)}"
             )
         by_class = {"data.sampler": run.data.sampler != "uniform", "knn": run.knn, "fewshot": run.fewshot}
         if wrong := [name for name, asked in by_class.items() if asked]:
@@ -116,7 +123,7 @@ class NumberTask(Task[NumberScores]):
     def settings(self, data: Data, card: Card) -> Data:
         """See `Task`. Columns are named as the card's targets, unless the settings name others."""
         data, names = replace(data, labels_per_image="numbers"), card.class_names
-        named = data.label_column is not None or data.label_columns is not None
+        named = any(one is not None for one in (data.label_column, data.label_columns, data.answers))
         if named or not names or names[0].startswith(TARGET):
             return data
         return replace(data, label_column=names[0]) if len(names) == 1 else replace(data, label_columns=tuple(names))

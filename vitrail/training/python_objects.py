@@ -16,11 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitrail.data.item import DataSet
 from vitrail.data.roles import Splits, split_data_set
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.indexed import data_set
-from vitrail.data.sources.open import open_data
+from vitrail.data.sources.open import open_data, with_labels_of_one_kind
 from vitrail.errors import UsageError
 from vitrail.files import replacing
 from vitrail.model.resnet import ResNet
@@ -32,6 +31,7 @@ from vitrail.training.classes import known_classes
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.weights.assemble import skeleton
+from vitrail.weights.load import read_card
 from vitrail.weights.store import WEIGHTS
 from vitrail.words import shown
 
@@ -111,7 +111,10 @@ class PythonObjects:
             return self.data
         if self.data is None or isinstance(self.data, Data):
             return open_data(run.data, seed=run.seed, labels=run.supervised, known_classes=known_classes(run))
-        found: DataSet = data_set(self.data)
+        preprocess = read_card(run.weights).preprocess if run.preprocess is None and run.weights else run.preprocess
+        banded = run.data.banded or (preprocess is not None and preprocess.bands is not None)
+        found = data_set(self.data, run.data.columns, bands=banded)
+        found = with_labels_of_one_kind(run.data.path, found, run.data.columns)
         return split_data_set(found, run.data, run.seed, labels=run.supervised, known_classes=known_classes(run))
 
     def check_resume(self, folder: RunFolder) -> None:

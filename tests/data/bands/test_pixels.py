@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from vitrail.data.check import header_facts
 from vitrail.data.images.augment import MOVES, ErasingBands, MovingAugment
 from vitrail.data.images.bands import choose_bands, layouts, measure_bands
 from vitrail.data.images.decode import FORMATS, decode
@@ -337,3 +338,14 @@ def test_layouts_read_headers_only(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xda") + 14])  # up to the first pixels
     (found,) = layouts(GivenImages([tmp_path / "a.jpg", tmp_path / "missing.jpg"]))
     assert found == (20, 30, 3, "8", True)
+
+
+def test_layouts_are_those_of_upright_images(tmp_path: Path) -> None:
+    for number, turn in enumerate((1, 6)):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        Image.new("RGB", (30, 20)).save(tmp_path / f"{number}.jpg", exif=exif)
+    files = [tmp_path / "0.jpg", tmp_path / "1.jpg"]
+    wanted = [decode(file.read_bytes()).shape[:2] for file in files]
+    assert [found[:2] for found in layouts(GivenImages(files))] == wanted == [(20, 30), (30, 20)]
+    assert [header_facts(file.read_bytes())[0] for file in files] == wanted

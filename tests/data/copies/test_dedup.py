@@ -4,9 +4,12 @@ import csv
 import hashlib
 import io
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import scipy.fft
 from gathered import failures
@@ -28,6 +31,7 @@ from vitrail.data.copies.hashes import SIDE, bands, hash_thumbnails, hashes_of, 
 from vitrail.data.images.decode import decode
 from vitrail.data.item import DataSet, Findings, IndexedSource, Subset
 from vitrail.data.sources.arrays import ArraySource
+from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.open import open_path
 from vitrail.errors import DataError, UsageError
 
@@ -235,6 +239,30 @@ def test_a_file_that_was_changed_is_read_again_and_nothing_is_written_beside_it(
     second = hashes_of(open_path(str(tmp_path / "photos")).splits[""])
     changed = (first.frequencies != second.frequencies).any(axis=1)
     assert changed.tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "paths in parquet", "in memory"])
+def test_images_of_the_same_names_and_sizes_elsewhere_have_hashes_of_their_own(kind: str, tmp_path: Path) -> None:
+    found = []
+    for first in (0, 4):  # two data sets, alike but for the pixels
+        folder = tmp_path / str(first)
+        files = [save(picture(first + number), folder / "images" / f"{number}.bmp") for number in range(4)]
+        if kind == "tar":
+            with tarfile.open(folder / "x.tar", "w") as tar:
+                for file in files:
+                    tar.add(file, file.name)
+        elif kind == "in memory":
+            split = [(np.asarray(Image.open(file).convert("RGB")), 0) for file in files]
+            found.append(hashes_of(data_set({"train": split}).splits["train"]))
+            continue
+        else:
+            rows = [file.read_bytes() for file in files] if kind == "parquet" else [
+                {"bytes": None, "path": f"images/{file.name}"} for file in files]  # fmt: skip
+            pq.write_table(pa.table({"image": rows, "label": [0, 1, 0, 1]}), folder / "x.parquet")
+        (path,) = folder.glob("x.*")
+        found.append(hashes_of(open_path(str(path)).splits[""]))
+    assert (found[0].frequencies != found[1].frequencies).any(axis=1).all()
+    assert (found[0].digest != found[1].digest).any(axis=1).all()
 
 
 def contents(root: Path) -> dict[str, str]:

@@ -110,6 +110,15 @@ def test_columns_that_do_not_go_together(
         open_data(Data(str(table(tmp_path)), answers=answers, **changes))
 
 
+@pytest.mark.parametrize("column", ["code", "code:numbers"])
+def test_a_single_answer_of_numbers_is_called_as_its_column(tmp_path: Path, column: str) -> None:
+    rows = [row for row in ROWS if row[0]]
+    by_label = open_data(Data(str(table(tmp_path, rows)), label_column="code", labels_per_image="numbers"))
+    by_answer = open_data(Data(str(tmp_path / "list.csv"), answers=(column,), labels_per_image="numbers"))
+    assert by_answer.class_names == by_label.class_names == ["code"]
+    assert by_answer.train.labels.values.tolist() == by_label.train.labels.values.tolist()
+
+
 def test_a_check_does_not_compare_the_classes_of_different_answers(tmp_path: Path) -> None:
     rows = [("cod", "", str(number + 0.5), str(number // 11), "train") for number in range(12)]
     found = check(Data(str(table(tmp_path, rows)), answers=("weight", "code")), workers=1)

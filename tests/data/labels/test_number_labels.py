@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from vitrail.data.labels.kind import of_one_kind
 from vitrail.data.labels.numbers import Numbers, parse_numbers
 from vitrail.data.labels.sets import class_counts, known, label_text
 from vitrail.data.loading.loader import Loader
+from vitrail.data.loading.pack import pack_data
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError
@@ -92,6 +95,42 @@ def test_every_form_gives_the_same_numbers(
     if named:
         assert source.class_names == list(named)
     assert np.array_equal(source[2].label, np.atleast_1d(values[2]))
+
+
+@pytest.mark.parametrize("values", [ONE, TWO])
+def test_packed_numbers_are_read_back_exactly(tmp_path: Path, values: np.ndarray) -> None:
+    columns = Columns(classes=("a", "b")[: values[:1].size], per_image="numbers")
+    data = Data(csv_columns(tmp_path, values), label_columns=columns.classes, labels_per_image="numbers")
+    pack_data(data, tmp_path / "packed")
+    found = open_path(str(tmp_path / "packed")).splits[""]
+    assert found.labels.values.tolist() == values.reshape(4, -1).tolist() and found.class_names == [*columns.classes]
+    (tmp_path / "packed" / "index.arrow").unlink()  # another program reads the shards alone
+    alone = open_path(str(tmp_path / "packed"), columns).splits[""]
+    assert alone.labels.values.tolist() == values.reshape(4, -1).tolist()
+
+
+@pytest.mark.parametrize("values", [ONE, TWO, TWO.astype(np.int64)])
+def test_numbers_in_json(tmp_path: Path, values: np.ndarray) -> None:
+    texts = [json.dumps({"label": value}) for value in values.tolist()]
+    for name, text in zip(images(tmp_path / "d"), texts, strict=True):
+        (tmp_path / "d" / name).with_suffix(".json").write_text(text)
+    columns = Columns(label_from="json: label", per_image="numbers")
+    found = open_path(str(tmp_path / "d"), columns).splits[""]
+    assert found.labels.values.tolist() == values.reshape(4, -1).tolist()
+    if values.dtype == np.float64:  # in shards a list of whole numbers is one of classes
+        with tarfile.open(tmp_path / "0.tar", "w") as tar:
+            for file in sorted((tmp_path / "d").iterdir()):
+                tar.add(file, file.name)
+        found = open_path(str(tmp_path / "0.tar"), Columns(per_image="numbers")).splits[""]
+        assert found.labels.values.tolist() == values.reshape(4, -1).tolist()
+
+
+@pytest.mark.parametrize("text", ["NaN", "[1.5, Infinity]", "true", '"x"'])
+def test_what_is_no_finite_number_in_json(text: str, tmp_path: Path) -> None:
+    for name in images(tmp_path / "d"):
+        (tmp_path / "d" / name).with_suffix(".json").write_text(f'{{"label": {text}}}')
+    with pytest.raises(DataError, match=r"a label is|a label in the list|needs finite numbers"):
+        open_path(str(tmp_path / "d"), Columns(label_from="json: label", per_image="numbers"))
 
 
 def test_a_number_in_the_name_of_a_file_and_class_folders(tmp_path: Path) -> None:

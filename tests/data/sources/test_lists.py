@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from vitrail.data.item import Concatenated, IndexedSource, Subset
+from vitrail.data.labels.masks import Masks
 from vitrail.data.loading.pack import pack_data
-from vitrail.data.settings import Data
+from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.lists import COLUMNS, read_list, refers_to, without, write_list
 from vitrail.data.sources.open import open_data, open_path
 from vitrail.data.split import hold_out, subset
@@ -90,6 +91,38 @@ def test_a_list_is_the_images_it_was_written_from(kind: str, tmp_path: Path) -> 
         assert read.splits[name].class_names == source.class_names
     opened = open_data(str(tmp_path / "lists" / "some.csv"))
     assert opened.held_out == {"validation": "validation"} and len(opened.test or ()) == len(splits["test"])
+
+
+def test_a_list_of_images_with_masks_has_their_masks(tmp_path: Path) -> None:
+    for number in range(4):
+        for folder, value in (("images", 9 * number), ("masks", number // 2)):  # each mask is of one class
+            pixels = np.full((8, 8), value, dtype=np.uint8)
+            (tmp_path / "d" / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "d" / folder / f"{number}.png")
+    found = open_path(str(tmp_path / "d"))
+    write_list(tmp_path / "a.csv", str(tmp_path / "d"), found, {"": Subset(found.splits[""], np.array([0, 2]))})
+    labels = open_path(str(tmp_path / "a.csv")).splits[""].labels
+    assert isinstance(labels, Masks)
+    assert [labels.path(row) for row in range(2)] == [tmp_path / "d" / "masks" / f"{number}.png" for number in (0, 2)]
+
+
+@pytest.mark.parametrize("answers", [("species",), ("species", "weight")])
+def test_a_list_of_answers_is_read_with_the_columns_named_again(answers: tuple[str, ...], tmp_path: Path) -> None:
+    tree, file = photos(tmp_path / "photos"), tmp_path / "all.csv"
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tree.rglob("*.png"))
+    rows = [f"{name},{['Cod', 'cod', 'EEL'][k % 3]},{k / 7},{'ab'[k % 2]}\n" for k, name in enumerate(names)]
+    file.write_text("image,species,weight,other\n" + "".join(rows))
+    found = open_path(str(file), Columns(answers=answers))
+    write_list(tmp_path / "a.csv", str(file), found, dict(found.splits))
+    read = open_path(str(tmp_path / "a.csv"), Columns(answers=answers))
+    assert read.splits[""].class_names == found.splits[""].class_names
+    indices = range(len(names))
+    assert [str(read.splits[""][k].label) for k in indices] == [str(found.splits[""][k].label) for k in indices]
+    assert read.findings.warnings == found.findings.warnings and found.findings.warnings
+    with pytest.raises(
+        DataError, match=r"If these were read from other columns .data\.label_column, .*name them again"
+    ):
+        open_path(str(tmp_path / "a.csv"), Columns(label="other"))
 
 
 def test_paths_and_labels_are_there_for_others(tmp_path: Path) -> None:

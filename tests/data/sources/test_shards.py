@@ -86,6 +86,23 @@ def test_webdataset_shards_with_every_kind_of_label(tmp_path: Path) -> None:
     assert sorted((tmp_path / "d").rglob("*")) == before
 
 
+def test_of_several_images_of_a_sample_one_is_used_and_the_others_are_told(tmp_path: Path) -> None:
+    images = [picture(number) for number in range(10)]
+    names = ["0.jpg", "0.cls", "0.seg.png", "1.seg.png", "1.jpg", "1.cls", "2.npy", "2.png", "3.b0.png", "3.b1.png"]
+    tar = write_tar(
+        tmp_path / "d" / "0.tar",
+        [(name, b"5" if name.endswith("cls") else image) for name, image in zip(names, images, strict=True)],
+    )
+    data = open_path(str(tar.parent))
+    source = data.splits[""]
+    assert [source.id(index) for index in range(4)] == ["0.tar/0.jpg", "0.tar/1.jpg", "0.tar/2.png", "0.tar/3.b0.png"]
+    assert [source[index].image for index in range(4)] == [images[number] for number in (0, 4, 7, 8)]
+    assert source.labels.tolist() == [0, 0, -1, -1]
+    left_out = {item.id: item.reason for item in data.findings.dropped}
+    assert list(left_out) == ["0.tar/0.seg.png", "0.tar/1.seg.png", "0.tar/2.npy", "0.tar/3.b1.png"]
+    assert set(left_out.values()) == {"another image of this sample"}
+
+
 def test_more_shards_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.data.sources.shard_files._OPEN", 2)
     for number in range(5):

@@ -16,6 +16,7 @@ from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.arrow import encode_labels
 from vitrail.data.sources.open import open_data, open_path
 from vitrail.errors import DataError, DecodeError, UsageError
+from vitrail.verbs.flags.reading import read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +136,48 @@ def test_a_column_of_splits_and_tables_of_splits(tmp_path: Path) -> None:
     write(folder, "path,label\nimg/2.jpg,b\n", "my_val.csv")
     splits = open_data(str(folder))
     assert len(splits.train) == 2 and splits.validation.labels.tolist() == [1]
+
+
+def test_splits_that_nothing_uses_are_said(tmp_path: Path) -> None:
+    splits = ("train", "train", "val", "", "Train", "test", "Bonus", "")
+    lines = "".join(f"img/{number}.jpg,{'ab'[number % 2]},{split}\n" for number, split in enumerate(splits))
+    path = write(tmp_path, "path,label,split\n" + lines, files=len(splits))
+    said = open_data(str(path)).report.warnings
+    assert [line.partition(":")[0] for line in said] == [
+        f"split {name!r} is not used" for name in ("", "Train", "Bonus")
+    ]
+    assert "its 2 images are for no part of the training" in said[0]
+    named = Data(str(path), train="train+Train", validation="Bonus")
+    assert [line.partition(":")[0] for line in open_data(named).report.warnings] == ["split '' is not used"]
+    with pytest.raises(DataError, match=r"data\.strict is set: split '' is not used"):
+        open_data(Data(str(path), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_that_are_classes_or_targets_are_no_defect(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "path,x,y\n" + "".join(f"img/{k}.jpg,{k % 2},{int(k % 3 == 0)}\n" for k in range(4)))
+    if kind == "parquet":
+        columns = {"image": [b"x"] * 4, "x": [0, 1, 0, 1], "y": [1, 0, 0, 1]}
+        path = tmp_path / "t.parquet"
+        pq.write_table(pa.table(columns), path)
+    for per_image in ("auto", "numbers"):
+        data = Data(str(path), label_columns=("x", "y"), labels_per_image=per_image, strict=True, holdout=0.25)
+        found = open_data(data)
+        assert not found.report.warnings
+        assert (per_image, kind) == (
+            "numbers",
+            "parquet",
+        ) or "each of the 2 columns 'x', 'y' is a" in found.report.lines()[0]
+
+
+def test_one_column_of_labels_or_several(tmp_path: Path) -> None:
+    path = write(tmp_path, "path,x,y,z\nimg/0.jpg,1,0,a\nimg/1.jpg,0,1,b\n")
+    with pytest.raises(UsageError, match=r"data.label_column is 'z' and data.label_columns is 'x', 'y': each says"):
+        open_path(str(path), Columns(label="z", classes=("x", "y")))
+    # what a command names takes the place of what a run has
+    assert read_settings({"label_column": "z"}, base=Data(label_columns=("x", "y"))).label_columns is None
+    assert read_settings({"label_columns": ("x", "y")}, base=Data(label_column="z")).label_column is None
+    assert read_settings({"strict": True}, base=Data(label_column="z")).label_column == "z"
 
 
 def test_absolute_and_upward_paths(tmp_path: Path) -> None:

@@ -126,5 +126,9 @@ def test_what_cannot_be_audited(model: Path, photos: Path, tmp_path: Path, capsy
     for kind in ("red", "blue"):
         (tmp_path / "few" / kind).mkdir(parents=True)
         Image.new("RGB", (20, 20), kind).save(tmp_path / "few" / kind / "one.png")
+    (tmp_path / "table.csv").write_text("path,x,y\nfew/red/one.png,1.5,a|b\nfew/blue/one.png,2.5,b\n")
+    for answers, kind in ((("x",), "are numbers"), (("x", "y"), "have several answers")):
+        done, said = code(tmp_path / "table.csv", "--data.answers", *answers)
+        assert done == 1 and "data audit needs one" in said and kind in said
     done, said = code(tmp_path / "few")
     assert done == 1 and "two classes must have two images" in said

@@ -66,6 +66,13 @@ def test_what_is_drawn_is_what_training_gets(photos: Path) -> None:
     assert not np.array_equal(rotated.columns[0][0], rotated.columns[1][0])
 
 
+def test_the_title_speaks_of_columns(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr("vitrail.data.contact_sheet.write_columns", lambda file, title, groups: titles.append(title))
+    augment(photos, out=tmp_path / "a.png", images=1, draws=1, **TINY)
+    assert titles[0].startswith("Columns with a word show this change alone, ")
+
+
 def test_every_word_is_drawn_if_none_is_asked_for(photos: Path, tmp_path: Path, capsys: Any) -> None:
     (photos / "cat" / "0.png").write_bytes(b"no image")  # the next one is drawn
     words = ["data", "augment", str(photos), "--recipe", "scratch-small", "--image-size", "32", "--device", "cpu"]

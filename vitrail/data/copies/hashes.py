@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
 import numpy as np
 from PIL import Image
@@ -34,9 +35,8 @@ from PIL import Image
 from vitrail.data.cache import cached_file, pa, pc, stored_table
 from vitrail.data.check import OnProgress, digest
 from vitrail.data.images.pixels import picture
-from vitrail.data.item import IndexedSource
+from vitrail.data.item import IndexedSource, Reader, origin
 from vitrail.data.loading.prefetch import each_image, threads
-from vitrail.data.sources.folder import file_of
 from vitrail.errors import DecodeError
 
 BITS = 64
@@ -218,8 +218,8 @@ class _Thumbnail(NamedTuple):
 def hashes_of(source: IndexedSource, *, workers: int = 0, progress: OnProgress | None = None) -> Hashes:
     """Return the hashes of all images of a source, from the cache or else computed with `workers` threads.
 
-    A cached table belongs to images with the same ids and sizes in the same order and, if they are files, with the same
-    dates. Raises DataError if the cache cannot be written.
+    A cached table belongs to the same images in the same order, in files that were not changed (`Reader.state`).
+    Raises DataError if the cache cannot be written.
     """
     tables = tables_of(source, "hashes", _SCHEMA, SIDE, _rows, workers, progress)
     return Hashes.concatenated([_read(table) for table in tables])
@@ -256,26 +256,28 @@ def tables_of(
     with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
-            target = cached_file(kind, _key(source, numbers))
+            key = _key(source, numbers)
+            target = cached_file(kind, key or uuid4().hex)
             table = stored_table(target, schema, partial(compute, numbers), f"the {kind} of images")
-            if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
+            if key is None or pc.any(pc.equal(table["reason"], "unreadable")).as_py():
                 target.unlink(missing_ok=True)  # the disk may give these images the next time
             yield table
             if progress is not None:
                 progress(numbers.stop, len(source))
 
 
-def _key(source: IndexedSource, numbers: range) -> str:
-    """Return a key of the images in a table, from their ids, sizes and dates, without reading the images."""
-    state = hashlib.blake2b(digest_size=16)
+def _key(source: IndexedSource, numbers: range) -> str | None:
+    """Return a key of the images in a table, from their ids and states, without reading the images.
+
+    None if what an image is stored in is not known, so that no table can belong to it.
+    """
+    key = hashlib.blake2b(digest_size=16)
     for index in numbers:
-        file = file_of(source, index)
-        try:
-            date = file.stat().st_mtime_ns if file is not None else 0
-        except OSError:  # the error is reported when the file is read
-            date = -1
-        state.update(f"{file or source.id(index)}\0{source.sizes[index]}\0{date}\0".encode("utf-8", "surrogateescape"))
-    return json.dumps([_VERSION, len(numbers), state.hexdigest()])
+        reader, place = origin(source, index)
+        if not (isinstance(reader, Reader) and (state := reader.state(place))):
+            return None
+        key.update(f"{source.id(index)}\0{state}\0".encode("utf-8", "surrogateescape"))
+    return json.dumps([_VERSION, len(numbers), key.hexdigest()])
 
 
 def _read_thumbnail(side: int, source: IndexedSource, index: int) -> _Thumbnail:

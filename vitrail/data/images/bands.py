@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.images import png
-from vitrail.data.images.decode import DICOM, format_of
+from vitrail.data.images.decode import DICOM, format_of, header_size
 from vitrail.data.images.pixels import check_finite
 from vitrail.data.images.stored import bands_text, read_stored, stored
 from vitrail.data.item import IndexedSource, evenly_spaced
@@ -32,6 +32,7 @@ class HeaderFacts(NamedTuple):
     """What the header of an image says."""
 
     height: int
+    """Of the upright image, as is its width."""
     width: int
     channels: int
     bits: Bits | None
@@ -81,11 +82,12 @@ def choose_bands(
     else:
         kind = bands_to_keep(data, found, rgb=weights is None)
         if kind is None:
+            said = {} if data.display is None else {"display": "of no effect: the images are RGB with 8 bits"}
             deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
             if deep and not asks:
                 share = f"{deep[0][1]} of {len(found)} images have {deep[0][0]}"
-                return None, {"bits": f"8 bits of RGB: {share}. data.channels and data.bits keep them all"}
-            return None, {}
+                return None, {**said, "bits": f"8 bits of RGB: {share}. data.channels and data.bits keep them all"}
+            return None, said
         (channels, bits), why = kind, "as data.channels and data.bits say" if asks else "as they are stored"
     _require(channels, bits, found, why)
     decided = {"bands": f"{_words(channels, bits)}: {why}"}
@@ -167,7 +169,7 @@ def _picture(data: bytes) -> HeaderFacts | None:
         with format.reader(io.BytesIO(data)) as image:
             deep = format.name == "PNG" and png.bits(data) == 16
             bits: Bits = "16" if deep or image.mode.startswith("I;16") else "32f" if image.mode in ("F", "I") else "8"
-            return HeaderFacts(image.height, image.width, len(image.getbands()), bits, True)
+            return HeaderFacts(*header_size(image), len(image.getbands()), bits, True)
     except Exception:  # a damaged header raises anything; the loader says what is wrong
         return None
 

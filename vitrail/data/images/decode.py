@@ -258,8 +258,13 @@ def upright_size(data: bytes) -> tuple[int, int]:
         height, width, _ = decode(data).shape
         return height, width
     with _explained(format.name), _reader(format)(BytesIO(data)) as image:
-        turn = orientation_in(dict(image.info))
-        return (image.width, image.height) if turn >= 5 else (image.height, image.width)
+        return header_size(image)
+
+
+def header_size(image: Image.Image) -> tuple[int, int]:
+    """Return (height, width) of an opened picture when it is upright, by its header; of a TIFF as Pillow states it."""
+    turned = not isinstance(image, TiffImagePlugin.TiffImageFile) and orientation_in(dict(image.info)) >= 5
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def format_of(data: bytes) -> ImageFormat:
@@ -333,10 +338,23 @@ def pillow_pixels(image: Image.Image) -> np.ndarray:
 
     The image is loaded, but not changed otherwise. Raises DecodeError if it cannot be loaded.
     """
+    return _of_pillow(image, _loaded)
+
+
+@within_memory()
+def pillow_channels(image: Image.Image) -> np.ndarray:
+    """Return the channels of an image that Pillow opened or made, as `native` returns those of a file.
+
+    See `pillow_pixels`.
+    """
+    return _of_pillow(image, _loaded_channels)
+
+
+def _of_pillow(image: Image.Image, loaded: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
     info = dict(image.info)
     try:
         with _explained(image.format or "image"):
-            return _loaded(image)
+            return loaded(image)
     finally:
         image.info = info | image.info  # with the transparent colour again
 

@@ -62,10 +62,12 @@ def _splits(cells: set[str], separator: str) -> bool:
 
 
 def unsplit(cells: Iterable[str | tuple[str, ...]], columns: Columns) -> Iterator[str]:
-    """Yield a warning if names of classes contain a separator that does not split them into sets.
+    """Yield a warning if names of classes contain a separator that does not split them into sets. Numbers are no names.
 
     A comma is part of many names, so it counts only if it splits them into fewer names than there are cells.
     """
+    if columns.per_image == "numbers":
+        return
     names = distinct_names(set(cells)) - {""}
     inside = next((one for one in SEPARATORS if any(one in name for name in names)), None)
     inside = inside or ("," if _splits(names, ",") else None)

@@ -28,7 +28,7 @@ def of_one_kind(found: DataSet, columns: Columns) -> DataSet:
     Raises DataError if it says "one", and an image has several labels or none; or if it says "numbers", and the labels
     are something else.
     """
-    if found.findings.kind == "masks":
+    if any(isinstance(one.labels, LabelSets) and one.labels.what == "masks" for one in found.splits.values()):
         return found
     if any(isinstance(source.labels, Answers) for source in found.splits.values()):
         return found  # each answer has a kind of its own (`vitrail.data.labels.answers`)
@@ -80,7 +80,7 @@ def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
     for name, values in read.items():  # of a split without any label, all numbers are unknown
         values = values if values.shape[1] else np.full((len(values), width), np.nan)
         changed: Any = _relabelled(splits[name], Numbers(values))
-        changed.class_names = target_names(width, columns.label, columns.classes)
+        changed.class_names = target_names(width, columns.target, columns.classes)
         splits[name] = changed
     return DataSet(splits, found.findings)
 

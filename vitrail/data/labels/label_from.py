@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from vitrail.data.image_names import SUFFIXES, is_image_name
 from vitrail.data.item import Findings
 from vitrail.data.labels.cells import MISSING, names_in, read_cells, unsplit
+from vitrail.data.labels.numbers import numbers_text
 from vitrail.data.labels.sets import distinct_names
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, TABLE_SUFFIXES, read_rows, read_table
@@ -290,7 +291,7 @@ def _read_json(argument: str, images: ImageFiles, columns: Columns, findings: Fi
             f"none of the {len(files):,} images in {images.folder} has a JSON file beside it (data.label_from): the "
             f"labels of {images.paths[0]} would stand in {os.path.splitext(images.paths[0])[0]}.json"
         )
-    cells = [None if file is None else _label_in_json(file, argument) for file in files]
+    cells = [None if file is None else _label_in_json(file, argument, columns) for file in files]
     return read_texts(cells, columns, lambda number: str(files[number]), findings, missing=("",))
 
 
@@ -299,10 +300,12 @@ def _beside(images: ImageFiles, path: str) -> Path | None:
     return next((file for file in (Path(f"{image}.json"), image.with_suffix(".json")) if file.is_file()), None)
 
 
-def _label_in_json(file: Path, key: str) -> str | tuple[str, ...]:
-    """Return the text or the names at a key of a JSON file. Raises DataError."""
+def _label_in_json(file: Path, key: str, columns: Columns) -> str | tuple[str, ...]:
+    """Return the text or the names at a key of a JSON file; numbers as a text. Raises DataError."""
     value = _at(read_json(file, DataError), key, str(file))
     where = f"{file}, {key!r}"
+    if columns.per_image == "numbers" and (text := numbers_text(value)) is not None:
+        return text
     if isinstance(value, list):
         return names_in(value, where)
     if value is None:

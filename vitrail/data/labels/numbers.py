@@ -55,7 +55,7 @@ class Numbers:
     def texts(self) -> list[str]:
         """Return the targets of each image as text that `parse_numbers` reads back exactly; "" if they are unknown."""
         rows = zip(self.values.tolist(), self.known.tolist(), strict=True)
-        return ["|".join(map(repr, row)) if known else "" for row, known in rows]
+        return [numbers_text(row) or "" if known else "" for row, known in rows]
 
 
 def parse_numbers(text: str, separator: str | None = None) -> tuple[float, ...]:
@@ -72,6 +72,18 @@ def parse_numbers(text: str, separator: str | None = None) -> tuple[float, ...]:
     if not all(map(math.isfinite, found)):
         raise ValueError(f"{text} is not finite")
     return found
+
+
+def numbers_text(value: object) -> str | None:
+    """Return a number or a list of numbers as text that `parse_numbers` reads back exactly.
+
+    None for anything else, and for numbers that are not finite.
+    """
+    values = value if isinstance(value, list) else [value]
+    for one in values:
+        if isinstance(one, bool) or not (isinstance(one, int) or (isinstance(one, float) and math.isfinite(one))):
+            return None
+    return "|".join(map(repr, values)) or None
 
 
 def target_names(count: int, label: str | None, columns: tuple[str, ...] | None) -> list[str]:

@@ -31,6 +31,7 @@ from vitrail.data.images.pixels import check_finite
 from vitrail.data.images.stored import read_stored
 from vitrail.data.item import IndexedSource, Rejected, Subset
 from vitrail.data.labels.masks import Masks
+from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Answers, label_at, stored_texts
 from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import LostImages, each_image, threads
@@ -230,12 +231,8 @@ def _write_shard(
                     continue
                 suffix, data = encoded
                 offset = _add(file, f"{index:09d}.{suffix}", data)
-                label = label_at(source.labels, index)
-                if isinstance(label, np.ndarray):
-                    names = [as_text(source.class_names[one]) for one in label.tolist()]
-                    _add(file, f"{index:09d}.json", json.dumps({"labels": names}).encode())
-                elif label >= 0:
-                    _add(file, f"{index:09d}.cls", str(label).encode())
+                for kind, label in _label_member(source, index):
+                    _add(file, f"{index:09d}.{kind}", label)
                 (text,) = stored_texts(source.labels[index : index + 1], source.class_names)
                 row = {"shard": number, "offset": offset, "size": len(data), "label": text or None}
                 rows.append({**row, "id": source.id(index)})
@@ -247,6 +244,19 @@ def _write_shard(
         table = index_table(rows).replace_schema_metadata({"vitrail": json.dumps(record)})
         write_arrow(_part(folder, number), table.schema, lambda writer: writer.write_table(table))
     return record
+
+
+def _label_member(source: IndexedSource, index: int) -> Iterator[tuple[str, bytes]]:
+    """Yield suffix and bytes of the member with the label of an image; nothing if it is not known."""
+    label = label_at(source.labels, index)
+    if isinstance(label, int):
+        if label >= 0:
+            yield "cls", str(label).encode()
+    elif not isinstance(source.labels, Numbers):
+        names = [as_text(source.class_names[one]) for one in label.tolist()]
+        yield "json", json.dumps({"labels": names}).encode()
+    elif np.isfinite(label).all():
+        yield "json", json.dumps({"label": label.tolist()}).encode()
 
 
 def _add(file: BinaryIO, name: str, data: bytes) -> int:
@@ -307,12 +317,14 @@ def _same(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def _write_index(folder: Path, records: list[dict[str, Any]], source: IndexedSource, settings: dict[str, Any]) -> None:
-    manifest = {
+    manifest: dict[str, Any] = {
         "settings": settings,
         "class_names": [as_text(name) for name in source.class_names],
         "shards": [{"name": record["name"], "bytes": record["bytes"]} for record in records],
         "bad": [row for record in records for row in record["bad"]],
     }
+    if isinstance(source.labels, Numbers):
+        manifest["numbers"] = True
 
     def copy(writer: pa.RecordBatchWriter) -> None:
         for number in range(len(records)):

@@ -39,6 +39,10 @@ class ArraySource(Reader):
         super().__init__(labels, np.full(len(images), images[:1].nbytes, dtype=np.int64), class_names, name)
         self._images = images
 
+    def state(self, index: int) -> str:
+        """See `Reader.state`: the name of the array has the checksum of its pixels."""
+        return self.id(index)
+
     def image(self, index: int) -> np.ndarray:
         """See `Reader.image`."""
         image = np.asarray(self._images[index])

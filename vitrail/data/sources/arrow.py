@@ -35,7 +35,7 @@ from vitrail.data.sources.table import (
     unused_columns,
 )
 from vitrail.errors import DataError, DecodeError
-from vitrail.files import open_regular
+from vitrail.files import open_regular, state_of
 from vitrail.words import is_class_name, listing
 
 
@@ -73,7 +73,7 @@ def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Find
     if columns.per_image == "numbers" and all(map(_holds_numbers, splits)):
         return [_numbers(split) for split in splits]
     if columns.classes or len(first.columns) > 1:
-        findings.warnings.append(f"each of the {len(first.columns)} columns {listing(list(first.columns))} is a class")
+        findings.notes.append(f"each of the {len(first.columns)} columns {listing(list(first.columns))} is a class")
         return [_of_classes(split) for split in splits]
     if all(_is_list(_only(split).type) for split in splits):
         lists = [_List.of(split) for split in splits]
@@ -291,12 +291,19 @@ class ArrowSource(Reader):
         labels: Labels,
         class_names: list[str],
         root: Path,
+        files: Sequence[Path],
     ) -> None:
         lengths = pc.fill_null(pc.binary_length(images), 0)
         super().__init__(labels, lengths.to_numpy().astype(np.int64), class_names, name)
         self._images = images
         self._paths = paths
         self._root = root
+        self._state = "\0".join(map(state_of, files))
+
+    def state(self, index: int) -> str:
+        """See `Reader.state`: the state of all files with rows, and of the file that the row names."""
+        path = None if self._images[index].is_valid else self._paths[index].as_py()
+        return self._state and f"{self._state}\0{state_of(self._root / path) if path else ''}"
 
     def image(self, index: int) -> bytes:
         """See `Reader.image`: the bytes in the row, or those of the file that it names."""
@@ -319,6 +326,8 @@ class _Opened(NamedTuple):
     root: Path
     groups: list[str] | None
     """`Reader.groups`."""
+    files: Sequence[Path]
+    """The files that hold the rows; none if they are in memory."""
 
 
 def read_parquet(path: Path, files: list[Path], columns: Columns) -> DataSet:
@@ -341,7 +350,7 @@ def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings, 
         if one.paths is None:
             found.splits[name] = _files(one, labels, class_names, findings)
         else:
-            source = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root)
+            source = ArrowSource(name or title, one.images, one.paths, labels, class_names, one.root, one.files)
             source.groups, found.splits[name] = one.groups, source
             if one.images.null_count and one.paths.null_count < len(one.paths):
                 for path in one.paths.filter(pc.is_null(one.images)).drop_null().to_pylist():
@@ -362,7 +371,7 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
     unused_columns(schema.names, {image, *labels, group}, files[0].name, findings)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         table = _read_columns(files, [image, *labels])
-        return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent, groups)
+        return _Opened(table[image], None, _label_column(table, labels, schema, where), files[0].parent, groups, files)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
     names = [f"label{number or ''}" for number in range(len(labels))]
@@ -379,7 +388,7 @@ def _open_group(files: list[Path], columns: Columns, findings: Findings) -> _Ope
     table = cached_table(files, settings, target, copy)
     renamed = table.select(names).rename_columns(list(labels))
     labelled = _label_column(renamed, labels, schema, where)
-    return _Opened(table["image"], table["path"], labelled, files[0].parent, groups)
+    return _Opened(table["image"], table["path"], labelled, files[0].parent, groups, files)
 
 
 def _group_column(names: list[str], columns: Columns, where: str) -> str | None:
@@ -480,7 +489,8 @@ def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
         class_names = getattr(getattr(feature, "feature", feature), "names", None)
         images, paths = _bytes_and_paths(table.column(image))
         labels = LabelColumns(name, {label: table.column(label) for label in names}, class_names)
-        opened[name] = _Opened(images, paths, labels, root, groups)
+        files = [Path(file["filename"]) for file in split.cache_files]
+        opened[name] = _Opened(images, paths, labels, root, groups, files)
     return _labelled(opened, columns, findings)
 
 

@@ -24,7 +24,7 @@ from vitrail.data.item import SYSTEM_FILE, DataSet, Findings, IndexedSource, Ite
 from vitrail.data.labels.sets import Labels, LabelSets, named, order_classes
 from vitrail.data.settings import ALL, PerImage, Selection
 from vitrail.errors import DataError, DecodeError
-from vitrail.files import open_regular
+from vitrail.files import open_regular, state_of
 from vitrail.words import listing, with_slashes
 
 FEWEST = 0.01
@@ -84,6 +84,10 @@ class FileSource(Reader):
     def path(self, index: int) -> Path:
         """Return the path of an image."""
         return Path(os.fsdecode(self._root)) / self.id(index)
+
+    def state(self, index: int) -> str:
+        """See `Reader.state`."""
+        return state_of(self.path(index))
 
     def names(self) -> Iterator[str]:
         """Yield the path below the root of each image."""

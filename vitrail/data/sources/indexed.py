@@ -1,9 +1,11 @@
 """Data sets of torch's kind: objects with a length that return (image, label) by number.
 
 An image is a PIL picture, the bytes of an image file, uint8 [H, W] or [H, W, 1 or 3] of numpy, or a uint8 tensor
-[1 or 3, H, W]. A label is a whole number or a name, or several labels: a list of these, or an array with 1 for each
-class of the image and 0 for the others. Labels are read from `targets` or `labels` if the data set has
-them, otherwise from every item once. Class names are in `classes` or `class_names`; otherwise labels are their names.
+[1 or 3, H, W]. Where other bands are read, pictures keep theirs, and arrays and tensors may have any. A label is a
+whole number or a name, or several labels: a list of these, or an array with 1 for each class of the image and 0 for the
+others. For regression a label is a number, or an array or a list of them. Labels are read from `targets` or `labels`
+if the data set has them, otherwise from every item once. Class names are in `classes` or `class_names`; otherwise
+labels are their names.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.images.decode import pillow_pixels
+from vitrail.data.images.decode import pillow_channels, pillow_pixels
 from vitrail.data.item import UNKNOWN, DataSet, Findings, IndexedSource, Reader
+from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Named, named
+from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import DataError
 from vitrail.words import shown
@@ -27,19 +31,23 @@ _Value = int | str | list[Any]
 """A class, or several."""
 VALID = (
     "Valid are PIL pictures, bytes of an image file, uint8 arrays [H, W] or [H, W, 1 or 3], and uint8 tensors "
-    "[1 or 3, H, W], before any normalisation"
+    "[1 or 3, H, W], before any normalisation; with data.channels or data.bits arrays and tensors of these bands, too"
 )
 
 
-def data_set(found: Any) -> DataSet:
-    """Return what `Data.find` found as a `DataSet`. Raises DataError for anything that is not a data set."""
+def data_set(found: Any, columns: Columns = Columns(), *, bands: bool = False) -> DataSet:
+    """Return what `Data.find` found as a `DataSet`. Raises DataError for anything that is not a data set.
+
+    columns: If labels are numbers, `columns.per_image` says so. bands: Images keep their bands and bits.
+    """
     if isinstance(found, DataSet):
         return found
     splits = found if isinstance(found, Mapping) else {"train": found}
-    return DataSet({str(name): source_of(str(name), split) for name, split in splits.items()}, Findings("own"))
+    sources = {str(name): source_of(str(name), split, columns, bands=bands) for name, split in splits.items()}
+    return DataSet(sources, Findings("own"))
 
 
-def source_of(name: str, found: Any) -> IndexedSource:
+def source_of(name: str, found: Any, columns: Columns = Columns(), *, bands: bool = False) -> IndexedSource:
     """Return one split as a source. Raises DataError if it has no length or no items by number."""
     if isinstance(found, IndexedSource):
         return found
@@ -47,30 +55,32 @@ def source_of(name: str, found: Any) -> IndexedSource:
         raise DataError(
             f"the split {name!r} is {shown(found)}; it must have a length and return (image, label) by number"
         )
-    return TorchSource(name, found)
+    return TorchSource(name, found, columns, bands=bands)
 
 
 class TorchSource(Reader):
     """One data set of torch's kind as a source (see the module)."""
 
-    def __init__(self, name: str, items: Any) -> None:
-        self._items = items
+    def __init__(self, name: str, items: Any, columns: Columns = Columns(), *, bands: bool = False) -> None:
+        self._items, self._read = items, _banded if bands else _image
         names = getattr(items, "classes", None) or getattr(items, "class_names", None)
-        labels, class_names = _named(name, _labels(name, items), names)
+        found = _labels(name, items)
+        numbers = _numbers(name, found, columns) if columns.per_image == "numbers" else None
+        labels, class_names = numbers or _named(name, found, names)
         super().__init__(labels, np.zeros(len(labels), dtype=np.int64), class_names, name)
 
     def image(self, index: int) -> bytes | np.ndarray:
         """See `Reader.image`."""
         item = self._items[int(index)]
-        return _image(item[0] if isinstance(item, tuple | list) else item, self.id(index))
+        return self._read(item[0] if isinstance(item, tuple | list) else item, self.id(index))
 
 
 class GivenImages(Reader):
     """Images that a caller in Python holds: those of the module, and paths of files.
 
     labels: One for each image, as in the module (None: unknown). Whole numbers are those of `class_names`.
-    The id of a path is the path, that of another image its place among all: images[3]. A network of `bands` takes
-    arrays as they are. Raises DataError for labels of another number or kind.
+    The id of a path is the path, that of another image its place among all: images[3]. For a network of `bands` images
+    keep theirs. Raises DataError for labels of another number or kind.
     """
 
     def __init__(
@@ -96,7 +106,7 @@ class GivenImages(Reader):
         image = self._images[index]
         if isinstance(image, str | Path):
             return read_file(image)
-        return image if self._bands and isinstance(image, np.ndarray) else _image(image, self.id(index))
+        return (_banded if self._bands else _image)(image, self.id(index))
 
     def id(self, index: int) -> str:
         """See `IndexedSource.id`."""
@@ -124,6 +134,26 @@ def _named(name: str, found: Sequence[Any], names: Iterable[Any] | None) -> Name
     names = [str(class_name) for class_name in names]
     _check_numbers(name, values, len(names), width)
     return named([_texts(value, names) for value in values], names)
+
+
+def _numbers(name: str, found: Sequence[Any], columns: Columns) -> Named | None:
+    """Return labels that are numbers, one or several for each image; None stands for unknown ones.
+
+    None if a label is something else: names are read as numbers later. Raises DataError for other numbers of targets,
+    and for a number that is not finite.
+    """
+    rows = [None if value is None else np.atleast_1d(np.asarray(value)) for value in found]
+    there = [row for row in rows if row is not None]
+    if not there or any(row.dtype.kind not in "iuf" or row.ndim > 1 for row in there):
+        return None
+    width = len(there[0])
+    for index, row in enumerate(rows):
+        if row is not None and (len(row) != width or not np.isfinite(row).all()):
+            raise DataError(
+                f"{name}[{index}] has the label {shown(found[index])}; valid are {width} finite numbers for each image"
+            )
+    values = np.array([np.full(width, np.nan) if row is None else row for row in rows], dtype=np.float64)
+    return Named(Numbers(values), target_names(width, columns.label, columns.classes))
 
 
 def _labels(name: str, items: Any) -> Sequence[Any]:
@@ -225,3 +255,15 @@ def _image(image: Any, id: str) -> bytes | np.ndarray:
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
         raise DataError(f"{id} has the shape {tuple(image.shape)}. {VALID}")
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _banded(image: Any, id: str) -> bytes | np.ndarray:
+    """Return an image with the bands that it has, as bytes or an array. Raises DataError for anything else."""
+    if isinstance(image, bytes | np.ndarray):
+        return image
+    if isinstance(image, Image.Image):
+        return pillow_channels(image)
+    pixels = getattr(image, "numpy", lambda: None)()
+    if not isinstance(pixels, np.ndarray):
+        raise DataError(f"{id} is {shown(image)}. {VALID}")
+    return pixels.transpose(1, 2, 0) if pixels.ndim == 3 else pixels  # tensors have their channels first

@@ -169,7 +169,8 @@ def _chosen(file: Path, source: IndexedSource, wanted: _Wanted, findings: Findin
         if as_text(label) != as_text(wanted.labels[number]):
             raise DataError(
                 f"{file}, row {wanted.rows[number]}: {wanted.ids[number]!r} is {wanted.labels[number]!r} here and "
-                f"{label!r} in the data it refers to; a list cannot change labels"
+                f"{label!r} in the data it refers to; a list cannot change labels. If these were read from other "
+                "columns (data.label_column, data.label_columns, data.answers), name them again"
             )
     return Subset(source, places[known])
 
@@ -223,7 +224,7 @@ def select_images(found: DataSet, selection: Selection) -> DataSet:
     for file in selection.lists:
         found = without(found, Path(file).expanduser())
     findings = found.findings
-    if selection.patterns and findings.kind not in ("folder", "labelled files"):
+    if selection.patterns and findings.kind not in ("folder", "labelled files", "masks"):
         left = {name: _left(name, source, selection, findings) for name, source in found.splits.items()}
         found = DataSet(left, findings)
     for pattern in selection.exclude:

@@ -117,13 +117,13 @@ def open_path(path: str, columns: Columns = Columns(), *, labels: bool = True) -
         found = _read(path, columns, labels)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
-    return _with_labels_of_one_kind(path, found, columns)
+    return with_labels_of_one_kind(path, found, columns)
 
 
 def open_data_set(data: Data, *, labels: bool = True) -> DataSet:
     """Return the data set that `data` describes, of the user's own class too. Raises DataError as `open_path` does."""
-    found = data_set(data.find(labels=labels))
-    return _with_labels_of_one_kind(data.path, found, data.columns) if is_own(type(data)) else found
+    found = data_set(data.find(labels=labels), data.columns, bands=data.banded)
+    return with_labels_of_one_kind(data.path, found, data.columns) if is_own(type(data)) else found
 
 
 def open_whole(data: Data, *, labels: bool = True) -> DataSet:
@@ -140,6 +140,8 @@ def open_whole(data: Data, *, labels: bool = True) -> DataSet:
 def open_and_warn(data: Data, *, labels: bool = True) -> DataSet:
     """Return what `open_whole` returns, and log its warnings, for a caller that does not show the findings."""
     found = open_whole(data, labels=labels)
+    for line in found.findings.notes:
+        log.info("%s", line)
     for line in found.findings.warnings:
         log.warning("%s", line)
     return found
@@ -164,7 +166,7 @@ def open_to_predict(data: Data) -> DataSet:
     return found
 
 
-def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> DataSet:
+def with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> DataSet:
     """Return the data set without splits that hold no image, with labels of one kind (`of_one_kind`).
 
     Raises DataError if no split is left, and for images that cannot be read without a package."""
@@ -176,17 +178,19 @@ def _with_labels_of_one_kind(path: str, found: DataSet, columns: Columns) -> Dat
     if not kept:
         raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
     _refuse_unreadable(path, kept)
-    kept = kept if columns.answers is None else read_answers(path, kept, columns)
     findings = found.findings
-    findings.warnings += masks_beside(kept.values())
-    if findings.outside:
+    listed = findings.kind == "list"  # the data set that it refers to was read here
+    kept = kept if listed or columns.answers is None else read_answers(path, kept, columns)
+    warnings = [] if listed else [*masks_beside(kept.values())]
+    if findings.outside and not listed:
         what = "image lies" if findings.outside == 1 else "images lie"
-        findings.warnings.append(
+        warnings.append(
             f"{findings.outside:,} {what} outside {path}, through links or paths that leave it, the first "
             f"{findings.first_outside}. They are used, but `vitrail data pack` does not copy them unasked"
         )
-    findings.warnings += alike_classes(kept.values())
-    findings.warnings += [f"{split_title(name)} holds no images: left out" for name in found.splits if name not in kept]
+    warnings += [] if listed else alike_classes(kept.values())
+    warnings += [f"{split_title(name)} holds no images: left out" for name in found.splits if name not in kept]
+    findings.warnings += warnings
     return of_one_kind(DataSet(kept, findings), columns)
 
 

@@ -19,7 +19,7 @@ from vitrail.data.cache import cached_file, pa, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
 from vitrail.data.sources.shard_files import RemoteFiles, address_of, expand, explained, file_system_of, look
-from vitrail.data.sources.shards import INDEX, index_schema, packed_source, tar_index, tar_source
+from vitrail.data.sources.shards import INDEX, INDEX_FORMAT, index_schema, packed_source, tar_index, tar_source
 from vitrail.data.sources.table import group_by_split
 from vitrail.disk import writing
 from vitrail.errors import DataError
@@ -168,7 +168,7 @@ def _indexes(system: Any, paths: list[str]) -> list[pa.Table]:
 def _index(system: Any, path: str) -> pa.Table:
     size, state = look(system, path)
     address = address_of(system, path)
-    target = cached_file("tables", json.dumps([1, "webdataset 3", address, size, state]))
+    target = cached_file("tables", json.dumps([1, INDEX_FORMAT, address, size, state]))
 
     def write(writer: pa.RecordBatchWriter) -> None:
         with explained(system, path), _opened(system, path) as stream:

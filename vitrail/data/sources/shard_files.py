@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import DataError, DecodeError
-from vitrail.files import read_at, regular_descriptor
+from vitrail.files import read_at, regular_descriptor, state_of
 from vitrail.version import install_extra
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
@@ -132,6 +132,10 @@ class LocalFiles:
                 os.close(handle)
         return data
 
+    def state(self, shard: int) -> str:
+        """Return what changes with a file."""
+        return state_of(self._files[shard])
+
     def __reduce__(self) -> tuple[object, ...]:
         return LocalFiles, (self._files,)  # another process opens the files itself
 
@@ -147,6 +151,7 @@ class RemoteFiles:
         self._system = system
         self._paths = list(paths)
         self.names = [path.rpartition("/")[2] for path in self._paths]
+        self._states: dict[int, str] = {}
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """See `LocalFiles.read`."""
@@ -168,6 +173,13 @@ class RemoteFiles:
                 start = int(offsets[place]) - begin
                 found[place] = piece if isinstance(piece, DecodeError) else piece[start : start + int(sizes[place])]
         return found
+
+    def state(self, shard: int) -> str:
+        """See `LocalFiles.state`; a shard is asked for once."""
+        if shard not in self._states:
+            path = self._paths[shard]
+            self._states[shard] = "\0".join(map(str, (address_of(self._system, path), *look(self._system, path))))
+        return self._states[shard]
 
     def _ranges(self, wanted: list[tuple[int, int, int]]) -> list[bytes | DecodeError]:
         """Read each (shard, begin, end). Failed reads are repeated after a pause."""

@@ -1,8 +1,9 @@
 """Tar shards with an index, so that any image of any shard is one read away.
 
 Members have webdataset's names: `key.jpg` with `key.cls` (a number or a class name), or with `key.json` that contains
-"label", "class" or "cls", or a list of names in "labels". Packed shards (`pack`) are such tars too, with an index file
-in the same folder. Nothing is extracted: an image is an offset and a length in a shard."""
+"label", "class" or "cls", a name, a number or a list of them. One image of a key is used. Packed shards (`pack`) are
+such tars too, with an index file in the same folder. Nothing is extracted: an image is an offset and a length in a
+shard."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from vitrail.data.cache import cached_table, pa, pc, read_arrow
 from vitrail.data.image_names import in_junk, is_image_name
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Reader
 from vitrail.data.labels.cells import names_in
+from vitrail.data.labels.numbers import Numbers, numbers_text, parse_numbers
 from vitrail.data.labels.sets import Labels, distinct_names, named, names_of_text, order_classes, set_text
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, folders_in, refuse_large
@@ -33,15 +35,21 @@ from vitrail.files import open_regular
 from vitrail.words import as_text
 
 _LONGEST_READ = 2 << 20  # bytes: the longest label, and longer than any name in a header
+INDEX_FORMAT = "webdataset 4"
+"""What the rows of an index of a tar mean, for the names of cached ones."""
+_DAMAGED, _ANOTHER = -1, -2
+"""The sizes of rows that are no images: a damaged place of a tar, and a further image of the same sample."""
 _LABEL_KEYS = ("label", "class", "cls", "class_name", "label_name", "labels", "classes")
 
 
 def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[dict[str, Any]]:
-    """Yield {offset, size, label, id} for each image of the tar `name`; a damaged place is a row of size -1.
+    """Yield {offset, size, label, id} for each image of the tar `name`; sizes below 0 say what was left out.
 
-    `length` is the file's size in bytes, `where` its place for messages. Raises DataError if the file is not a tar.
+    Of the images of a key the first is used, a plain `key.jpg` before `key.npy` and both before `key.seg.png`. `length`
+    is the file's size in bytes, `where` its place for messages. Raises DataError if the file is not a tar.
     """
     images: dict[str, tuple[int, int, str]] = {}
+    others: list[str] = []
     labels: dict[str, str] = {}
     cut = False
     try:
@@ -52,14 +60,18 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
                 if not member.isreg() or in_junk(member.name):
                     continue
                 # the bytes of a sparse file are not in one piece, and are fewer than its size
-                size = -1 if member.issparse() else member.size
+                size = _DAMAGED if member.issparse() else member.size
                 if member.offset_data + size > length:
                     cut = True
                     break
                 key, _, suffix = base.partition(".")
                 key = f"{folder}/{key}"
                 if is_image_name(base) or suffix == "npy":
-                    images[key] = (member.offset_data, size, member.name)
+                    place = (member.offset_data, size, member.name)
+                    first = images.setdefault(key, place)
+                    if first is not place:
+                        images[key], other = (place, first) if _plain(place[2]) < _plain(first[2]) else (first, place)
+                        others.append(other[2])
                 elif (label := _label(tar, member, suffix, where)) is not None:
                     labels[key] = label
     except (tarfile.TarError, ValueError) as error:  # ValueError: the map of a damaged sparse file
@@ -71,8 +83,16 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
         cut = True
     for key, (offset, size, member_name) in images.items():
         yield {"offset": offset, "size": size, "label": labels.get(key), "id": f"{name}/{member_name}"}
+    for member_name in others:
+        yield {"offset": 0, "size": _ANOTHER, "label": None, "id": f"{name}/{member_name}"}
     if cut:
-        yield {"offset": 0, "size": -1, "label": None, "id": name}
+        yield {"offset": 0, "size": _DAMAGED, "label": None, "id": name}
+
+
+def _plain(name: str) -> tuple[bool, bool]:
+    """Return what the images of a sample are ordered by: `s.jpg`, then `s.npy`, then `s.seg.png`."""
+    suffix = name.rpartition("/")[2].partition(".")[2].lower()
+    return "." in suffix, suffix == "npy"
 
 
 class _Bounded:
@@ -90,7 +110,7 @@ class _Bounded:
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: str) -> str | None:
-    """Return the class a .cls or .json member states, or a `set_text` for a list of classes; else None.
+    """Return the class or the numbers a .cls or .json member states, or a `set_text` for a list of classes; else None.
 
     Raises DataError for a list of anything but names and whole numbers."""
     if suffix not in ("cls", "json") or member.size > 1 << 20:
@@ -104,6 +124,9 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: st
     except (ValueError, RecursionError):
         return None
     found = [record[key] for key in _LABEL_KEYS if key in record] if isinstance(record, dict) else []
+    numbers = found[0] if found and isinstance(found[0], list) else found
+    if any(isinstance(one, float) for one in numbers):  # whole numbers may be names of classes
+        return numbers_text(found[0])
     if found and isinstance(found[0], list):
         return set_text(set(names_in(found[0], f"{where}, {member.name}")))
     return str(found[0]) if found and isinstance(found[0], str | int) else None
@@ -115,8 +138,9 @@ INDEX = "index.arrow"
 class ShardSource(Reader):
     """Images at known positions of tar files."""
 
-    def __init__(self, files: ShardFiles, table: pa.Table, class_names: list[str]) -> None:
-        super().__init__(_positions(table["label"], class_names), table["size"].to_numpy(), class_names)
+    def __init__(self, files: ShardFiles, table: pa.Table, class_names: list[str], *, numbers: bool = False) -> None:
+        labels = _numbers(table["label"], len(class_names)) if numbers else _positions(table["label"], class_names)
+        super().__init__(labels, table["size"].to_numpy(), class_names)
         self._files = files
         self._table = table
         self.remote = isinstance(files, RemoteFiles)
@@ -130,6 +154,11 @@ class ShardSource(Reader):
     def id(self, index: int) -> str:
         """See `IndexedSource.id`: shard and member of the tar, or the id the image had before packing."""
         return str(self._table["id"][index].as_py())
+
+    def state(self, index: int) -> str:
+        """See `Reader.state`: the state of the shard, and the place in it."""
+        shard, offset = (int(self._table[name][index].as_py()) for name in ("shard", "offset"))
+        return f"{self._files.state(shard)}\0{offset}"
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """Return the ids of several images."""
@@ -189,6 +218,13 @@ def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
     return np.asarray(numbers.fill_null(UNKNOWN).to_numpy(), dtype=np.int64)
 
 
+def _numbers(labels: pa.ChunkedArray, width: int) -> Numbers:
+    """Return the targets that are labels of an index; unknown ones for null."""
+    unknown = (np.nan,) * width
+    rows = [unknown if text is None else parse_numbers(text) for text in labels.to_pylist()]
+    return Numbers(np.array(rows, dtype=np.float64).reshape(-1, width))
+
+
 def index_schema() -> pa.Schema:
     """Return the columns of an index: the place of each image, and its `vitrail.data.split.row_digest`.
 
@@ -216,18 +252,19 @@ def read_shards(path: Path, files: list[Path]) -> DataSet:
     """Open tar files as webdataset names them; the index is stored in the cache folder. Raises DataError."""
     found = DataSet({}, Findings("shards"))
     for name, group in group_by_split(files).items():
-        table = cached_table(group, {"format": "webdataset 3"}, index_schema(), partial(_write_index, group))
+        table = cached_table(group, {"format": INDEX_FORMAT}, index_schema(), partial(_write_index, group))
         found.splits[name] = tar_source(LocalFiles(group), table, list(map(str, group)), found.findings)
     return found
 
 
 def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: Findings) -> ShardSource:
     """Return the images of indexed tars called `names`; damaged ones are noted. Raises DataError if there are none."""
-    damaged = table.filter(pc.less(table["size"], 0))["id"].to_pylist()
-    for name in damaged:
+    left_out = table.filter(pc.less(table["size"], 0))
+    for name, size in zip(left_out["id"].to_pylist(), left_out["size"].to_pylist(), strict=True):
+        cut = "shard cut off or damaged; the members before that are used"
         sparse = "/" in name  # a member; else a shard
-        findings.drop(name, "a sparse file" if sparse else "shard cut off or damaged; the members before that are used")
-    table = table.filter(pc.greater_equal(table["size"], 0)) if damaged else table
+        findings.drop(name, "another image of this sample" if size == _ANOTHER else "a sparse file" if sparse else cut)
+    table = table.filter(pc.greater_equal(table["size"], 0)) if len(left_out) else table
     if not len(table):
         raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")
     texts = map(names_of_text, table["label"].unique().drop_null().to_pylist())
@@ -286,7 +323,7 @@ def packed_source(
                 raise DataError(
                     f"packed shard {folder}/{shard['name']} {state}: pack the data set again or copy the shard again"
                 )
-        return ShardSource(files, table, manifest["class_names"])
+        return ShardSource(files, table, manifest["class_names"], numbers=manifest.get("numbers", False))
 
 
 @contextmanager

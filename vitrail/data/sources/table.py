@@ -181,7 +181,7 @@ def read_table(
             table.labels.append(from_text(cell) if predictions else cell)
     if are_classes:
         kind = "target" if numbers else "class"
-        findings.warnings.append(f"each of the {len(labels)} columns {listing(labels)} is a {kind} ({file.name})")
+        findings.notes.append(f"each of the {len(labels)} columns {listing(labels)} is a {kind} ({file.name})")
     return table
 
 
@@ -225,8 +225,14 @@ def label_columns(
     """Return the column of labels, or the columns that are classes, and whether they are classes.
 
     names: All columns. holds: The columns that may be classes, as for `class_columns`. Raises UsageError for a column
-    that does not exist, and DataError if there is no column of labels.
+    that does not exist, and for both settings, and DataError if there is no column of labels.
     """
+    if columns.label is not None and columns.classes:
+        raise UsageError(
+            f"data.label_column is {columns.label!r} and data.label_columns is {listing(columns.classes)}: each says "
+            "where the labels are. Name one column in the first, or several in the second; data.answers names columns "
+            "of different kinds"
+        )
     if not columns.classes:
         try:
             return (find_column(names, columns.label, LABEL_COLUMNS, "label", where),), False

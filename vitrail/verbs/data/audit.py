@@ -108,6 +108,7 @@ def audit(
     from vitrail.data.copies.dedup import splits_to_clean
     from vitrail.data.groups import grouped_folds, groups_of
     from vitrail.data.item import Subset
+    from vitrail.data.labels.sets import one_label
     from vitrail.data.roles import named_split
     from vitrail.data.sources.open import open_and_warn
     from vitrail.transfer.audit import folds_of
@@ -117,6 +118,7 @@ def audit(
     found = open_and_warn(settings)
     name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
     images = found.splits[name]
+    one_label(images.labels, "data audit")
     features = Embedder(weights, compute)(images)
     features.labelled("examined")  # before the images are read again
     known = features.labels >= 0

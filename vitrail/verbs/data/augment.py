@@ -83,7 +83,7 @@ def augment(
     assert file is not None
     run, source = _decided(Asked(path, recipe, config, epochs, lr, weights, settings))
     names, groups = _groups(run, source, images, draws)
-    title = "ColumnGroup with a word show this change alone, on the picture of evaluation. From top to bottom: "
+    title = "Columns with a word show this change alone, on the picture of evaluation. From top to bottom: "
     write_columns(file, title + ", ".join(names), groups)
     return Drawn(str(file), names, [group.title for group in groups[2:]], plain(run.augment), _notes(run))
 

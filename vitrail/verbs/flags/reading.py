@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ def read_settings(
 ) -> Data:
     """Return the settings `base` of the data with the values of `reading`, at `path` (default: that of `base`).
 
-    A setting that is not among those `used` causes a warning. Raises UsageError for an unknown or invalid setting.
+    Columns of labels that `reading` names are used in place of those of `base`. A setting that is not among those
+    `used` causes a warning. Raises UsageError for an unknown or invalid setting.
     """
+    if base is not None and any(reading.get(name) for name in ("label_column", "label_columns", "answers")):
+        base = replace(base, label_column=None, label_columns=None)
     given = dict(reading) if path is None else {**reading, "path": str(path)}
     data = merge(Run() if base is None else Run(data=base), {Data.section: given}).data
     warn_of_unused(reading, used)

@@ -40,6 +40,8 @@ def rehearse(
     from vitrail.transfer.timing import Rehearsal
 
     splits = splits or PythonObjects().splits(run)
+    for line in splits.report.notes:
+        log.info("%s", line)
     for line in splits.report.warnings:
         log.warning("%s", line)
     rehearsal = Rehearsal(run, splits, PythonObjects(asked=asked or {}))
