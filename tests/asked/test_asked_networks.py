@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -263,8 +264,8 @@ def test_a_fine_tuning_records_no_other_network_and_can_be_repeated(
 @pytest.mark.parametrize("name", ["name", "out"])
 def test_a_resumed_run_stays_in_its_folder(name: str, trained: Path, arrays: Path) -> None:
     with pytest.raises(UsageError, match=f"--{name} is another, but the run to resume is {trained}"):
-        resumed(Asked(settings={name: "another"}), trained)
-    found = resumed(Asked(settings={"keep": 5}), trained)
+        resumed(Asked(settings={name: "another"}), trained, Known())
+    found = resumed(Asked(settings={"keep": 5}), trained, Known())
     assert found is not None and found[0].keep == 5 and found[0].vit.depth == 1
 
 
@@ -278,6 +279,25 @@ def test_a_resumed_run_keeps_its_network_and_its_preparation(trained: Path, tmp_
         resumed_run(replace(before, model="B/16"), folder, PythonObjects())
     with pytest.raises(CheckpointError, match=r"preprocess.resize: 'pad' there, 'squash' here"):
         resumed_run(replace(before, preprocess=Preprocess((16, 16), resize="squash")), folder, PythonObjects())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"probe_head": True}, "probe_head: False there, True here"),
+        ({"keep_head": True}, "keep_head: False there, True here"),
+        ({"classes": ("add",)}, "classes.*'replace' there, 'add' here"),
+        ({"weights": "vitrail/tiny"}, "weights: '.*' there, 'vitrail/tiny' here"),
+        ({"weights": None}, "weights: '.*' there, None here"),
+    ],
+)
+def test_a_resumed_run_keeps_how_it_began(changes: dict[str, Any], said: str, trained: Path, tmp_path: Path) -> None:
+    before, moved = Run(weights=str(trained)), shutil.copytree(trained, tmp_path / "moved")
+    (tmp_path / "config.yaml").write_text(to_yaml(before))
+    folder = RunFolder(tmp_path)
+    assert resumed_run(replace(before, weights=str(moved)), folder, PythonObjects())[1] == str(moved)
+    with pytest.raises(CheckpointError, match=rf"other settings.*\n  {said}"):
+        resumed_run(replace(before, **changes), folder, PythonObjects())
 
 
 @pytest.mark.parametrize("recipe_name", ["paper/vit-b16-imagenet", "digits"])

@@ -275,6 +275,35 @@ def test_resume_finds_the_newest_run(photos_run: Path, tmp_path: Path) -> None:
         newest_run(runs)
 
 
+@pytest.mark.train
+def test_auto_resumes_no_run_of_another_name(photos: Path, photos_run: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    copied = Path(shutil.copytree(photos_run / "train-1", runs / "train-1"))
+    same: dict[str, Any] = {"resume": "auto", "out": str(runs), "print_config": True}
+    tuned = vitrail.finetune(photos, weights=str(copied), duration="1 steps", **same)
+    assert (tuned.run.name, tuned.run.weights) == ("finetune", str(copied))
+    assert vitrail.train(photos, name="u", **same).run.name == "u"
+    assert vitrail.train(photos, name="train", **same).run.optim.lr == 3e-3
+    for verb, asked in ((vitrail.finetune, {}), (vitrail.train, {"objective": {"kind": "mae"}})):
+        with pytest.raises(UsageError, match=rf"the newest run is {copied}, which learns supervised from random"):
+            verb(photos, name="train", **asked, **same)
+
+
+def test_latest_resumes_no_run_of_another_wish(photos: Path, photos_run: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(photos_run / "train-1", tmp_path / "train-1"))
+    latest: dict[str, Any] = {"resume": "latest", "out": str(tmp_path), "print_config": True}
+    assert vitrail.train(**latest).run.name == "train"
+    for verb, asked in ((vitrail.finetune, {}), (vitrail.train, {"weights": str(copied)})):
+        with pytest.raises(UsageError, match="To continue that run: vitrail train --resume"):
+            verb(**asked, **latest)
+    with pytest.raises(CheckpointError, match="no run in"):
+        vitrail.train(name="u", **latest)
+    (tmp_path / "other-1").mkdir()
+    (tmp_path / "other-1" / "config.yaml").write_text("name: other")
+    with pytest.raises(CheckpointError, match=rf"the newest run, {tmp_path}/other-1, has no checkpoint"):
+        vitrail.train(**latest)
+
+
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         vitrail.train(resume=tmp_path)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
-from vitrail.errors import DataError
+from vitrail.errors import DataError, WeightsError
 from vitrail.files import read_json_object
 from vitrail.training.run import Run
+from vitrail.weights.load import weights_fingerprint
 
 
 def recorded_run(folder: str | Path) -> Run | None:
@@ -35,6 +36,20 @@ def recorded_fingerprint(folder: str | Path) -> str:
     except (DataError, OSError):
         return ""
     return str(data.get("fingerprint") or "") if isinstance(data, dict) else ""
+
+
+def are_other_weights(asked: str | None, recorded: str | None) -> bool:
+    """Return whether the weights that are asked for are others than those of a recorded run, wherever they are.
+
+    Recorded weights that are nowhere any more are taken to have moved. Raises WeightsError.
+    """
+    if asked is None or recorded is None or asked == recorded:
+        return asked != recorded
+    try:
+        before = weights_fingerprint(recorded)
+    except WeightsError:
+        return False
+    return weights_fingerprint(asked) != before
 
 
 def located(data: Data, directory: str) -> Data:
