@@ -313,6 +313,17 @@ def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, arrays:
         assert setup.run.batch_size == 36
 
 
+@pytest.mark.parametrize("section", ["preprocess:\n  resize: pad\n", "preprocess: {}\naugment:\n  flip: false\n"])
+def test_a_part_of_a_section_in_a_file_is_no_wish_for_the_rest(section: str, arrays: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(section)
+    small = {"vit": {"depth": 1, "width": 32, "heads": 2}, "image_size": 16, "device": "cpu"}
+    given = Asked(arrays, "digits", (tmp_path / "own.yaml",), settings=small)
+    run = choose_run(given, Known()).run
+    with set_up(run, Known().splits_of(run), objects=PythonObjects(asked=given.origins)) as setup:
+        assert setup.run.preprocess is not None
+        assert setup.run.preprocess.resize == ("pad" if "pad" in section else "squash")
+
+
 def test_a_warmup_that_was_asked_for_stays_even_if_it_is_the_recipes(arrays: Path) -> None:
     theirs = recipe("paper/vit-b16-imagenet").schedule.warmup
     assert decided(arrays, "paper/vit-b16-imagenet", schedule={"warmup": str(theirs)})[0].schedule.warmup == theirs

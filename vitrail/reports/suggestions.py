@@ -239,7 +239,7 @@ def _whole_images(seen: _Seen) -> Suggestion | None:
         return None
     return Suggestion(
         f"{str(found).removeprefix('warning: ').split(' (')[0]}. Show the network all of them: with the proportions of "
-        "the images, and the rest filled, or with --preprocess.resize native if it has the linear stem.",
+        "the images, and the rest filled.",
         seen.again("--preprocess.resize pad"),
     )
 
