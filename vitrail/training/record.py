@@ -151,7 +151,7 @@ class RunRecorder:
         left = None if left is None else left + self.clock.end
         expected = timetable.expected(steps, status.elapsed)
         self.progress.update(done, status, self.setup.feed.wait_seconds, left, expected)
-        if timetable.logs(steps):
+        if timetable.logs(steps, status.elapsed):
             self.folder.log("train", steps, epoch=steps / timetable.per_epoch, **self.progress.numbers())
 
     def unreadable(self, image: str, reason: str) -> None:
