@@ -141,6 +141,8 @@ def training(
                 yield result
                 return
             recorder.resume()
+            if told := validation.forget_lost(state.status, folder):
+                progress.say(told)
         status, threads = state.status, ThreadCount.of(run, setup.decision.device, progress.say)
         for where in folder.track(run, status.step) or ():
             progress.say(where)
