@@ -182,6 +182,17 @@ def test_dry_run_tries_everything_and_writes_nothing(
     assert preview.checked["data"].startswith("22 images of 2 classes")
     assert preview.checked["length"].startswith("8 steps of 16 images")
     assert "loss 0.69" in preview.checked["one batch"]  # log 2: the classifier starts at zero
+    for nproc, said in ((3, "batch_size is 16, but there are 3 processes"), (10**4, "--nproc is 10000")):
+        with pytest.raises(UsageError, match=said):
+            vitrail.train(photos, recipe="scratch-small", nproc=nproc, dry_run=True, **TINY)
+
+
+def test_dry_run_names_the_answers(photos: Path, tmp_path: Path) -> None:
+    rows = [f"{name},{place % 2},{place}.5" for place, name in enumerate(sorted(map(str, photos.glob("*/*"))))]
+    (tmp_path / "a.csv").write_text("\n".join(["image,odd,weight", *rows]))
+    answers = {"data": {"answers": ("odd", "weight:numbers")}, "out": str(tmp_path)}
+    preview = vitrail.train(tmp_path / "a.csv", recipe="scratch-small", dry_run=True, **answers, **TINY)
+    assert "images with 2 answers (odd, weight) to train on" in preview.checked["data"]
 
 
 def test_evaluate_counts_every_image_once(trained: Any, photos: Path, tmp_path: Path) -> None:

@@ -207,8 +207,11 @@ def _run(
         log.info("%s", choice)
         run = choice.run
     if dry_run:
+        from vitrail.training.processes import check_processes
         from vitrail.verbs.train.dry_run import rehearse
 
+        if nproc is not None:
+            check_processes(nproc, run)
         return Preview(run, *rehearse(run, known.splits_of(run), asked.origins))
     if print_config:
         return Preview(run)
