@@ -27,6 +27,7 @@ from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.verbs import doctor as doctor_module
+from vitrail.verbs.recipes import copy_recipe
 from vitrail.verbs.train.resume import newest_run
 from vitrail.verbs.train.train import Preview
 
@@ -337,6 +338,17 @@ def test_recipes_cp_writes_a_file_that_trains(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["recipes", "cp", "digits", str(target)]) == 2
     assert target.read_text() == "seed: 7"
     assert "exists" in capsys.readouterr().err
+
+
+def test_recipes_cp_says_what_a_file_does_not_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UsageError, match=r"finetune-by-data is a rule: .* vitrail finetune DIR --config FILE"):
+        copy_recipe("finetune-by-data", tmp_path / "rule.yaml")
+    for name, fixed in (("finetune", True), ("bit/hyperrule", True), ("scratch-small", False)):
+        caplog.clear()
+        text = copy_recipe(name, tmp_path / f"{name.partition('/')[0]}.yaml").read_text()
+        assert ("This file fixes them" in text) == ("This file fixes them" in caplog.text) == fixed
+        assert from_yaml(text, Run()).optim == recipe(name).optim
+    assert not (tmp_path / "rule.yaml").exists()
 
 
 def test_recipes_show(capsys: pytest.CaptureFixture[str]) -> None:

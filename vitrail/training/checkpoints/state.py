@@ -8,6 +8,7 @@ so that a kill at any moment loses at most the work since that one. A few checkp
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -338,7 +339,7 @@ class Checkpoints:
         if world.any_(self._failed >= PATIENCE):
             raise TrainingError(
                 f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}. Free disk space "
-                f"and resume from the newest checkpoint: vitrail train --resume {self.folder.path}"
+                f"and resume from the newest checkpoint: vitrail train --resume {shlex.quote(str(self.folder.path))}"
             )
 
     def restore(self, state: TrainingState) -> None:
