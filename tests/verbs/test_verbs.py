@@ -188,11 +188,17 @@ def test_dry_run_tries_everything_and_writes_nothing(
             vitrail.train(photos, recipe="scratch-small", nproc=nproc, dry_run=True, **TINY)
 
 
-def test_dry_run_names_the_answers(photos: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def two_answers(photos: Path, tmp_path: Path) -> dict[str, Any]:
+    """What trains a network with two answers for each photograph."""
     rows = [f"{name},{place % 2},{place}.5" for place, name in enumerate(sorted(map(str, photos.glob("*/*"))))]
     (tmp_path / "a.csv").write_text("\n".join(["image,odd,weight", *rows]))
-    answers = {"data": {"answers": ("odd", "weight:numbers")}, "out": str(tmp_path)}
-    preview = vitrail.train(tmp_path / "a.csv", recipe="scratch-small", dry_run=True, **answers, **TINY)
+    answers = {"data": {"answers": ("odd", "weight:numbers")}, "out": str(tmp_path), "recipe": "scratch-small"}
+    return {**TINY, **answers, "path": tmp_path / "a.csv"}
+
+
+def test_dry_run_names_the_answers(two_answers: dict[str, Any]) -> None:
+    preview = vitrail.train(**two_answers, dry_run=True)
     assert "images with 2 answers (odd, weight) to train on" in preview.checked["data"]
 
 
@@ -299,6 +305,13 @@ def test_auto_resumes_no_run_of_another_name(photos: Path, photos_run: Path, tmp
     for verb, asked in ((vitrail.finetune, {}), (vitrail.train, {"objective": {"kind": "mae"}})):
         with pytest.raises(UsageError, match=rf"the newest run is {copied}, which learns supervised from random"):
             verb(photos, name="train", **asked, **same)
+
+
+@pytest.mark.train
+def test_auto_resumes_a_run_whose_data_decide_what_it_learns(two_answers: dict[str, Any]) -> None:
+    first = vitrail.train(**two_answers, resume="auto")
+    again = vitrail.train(**{**two_answers, "duration": "9 steps"}, resume="auto")
+    assert (again.folder, again.steps) == (first.folder, 9)
 
 
 def test_latest_resumes_no_run_of_another_wish(photos: Path, photos_run: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
+from vitrail.objective.settings import Segmentation, SeveralAnswers, Supervised
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import undecided
 from vitrail.recipes.finetune_by_data import WEIGHTS
@@ -96,7 +97,9 @@ def _refuse_another(before: Run, wish: Run, folder: Path, *, tunes: bool) -> Non
     from vitrail.training.recorded import are_other_weights
 
     weights = wish.weights or (WEIGHTS if tunes else None)
-    if before.objective.kind == wish.objective.kind and not are_other_weights(weights, before.weights):
+    by_data = isinstance(before.objective, Segmentation | SeveralAnswers) and wish.objective.kind == Supervised.kind
+    same = by_data or before.objective.kind == wish.objective.kind
+    if same and not are_other_weights(weights, before.weights):
         return
     theirs = f"{before.objective.kind} from {before.weights or 'random weights'}"
     raise UsageError(
@@ -118,7 +121,7 @@ def newest_run(out: Path, name: str | None = None, *, passing: bool = True) -> P
     found |= {path.parent: os.path.getmtime(path) for path in out.glob("*/checkpoints")}
     own = [run for run in found if name is None or re.fullmatch(re.escape(name) + r"-\d+", run.name)]
     without = None
-    for folder in sorted(own, key=found.__getitem__, reverse=True):
+    for folder in sorted(own, key=lambda run: (found[run], run), reverse=True):
         if latest_valid(folder / "checkpoints") is None:
             without = without or folder
         elif passing or without is None:
