@@ -141,8 +141,6 @@ def training(
                 yield result
                 return
             recorder.resume()
-            if told := validation.forget_lost(state.status, folder):
-                progress.say(told)
         status, threads = state.status, ThreadCount.of(run, setup.decision.device, progress.say)
         for where in folder.track(run, status.step) or ():
             progress.say(where)
@@ -162,8 +160,7 @@ def training(
             if signum or over or evaluates or saves:
                 step.settle()
             # objectives have schedules of their own, such as the temperature of DINO's teacher
-            now = timetable.moment(number, status.elapsed)
-            setup.network.at(now)
+            setup.network.at(now := timetable.moment(number, status.elapsed))
             due = status.evaluated < number or not status.best
             if due and (over or evaluates):
                 with suppress(Stop), clock.evaluation():

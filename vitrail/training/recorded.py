@@ -11,7 +11,6 @@ from vitrail.data.settings import Data
 from vitrail.errors import DataError, WeightsError
 from vitrail.files import read_json_object
 from vitrail.training.run import Run
-from vitrail.weights.load import weights_fingerprint
 
 
 def recorded_run(folder: str | Path) -> Run | None:
@@ -43,6 +42,8 @@ def are_other_weights(asked: str | None, recorded: str | None) -> bool:
 
     Recorded weights that are nowhere any more are taken to have moved. Raises WeightsError.
     """
+    from vitrail.weights.load import weights_fingerprint  # which needs torch
+
     if asked is None or recorded is None or asked == recorded:
         return asked != recorded
     try:

@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
@@ -14,9 +15,11 @@ from vitrail.objective.settings import Segmentation, SeveralAnswers, Supervised
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import undecided
 from vitrail.recipes.finetune_by_data import WEIGHTS
-from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
+
+if TYPE_CHECKING:
+    from vitrail.recipes.known import Known
 
 LATEST = "latest"
 """The value of `--resume` without a folder."""
