@@ -468,7 +468,7 @@ def _begins_otherwise(run: Run, recorded: Run, folder: RunFolder) -> bool:
     if recorded.tune != "all" or run.weights == recorded.weights:
         return False
     located = recorded_run(folder.path)
-    return are_other_weights(run.weights, located and located.weights)
+    return are_other_weights(run.weights, None if located is None else located.weights)
 
 
 def inherit(run: Run, recorded: Run) -> Run:
