@@ -32,15 +32,15 @@ _FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~\w*|[A-Za-z]:)?[/\\](?:[^\s,;:'\"()/\\
 """The folders of an absolute path within a text."""
 
 
-def without_folders(value: Any, below: str = "") -> Any:
+def without_folders(value: Any, below: str = "", instead: str = "") -> Any:
     """Return JSON values in which every absolute path is only its last part: what is published tells nothing of disks.
 
-    Paths in the folder `below` are relative to it.
+    Paths in the folder `below` are relative to it. Within a text, `instead` takes the place of the folders of others.
     """
     if isinstance(value, Mapping):
-        return {name: without_folders(item, below) for name, item in value.items()}
+        return {name: without_folders(item, below, instead) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_folders(item, below) for item in value]
+        return [without_folders(item, below, instead) for item in value]
     if not isinstance(value, str):
         return value
     if value == os.path.expanduser("~"):  # its last part is the user's name
@@ -48,8 +48,8 @@ def without_folders(value: Any, below: str = "") -> Any:
     if below.strip("/"):
         value = value.replace(f"{below.rstrip('/')}/", "")
     if PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute() or value.startswith("~"):
-        return PureWindowsPath(value).name if "\n" not in value else _FOLDERS.sub("", value)
-    return _FOLDERS.sub("", value)
+        return PureWindowsPath(value).name if "\n" not in value else _FOLDERS.sub(instead, value)
+    return _FOLDERS.sub(instead, value)
 
 
 def distinct_labels(paths: Sequence[str | Path]) -> list[str]:

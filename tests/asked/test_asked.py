@@ -66,7 +66,7 @@ def decide(arrays: Path, run_folder: Path, opened: Known) -> Callable[..., Run]:
         tuned = situation == "finetune DIR" or (named is not None and find_recipe(named).verb == "finetune")
         given = Asked(arrays, named, files, weights=run_folder if tuned else None, settings=settings)
         if situation == "train --resume":
-            found = resumed(given, run_folder)
+            found = resumed(given, run_folder, opened)
             assert found is not None
             return found[0]
         return choose_run(given, opened, tunes=tuned).run

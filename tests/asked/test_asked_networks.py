@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -280,8 +281,8 @@ def test_a_fine_tuning_records_no_other_network_and_can_be_repeated(
 @pytest.mark.parametrize("name", ["name", "out"])
 def test_a_resumed_run_stays_in_its_folder(name: str, trained: Path, arrays: Path) -> None:
     with pytest.raises(UsageError, match=f"--{name} is another, but the run to resume is {trained}"):
-        resumed(Asked(settings={name: "another"}), trained)
-    found = resumed(Asked(settings={"keep": 5}), trained)
+        resumed(Asked(settings={name: "another"}), trained, Known())
+    found = resumed(Asked(settings={"keep": 5}), trained, Known())
     assert found is not None and found[0].keep == 5 and found[0].vit.depth == 1
 
 
@@ -297,6 +298,25 @@ def test_a_resumed_run_keeps_its_network_and_its_preparation(trained: Path, tmp_
         resumed_run(replace(before, preprocess=Preprocess((16, 16), resize="squash")), folder, PythonObjects())
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"probe_head": True}, "probe_head: False there, True here"),
+        ({"keep_head": True}, "keep_head: False there, True here"),
+        ({"classes": ("add",)}, "classes.*'replace' there, 'add' here"),
+        ({"weights": "vitrail/tiny"}, "weights: '.*' there, 'vitrail/tiny' here"),
+        ({"weights": None}, "weights: '.*' there, None here"),
+    ],
+)
+def test_a_resumed_run_keeps_how_it_began(changes: dict[str, Any], said: str, trained: Path, tmp_path: Path) -> None:
+    before, moved = Run(weights=str(trained)), shutil.copytree(trained, tmp_path / "moved")
+    (tmp_path / "config.yaml").write_text(to_yaml(before))
+    folder = RunFolder(tmp_path)
+    assert resumed_run(replace(before, weights=str(moved)), folder, PythonObjects())[1] == str(moved)
+    with pytest.raises(CheckpointError, match=rf"other settings.*\n  {said}"):
+        resumed_run(replace(before, **changes), folder, PythonObjects())
+
+
 @pytest.mark.parametrize("recipe_name", ["paper/vit-b16-imagenet", "digits"])
 def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, arrays: Path) -> None:
     small = {"vit": {"depth": 1, "width": 32, "heads": 2}, "image_size": 16, "device": "cpu"}
@@ -308,6 +328,17 @@ def test_a_batch_that_is_too_large_is_refused_if_asked(recipe_name: str, arrays:
     run = choose_run(given, Known()).run
     with set_up(run, Known().splits_of(run), objects=PythonObjects(asked=given.origins)) as setup:
         assert setup.run.batch_size == 36
+
+
+@pytest.mark.parametrize("section", ["preprocess:\n  resize: pad\n", "preprocess: {}\naugment:\n  flip: false\n"])
+def test_a_part_of_a_section_in_a_file_is_no_wish_for_the_rest(section: str, arrays: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(section)
+    small = {"vit": {"depth": 1, "width": 32, "heads": 2}, "image_size": 16, "device": "cpu"}
+    given = Asked(arrays, "digits", (tmp_path / "own.yaml",), settings=small)
+    run = choose_run(given, Known()).run
+    with set_up(run, Known().splits_of(run), objects=PythonObjects(asked=given.origins)) as setup:
+        assert setup.run.preprocess is not None
+        assert setup.run.preprocess.resize == ("pad" if "pad" in section else "squash")
 
 
 def test_a_warmup_that_was_asked_for_stays_even_if_it_is_the_recipes(arrays: Path) -> None:

@@ -15,7 +15,10 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
+from vitrail.objective.settings import MAE, ObjectiveSettings, Regression, SeveralAnswers, Supervised
 from vitrail.reports.compare import MOST_EACH, compare_runs, write_comparison
+from vitrail.reports.curves import comparison_curves, training_curves
+from vitrail.reports.run_record import RunRecord
 from vitrail.training.run import Optim, Run
 from vitrail.words import distinct_labels
 
@@ -35,6 +38,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         run = Run(data=place, model="Ti/2", batch_size=16, optim=Optim(lr=lr), duration=Epochs(3), name=f"r{number}")
         folders.append(run_folder(root / f"r-{number + 1}", place, found, run=run, data=mark))
     return folders
+
+
+@pytest.mark.parametrize(
+    ("objective", "nats"), [(Supervised(), True), (Regression(), False), (MAE(), False), (SeveralAnswers(), False)]
+)
+def test_losses_are_drawn_as_what_they_are(objective: ObjectiveSettings, nats: bool) -> None:
+    lines = [{"step": 1, "loss": 3.5, "lr": 0.1}, {"step": 1, "nll" if nats else "loss": 2.5, "count": 4}]
+    run = RunRecord(Path("r"), Run(objective=objective), {}, [], lines, None, None)
+    for drawn in (comparison_curves([run, run], ["a", "b"]), training_curves(run)):
+        text = "".join(drawn)
+        assert ("(nats)" in text) == nats and "from 3.5 to 3.5" in text and "from 2.5 to 2.5" in text
 
 
 def test_only_what_differs_is_listed(runs: list[Path]) -> None:

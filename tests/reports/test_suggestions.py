@@ -124,7 +124,7 @@ def test_a_network_without_mistakes_is_used() -> None:
     ],
 )
 def test_what_the_time_decided_is_decided_again(typed: str, expected: str) -> None:
-    limited = Run(data=Data("photos"), time_limit=3, image_size=32)
+    limited = Run(data=Data("photos"), duration=None, time_limit=3, image_size=32)
     found = record(accuracy=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9], run=limited, command=typed)
     assert expected in [one.command for one in suggestions(found, 8)]
 
@@ -200,12 +200,41 @@ def test_nothing_better_is_proposed_at_100_percent() -> None:
         ("vitrail train photos --config short.yaml", "vitrail train photos --config short.yaml"),
         ("train.py photos", "vitrail train --config 'runs/train 1'/config.yaml"),
         ("vitrail train --resume runs/train-1", "vitrail train --config 'runs/train 1'/config.yaml"),
+        ("vitrail train photos --resume=auto", "vitrail train --config 'runs/train 1'/config.yaml"),
     ],
 )
 def test_twice_the_time_does_not_repeat_what_a_short_time_decided(command: str, expected: str) -> None:
-    limited = Run(data=Data("my photos/"), time_limit=3, image_size=32, batch_size=16)
+    limited = Run(data=Data("my photos/"), duration=None, time_limit=3, image_size=32, batch_size=16)
     rising = [0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     assert f"{expected} --time-limit 6" in said(record(accuracy=rising, run=limited, command=command))
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        ("time limit", "vitrail train photos --time-limit 6"),
+        ("all steps done", "vitrail train --config 'runs/train 1'/config.yaml --duration '40 epochs' --time-limit 6"),
+    ],
+)
+def test_twice_as_long_is_twice_what_ended_the_run(ended: str, expected: str) -> None:
+    both = Run(data=Data("photos"), duration=Epochs(20), time_limit=3)
+    rising, typed = [0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "vitrail train photos"
+    found = record(accuracy=rising, run=both, command=typed, result={**FINISHED, "ended": ended})
+    assert expected in [one.command for one in suggestions(found, 8)]
+
+
+def test_commands_for_others_name_what_they_hide() -> None:
+    run = Run(data=Data("/data/my photos"), duration=Epochs(20))
+    found = replace(record(run=run, directory="/home/me/work"), folder=Path("/data/runs/t-1"))
+    for command, expected in (
+        ("evaluate /data/runs/t-1 '/data/my photos' --out predictions/", "evaluate RUN DATA --out predictions/"),
+        ("train --config /data/runs/t-1/config.yaml", "train --config RUN/config.yaml"),
+        ("evaluate /data/runs/t-12 --out /x/y", "evaluate FOLDER/t-12 --out FOLDER/y"),
+    ):
+        assert found.runnable(f"(vitrail {command})") == f"(vitrail {expected})"
+    inside = replace(found, folder=Path("/home/me/work/runs/t 1"))
+    assert inside.runnable("vitrail inspect '/home/me/work/runs/t 1'") == "vitrail inspect 'runs/t 1'"
+    assert (found.shareable().folder, inside.shareable().folder) == (Path("RUN"), Path("runs/t 1"))
 
 
 def test_a_fine_tuned_network_gets_company() -> None:

@@ -24,6 +24,7 @@ from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs, Steps
 from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
+from vitrail.evaluation.metric import Metric
 from vitrail.training import loop
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
@@ -358,6 +359,26 @@ def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path, monkeypa
     assert all(later > 0.8 * rate for rate, later in pairwise(rates[: peak + 1]))
     assert all(later < 1.2 * rate + 1e-4 for rate, later in pairwise(rates[peak:]))
     assert peak < 0.5 * len(rates)
+
+
+@pytest.mark.train
+def test_the_best_model_of_steps_that_are_lost_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = iter([0.1, 0.9, 0.05, 0.06, 0.04])
+    monkeypatch.setattr(Metric, "measured", lambda metric, found: next(scores))
+    run = tiny_run(tmp_path, **{**SHORT, "data": Data(path="digits", subset=128, test="none"), "calibrate": False})
+    folder = loop.fit(run).folder
+    assert load_model(folder / "model" / "best").card.provenance["step"] == 4
+    newest = max((folder / "checkpoints").iterdir())
+    (newest / "manifest.json").unlink()
+    result = loop.fit(replace(run, duration=Steps(6)), resume=folder)
+    assert "is that of step 4, which is trained again" in capsys.readouterr().err
+    assert load_model(folder / "model" / "best").card.provenance["step"] == result.best["step"] == 4
+    assert result.best[run.metric.key] == 0.06  # not the 0.9 of the steps that are lost
+    assert [line["step"] for line in lines(folder, "validation")] == [2, 4, 6]
+    with pytest.raises(StopIteration):
+        next(scores)
 
 
 @pytest.mark.train

@@ -76,6 +76,7 @@ def test_the_interruption_says_what_was_saved_and_how_to_go_on(tmp_path: Path) -
     saved = Interrupted.after(signal.SIGINT, tmp_path, 7, 7)
     assert "Ctrl-C after step 7, saved at step 7" in str(saved)
     assert f"--resume {tmp_path}" in str(saved)
+    assert str(Interrupted.after(signal.SIGINT, Path("my runs/a"), 7, 7)).endswith("--resume 'my runs/a'")
     assert "newest checkpoint is that of step 4" in str(Interrupted.after(signal.SIGTERM, tmp_path, 7, 4))
 
 

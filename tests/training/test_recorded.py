@@ -39,6 +39,10 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_directory(
     assert recorded is not None and Path(recorded.data.path) == tmp_path / "work" / "images"
     there = vitrail.evaluate(trained)
     assert here.results.metrics() == there.results.metrics() and there.results.count
+    longer = vitrail.train(resume=trained, duration="5 steps")
+    assert longer.steps == 5
+    again = recorded_run(trained)
+    assert again is not None and Path(again.data.path) == tmp_path / "work" / "images"
     assert recorded_run(tmp_path / "work" / "images") is None
 
 

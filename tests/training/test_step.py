@@ -171,6 +171,8 @@ def test_durations_become_steps_once() -> None:
     assert all(found.logs(step) for step in range(1, 201))
     many = plan(duration=Steps(10_000), evaluate_every=Steps(4_999))  # and 2,000 lines
     assert [step for step in range(4_991, 5_006) if many.logs(step)] == [4_995, 4_999, 5_000, 5_005]
+    fast = plan(duration=None, time_limit=1.0)  # 20,000 steps in a minute, of a schedule of 600
+    assert 600 <= sum(fast.logs(step, 60 * step / 20_000) for step in range(1, 20_001)) <= 2_000
 
 
 def test_a_time_limit_stretches_the_schedule_over_the_time() -> None:

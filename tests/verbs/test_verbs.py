@@ -27,6 +27,7 @@ from vitrail.recipes.known import Known
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.verbs import doctor as doctor_module
+from vitrail.verbs.recipes import copy_recipe
 from vitrail.verbs.train.resume import newest_run
 from vitrail.verbs.train.train import Preview
 
@@ -182,6 +183,23 @@ def test_dry_run_tries_everything_and_writes_nothing(
     assert preview.checked["data"].startswith("22 images of 2 classes")
     assert preview.checked["length"].startswith("8 steps of 16 images")
     assert "loss 0.69" in preview.checked["one batch"]  # log 2: the classifier starts at zero
+    for nproc, said in ((3, "batch_size is 16, but there are 3 processes"), (10**4, "--nproc is 10000")):
+        with pytest.raises(UsageError, match=said):
+            vitrail.train(photos, recipe="scratch-small", nproc=nproc, dry_run=True, **TINY)
+
+
+@pytest.fixture
+def two_answers(photos: Path, tmp_path: Path) -> dict[str, Any]:
+    """What trains a network with two answers for each photograph."""
+    rows = [f"{name},{place % 2},{place}.5" for place, name in enumerate(sorted(map(str, photos.glob("*/*"))))]
+    (tmp_path / "a.csv").write_text("\n".join(["image,odd,weight", *rows]))
+    answers = {"data": {"answers": ("odd", "weight:numbers")}, "out": str(tmp_path), "recipe": "scratch-small"}
+    return {**TINY, **answers, "path": tmp_path / "a.csv"}
+
+
+def test_dry_run_names_the_answers(two_answers: dict[str, Any]) -> None:
+    preview = vitrail.train(**two_answers, dry_run=True)
+    assert "images with 2 answers (odd, weight) to train on" in preview.checked["data"]
 
 
 def test_evaluate_counts_every_image_once(trained: Any, photos: Path, tmp_path: Path) -> None:
@@ -275,6 +293,42 @@ def test_resume_finds_the_newest_run(photos_run: Path, tmp_path: Path) -> None:
         newest_run(runs)
 
 
+@pytest.mark.train
+def test_auto_resumes_no_run_of_another_name(photos: Path, photos_run: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    copied = Path(shutil.copytree(photos_run / "train-1", runs / "train-1"))
+    same: dict[str, Any] = {"resume": "auto", "out": str(runs), "print_config": True}
+    tuned = vitrail.finetune(photos, weights=str(copied), duration="1 steps", **same)
+    assert (tuned.run.name, tuned.run.weights) == ("finetune", str(copied))
+    assert vitrail.train(photos, name="u", **same).run.name == "u"
+    assert vitrail.train(photos, name="train", **same).run.optim.lr == 3e-3
+    for verb, asked in ((vitrail.finetune, {}), (vitrail.train, {"objective": {"kind": "mae"}})):
+        with pytest.raises(UsageError, match=rf"the newest run is {copied}, which learns supervised from random"):
+            verb(photos, name="train", **asked, **same)
+
+
+@pytest.mark.train
+def test_auto_resumes_a_run_whose_data_decide_what_it_learns(two_answers: dict[str, Any]) -> None:
+    first = vitrail.train(**two_answers, resume="auto")
+    again = vitrail.train(**{**two_answers, "duration": "9 steps"}, resume="auto")
+    assert (again.folder, again.steps) == (first.folder, 9)
+
+
+def test_latest_resumes_no_run_of_another_wish(photos: Path, photos_run: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(photos_run / "train-1", tmp_path / "train-1"))
+    latest: dict[str, Any] = {"resume": "latest", "out": str(tmp_path), "print_config": True}
+    assert vitrail.train(**latest).run.name == "train"
+    for verb, asked in ((vitrail.finetune, {}), (vitrail.train, {"weights": str(copied)})):
+        with pytest.raises(UsageError, match="To continue that run: vitrail train --resume"):
+            verb(**asked, **latest)
+    with pytest.raises(CheckpointError, match="no run in"):
+        vitrail.train(name="u", **latest)
+    (tmp_path / "other-1").mkdir()
+    (tmp_path / "other-1" / "config.yaml").write_text("name: other")
+    with pytest.raises(CheckpointError, match=rf"the newest run, {tmp_path}/other-1, has no checkpoint"):
+        vitrail.train(**latest)
+
+
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         vitrail.train(resume=tmp_path)
@@ -297,6 +351,17 @@ def test_recipes_cp_writes_a_file_that_trains(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["recipes", "cp", "digits", str(target)]) == 2
     assert target.read_text() == "seed: 7"
     assert "exists" in capsys.readouterr().err
+
+
+def test_recipes_cp_says_what_a_file_does_not_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UsageError, match=r"finetune-by-data is a rule: .* vitrail finetune DIR --config FILE"):
+        copy_recipe("finetune-by-data", tmp_path / "rule.yaml")
+    for name, fixed in (("finetune", True), ("bit/hyperrule", True), ("scratch-small", False)):
+        caplog.clear()
+        text = copy_recipe(name, tmp_path / f"{name.partition('/')[0]}.yaml").read_text()
+        assert ("This file fixes them" in text) == ("This file fixes them" in caplog.text) == fixed
+        assert from_yaml(text, Run()).optim == recipe(name).optim
+    assert not (tmp_path / "rule.yaml").exists()
 
 
 def test_recipes_show(capsys: pytest.CaptureFixture[str]) -> None:

@@ -373,15 +373,15 @@ def test_auto_begins_goes_on_and_does_not_begin_over_what_is_damaged(tmp_path: P
     settings = {"model": "Ti/4", "vit": {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 32}, "device": "cpu"}
     settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "4 steps", "out": str(tmp_path), "workers": 0}
     asked = Asked("digits", "digits", settings=settings)
-    assert resumed(asked, "auto") is None
+    assert resumed(asked, "auto", Known()) is None
     began = fit(decide(asked, Known()).run)
-    found = resumed(replace(asked, settings={**settings, "duration": "6 steps"}), "auto")
+    found = resumed(replace(asked, settings={**settings, "duration": "6 steps"}), "auto", Known())
     assert found is not None and found[1] == began.folder
     assert fit(found[0], resume=found[1]).steps == 6
     for part in (began.folder / "checkpoints").rglob("*.safetensors"):
         part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        resumed(asked, "auto")
+        resumed(asked, "auto", Known())
 
 
 @pytest.mark.train
@@ -389,8 +389,8 @@ def test_auto_knows_the_settings_of_the_recipe_it_is_to_begin(tmp_path: Path) ->
     settings: dict[str, Any] = {"objective": {"corrupt": 0.15}, "vit": {"width": 16, "depth": 1, "heads": 2}}
     settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "2 steps", "out": str(tmp_path), "workers": 0}
     asked = Asked("digits", "masked-patch-small", settings={**settings, "image_size": 16, "device": "cpu"})
-    assert resumed(asked, "auto") is None
+    assert resumed(asked, "auto", Known()) is None
     began = fit(decide(asked, Known()).run)
-    found = resumed(replace(asked, recipe=None, settings={**settings, "duration": "3 steps"}), "latest")
+    found = resumed(replace(asked, recipe=None, settings={**settings, "duration": "3 steps"}), "latest", Known())
     assert found is not None and found[1] == began.folder
     assert found[0].objective == MaskedPatch(corrupt=0.15)

@@ -58,18 +58,49 @@ def decide(asked: Asked, known: Known, *, tunes: bool = False) -> Choice:
     tunes: Whether pretrained weights are fine-tuned (`vitrail finetune`), or a network is trained from scratch. Raises
     UsageError, DataError and WeightsError.
     """
-    if tunes:
-        asked = with_weights(asked)
-    else:
-        require_images(asked)
-    if asked.recipe is not None and not (tunes and asked.recipe == FINETUNE_BY_DATA.name):
-        return from_recipe(asked, known)
-    if tunes and (asked.recipe is not None or asked.applied_to(Run())[0].objective.kind not in LABEL_FREE):
+    asked = _complete(asked, tunes=tunes)
+    if _follows_rule(asked, tunes=tunes):
         return _fine_tuning(asked, known)
+    if asked.recipe is not None:
+        return from_recipe(asked, known)
     if asked.files and not tunes:
         run, why = asked.applied_to(Run())
         return Choice(run, f"configuration {', '.join(asked.files)}", why)
     return _from_scratch(asked, known)
+
+
+def undecided(asked: Asked, known: Known, *, tunes: bool = False) -> Run:
+    """Return the run that is asked for before anything but its recipe is decided, under the name that `decide` gives.
+
+    Raises UsageError, DataError and WeightsError.
+    """
+    asked = _complete(asked, tunes=tunes)
+    if _follows_rule(asked, tunes=tunes):
+        base = recipe(FINETUNE_BY_DATA.name)
+        base = base if asked.recipe else replace(base, name=RUN_NAME)
+    elif asked.recipe is not None:
+        base = recipe(asked.recipe)
+    elif asked.files and not tunes:
+        base = Run()
+    else:
+        run, _ = asked.applied_to(Run())
+        base = recipe(choose_recipe(known.training_set(run), run.objective.kind)[0])
+    return asked.applied_to(base)[0]
+
+
+def _complete(asked: Asked, *, tunes: bool) -> Asked:
+    """Return `asked` with weights if it is to fine-tune some. Raises UsageError if it names no images."""
+    if tunes:
+        return with_weights(asked)
+    require_images(asked)
+    return asked
+
+
+def _follows_rule(asked: Asked, *, tunes: bool) -> bool:
+    """Return whether the images, the network and the time decide on the settings of a fine-tuning."""
+    if not tunes or asked.recipe is not None:
+        return tunes and asked.recipe == FINETUNE_BY_DATA.name
+    return asked.applied_to(Run())[0].objective.kind not in LABEL_FREE
 
 
 def from_recipe(asked: Asked, known: Known) -> Choice:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from vitrail.evaluation.metric import NUMBERS, PIXELS, SEVERAL_LABELS, TITLES
-from vitrail.objective.settings import Segmentation
+from vitrail.objective.settings import Segmentation, SeveralAnswers
 from vitrail.reports.figures import Points, draw_curves
 from vitrail.reports.run_record import RunRecord
 
@@ -30,9 +30,7 @@ RIGHT = "correct validation images"
 
 def training_curves(record: RunRecord) -> list[Markup]:
     """Return the figures of one run: loss, accuracies, other metrics, and learning rate."""
-    in_nats = not record.self_supervised and not (record.run is not None and record.run.objective.numbers)
-    named = "nll" if in_nats and not isinstance(record.run and record.run.objective, Segmentation) else "loss"
-    validation_loss = record.curve(named, having="nll" if named == "nll" else "count")
+    in_nats, validation_loss = _is_in_nats(record), _validation_loss(record)
     loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
     of_pixels = len(record.curve("pixel_accuracy", having="lr")[0])  # queries learn by another loss, and log none
     if isinstance(record.run and record.run.objective, Segmentation) and not of_pixels:
@@ -71,18 +69,33 @@ def training_curves(record: RunRecord) -> list[Markup]:
 
 def comparison_curves(records: Sequence[RunRecord], labels: Sequence[str]) -> list[Markup]:
     """Return the figures of several runs, with one line per run; `labels` name the runs."""
-    metrics: tuple[tuple[str, str, str, str, dict[str, bool]], ...] = (
-        ("Training loss", "loss per image (nats)", "loss", "lr", {"running_mean": True}),
-        ("Validation loss", "loss per image (nats)", "nll", "nll", {}),
-        ("Accuracy", RIGHT, "top1", "nll", {"percent": True}),
-        ("Learning rate", "learning rate", "lr", "lr", {}),
+    loss = "loss per image" + " (nats)" * all(map(_is_in_nats, records))
+    metrics: tuple[tuple[str, str, Callable[[RunRecord], Points], dict[str, bool]], ...] = (
+        ("Training loss", loss, lambda record: record.curve("loss", having="lr"), {"running_mean": True}),
+        ("Validation loss", loss, _validation_loss, {}),
+        ("Accuracy", RIGHT, lambda record: record.curve("top1", having="nll"), {"percent": True}),
+        ("Learning rate", "learning rate", lambda record: record.curve("lr", having="lr"), {}),
     )
     styles = {label: number for number, label in enumerate(labels)}
     drawn = []
-    for title, label, name, having, look in metrics:
-        lines = {run: record.curve(name, having=having) for run, record in zip(labels, records, strict=True)}
+    for title, label, curve, look in metrics:
+        lines = {run: curve(record) for run, record in zip(labels, records, strict=True)}
         drawn.append(_figure(title, label, lines, styles=styles, **look))
     return [figure for figure in drawn if figure is not None]
+
+
+def _is_in_nats(record: RunRecord) -> bool:
+    """Return whether the loss of a run is a cross-entropy alone, as far as its settings are known."""
+    if record.run is None:
+        return True
+    objective = record.run.objective
+    return not (record.self_supervised or objective.numbers or isinstance(objective, SeveralAnswers))
+
+
+def _validation_loss(record: RunRecord) -> Points:
+    """Return the loss on the validation images, which is called by what it is where that is the same everywhere."""
+    found = record.curve("nll", having="nll")
+    return found if len(found[0]) else record.curve("loss", having="count")
 
 
 def _figure(title: str, label: str, lines: Mapping[str, Points], **look: Any) -> Markup | None:

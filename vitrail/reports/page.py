@@ -77,7 +77,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         network=record.local(tables.network_in_words(record)),
         parameters=None if model is None else sum(parameter.numel() for parameter in model.parameters()),
         suggestions=[
-            replace(one, reason=record.local(one.reason), command=record.local(one.command))
+            replace(one, reason=record.runnable(one.reason), command=one.command and record.runnable(one.command))
             for one in suggestions(record, None if model is None else min(model.config.image_size))
         ],
         shares=SHARES,

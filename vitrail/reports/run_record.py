@@ -6,6 +6,8 @@ read, and a note says so.
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
@@ -107,12 +109,25 @@ class RunRecord:
         """
         return without_folders(value, str(self.facts.get("directory") or ""))
 
+    def runnable(self, text: str) -> str:
+        """Return a command, or a sentence with commands, for a page that others see.
+
+        Where `local` would leave the last part of a path, which no command finds, stand RUN for the run folder, DATA
+        for its images, and FOLDER for other folders: words that a person replaces.
+        """
+        directory, images = self.facts.get("directory") or "", "" if self.run is None else self.run.data.path
+        for place, word in ((str(self.folder), "RUN"), (images, "DATA")):
+            if os.path.isabs(place) and not (directory and Path(place).is_relative_to(directory)):
+                text = re.sub(rf"(?<![\w/]){re.escape(shlex.quote(place))}(?![\w.-])", word, text)
+        return str(without_folders(text, str(directory), "FOLDER/"))
+
     def shareable(self) -> RunRecord:
-        """Return the record for a page that others see: see `local`."""
+        """Return the record for a page that others see: see `local` and `runnable`."""
         facts = {name: value for name, value in self.facts.items() if name != "directory"}
         with suppress(ValueError):  # somebody has edited run.json
             facts["command"] = shlex.join(self.local(shlex.split(facts.get("command") or "")))
-        return replace(self, folder=Path(self.local(str(self.folder))), facts=self.local(facts))
+        folder = shlex.split(self.runnable(shlex.quote(str(self.folder))))[0]
+        return replace(self, folder=Path(folder), facts=self.local(facts))
 
     def curve(self, name: str, *, having: str) -> Points:
         """Return steps and values of metric `name`, from the lines that also have `having`.

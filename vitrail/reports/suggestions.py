@@ -191,7 +191,8 @@ class _Ran:
         except ValueError:  # somebody has edited run.json
             words = []
         verbs = [place for place, word in enumerate(words) if word in ("train", "finetune")]
-        if not verbs or Path(words[verbs[0] - 1]).name not in ("vitrail", "vitrail.exe") or "--resume" in words:
+        resumed = any(word.partition("=")[0] == "--resume" for word in words)
+        if resumed or not verbs or Path(words[verbs[0] - 1]).name not in ("vitrail", "vitrail.exe"):
             return self.again(f"{TIME} {minutes:g}")
         kept = ["vitrail"]
         for before, word in pairwise(words[verbs[0] - 1 :]):
@@ -200,11 +201,13 @@ class _Ran:
         return shlex.join([*kept, TIME, f"{minutes:g}"])
 
     def twice_as_long(self) -> str:
-        """Return the command that repeats the run for twice the time or duration."""
-        if self.run.time_limit is not None:
-            return self.within(2 * self.run.time_limit)
-        assert self.run.duration is not None  # only a time limit takes its place
-        return self.again(f"--duration '{replace(self.run.duration, value=2 * self.run.duration.value)}'")
+        """Return the command that repeats the run for twice the time or duration, whichever ended it."""
+        limit, length = self.run.time_limit, self.run.duration
+        if limit is not None and (length is None or self.record.result.get("ended") == "time limit"):
+            return self.within(2 * limit)
+        assert length is not None  # only a time limit takes its place
+        more = "" if limit is None else f" {TIME} {2 * limit:g}"  # it is not to end the longer run
+        return self.again(f"--duration '{replace(length, value=2 * length.value)}'{more}")
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,7 @@ def _whole_images(seen: _Seen) -> Suggestion | None:
         return None
     return Suggestion(
         f"{str(found).removeprefix('warning: ').split(' (')[0]}. Show the network all of them: with the proportions of "
-        "the images, and the rest filled, or with --preprocess.resize native if it has the linear stem.",
+        "the images, and the rest filled.",
         seen.again("--preprocess.resize pad"),
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import shlex
 import signal
 import statistics
 import threading
@@ -62,7 +63,7 @@ class Interrupted(VitrailError):
         where = f"saved at step {saved}" if saved == step else f"the newest checkpoint is that of step {saved}"
         return cls(
             f"stopped by {signal_name(signum)} after step {step}, {where}. "
-            f"Continue with vitrail train --resume {folder}",
+            f"Continue with vitrail train --resume {shlex.quote(str(folder))}",
             signum,
         )
 
@@ -183,7 +184,8 @@ def explaining_lost_processes(folder: Path, newest: Callable[[], int | None]) ->
             which = f"Process {' and '.join(map(str, silent))}" if silent else "Another process"
             what = f"{which} did not respond within {pulse.timeout:g} s (--timeout) and may be stuck"
         step = newest()
-        advice = f"The newest checkpoint is that of step {step}. Resume with vitrail train --resume {folder}"
+        again = f"vitrail train --resume {shlex.quote(str(folder))}"
+        advice = f"The newest checkpoint is that of step {step}. Resume with {again}"
         raise TrainingError(f"{what}. {'There is no checkpoint yet' if step is None else advice}.") from error
 
 

@@ -160,7 +160,7 @@ def training(
             if signum or over or evaluates or saves:
                 step.settle()
             # objectives have schedules of their own, such as the temperature of DINO's teacher
-            setup.network.at(timetable.moment(number, status.elapsed))
+            setup.network.at(now := timetable.moment(number, status.elapsed))
             due = status.evaluated < number or not status.best
             if due and (over or evaluates):
                 with suppress(Stop), clock.evaluation():
@@ -183,9 +183,9 @@ def training(
             loaded, batch = next(batches)
             if number == 0:  # drawn at the size that images grow to, because a person is to recognise them
                 recorder.first_batch(setup.objective.prepare(setup.resize(loaded, 1.0), step=0))
-            rate = timetable.learning_rate(number, status.elapsed)
+            rate, decay = (of(number, status.elapsed) for of in (timetable.learning_rate, timetable.weight_decay))
             with threads or nullcontext():
-                step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))
+                step(batch, number, rate=rate, decay=decay, now=now.step)
             status.step += 1
             collect(status.step)
 

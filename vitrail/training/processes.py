@@ -102,11 +102,7 @@ def launch(
 
     Raises Failed with the message and exit code of the process that failed first or was stopped by a signal.
     """
-    if processes < 1:
-        raise UsageError(f"--nproc is {processes}. It must be at least 1.")
-    check_devices(processes, run)
-    if run.batch_size is not None:
-        check_batch(run.batch_size, processes)
+    check_processes(processes, run)
     while True:
         with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
             note = Path(scratch) / "note.json"
@@ -369,6 +365,15 @@ def _follow() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os.killpg(0, signal.SIGKILL)  # it hangs; its compilers and the like belong to its group
+
+
+def check_processes(processes: int, run: Run) -> None:
+    """Raise UsageError if this machine cannot train `run` with so many processes, or its batch cannot be shared."""
+    if processes < 1:
+        raise UsageError(f"--nproc is {processes}. It must be at least 1.")
+    check_devices(processes, run)
+    if run.batch_size is not None:
+        check_batch(run.batch_size, processes)
 
 
 def check_devices(processes: int, run: Run) -> None:

@@ -27,6 +27,7 @@ from vitrail.model.stem import Normalise
 from vitrail.model.variants import ForeignConfig
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import ObjectiveSettings
+from vitrail.ranges import Settings
 from vitrail.training.classes import known_classes
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
@@ -58,6 +59,8 @@ class PythonObjects:
             try:
                 before = attrgetter(name)(asked)
             except AttributeError:  # the name of a class
+                continue
+            if isinstance(before, Settings):  # a section of a file: its settings have lines of their own
                 continue
             try:
                 after = attrgetter(name)(decided)

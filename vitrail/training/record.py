@@ -82,9 +82,15 @@ class RunRecorder:
         self.folder.write_json("run.json", {**facts, "decisions": decisions, **given, **self._tuned_part()})
         self.progress.announce(self.folder.path, decisions, notes)
 
+    def resume(self) -> None:
+        """Take in that the run goes on from a checkpoint: its files and its best model are those of that step."""
+        self._note_resume()
+        if told := self.setup.validation.forget_lost(self.setup.state.status, self.folder):
+            self.progress.say(told)
+
     @world.main_alone("looking at data and machine")
     @world.on_main
-    def resume(self) -> None:
+    def _note_resume(self) -> None:
         """Note the resume in run.json, drop what was logged after its step, and write the new config.yaml."""
         run, step, tuned = self.setup.run, self.setup.state.status.step, self._tuned_part()
         before = from_yaml(self.folder.path / "config.yaml", run).accumulate
@@ -151,7 +157,7 @@ class RunRecorder:
         left = None if left is None else left + self.clock.end
         expected = timetable.expected(steps, status.elapsed)
         self.progress.update(done, status, self.setup.feed.wait_seconds, left, expected)
-        if timetable.logs(steps):
+        if timetable.logs(steps, status.elapsed):
             self.folder.log("train", steps, epoch=steps / timetable.per_epoch, **self.progress.numbers())
 
     def unreadable(self, image: str, reason: str) -> None:

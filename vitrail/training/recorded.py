@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.config import from_yaml
 from vitrail.data.settings import SPLIT, Data
-from vitrail.errors import DataError
+from vitrail.errors import DataError, WeightsError
 from vitrail.files import read_json_object
 from vitrail.training.run import Run
 
@@ -87,6 +87,22 @@ def recorded_splits(
             "otherwise than in its training, or its split.json is missing"
         )
     return splits, notes
+
+
+def are_other_weights(asked: str | None, recorded: str | None) -> bool:
+    """Return whether the weights that are asked for are others than those of a recorded run, wherever they are.
+
+    Recorded weights that are nowhere any more are taken to have moved. Raises WeightsError.
+    """
+    from vitrail.weights.load import weights_fingerprint  # which needs torch
+
+    if asked is None or recorded is None or asked == recorded:
+        return asked != recorded
+    try:
+        before = weights_fingerprint(recorded)
+    except WeightsError:
+        return False
+    return weights_fingerprint(asked) != before
 
 
 def located(data: Data, directory: str) -> Data:

@@ -201,8 +201,18 @@ class TrainingStep:
         self._most_parts = max(self.run.batch_size // world.size() // fewest_images(self.objective), 1)
         self._largest = self._proven = 0
 
-    def __call__(self, batch: ImageBatch | Prepared, step: int, *, rate: float, decay: float | None = None) -> None:
+    def __call__(
+        self,
+        batch: ImageBatch | Prepared,
+        step: int,
+        *,
+        rate: float,
+        decay: float | None = None,
+        now: float | None = None,
+    ) -> None:
         """Take step number `step` with this learning rate, and with this weight decay on kernels.
+
+        now: See `Averager.update`.
 
         Raises what the objective raises, and the error of an allocation if not even a single image fits in memory or
         other processes cannot repeat the step.
@@ -250,7 +260,7 @@ class TrainingStep:
         if self.scale is not None:
             self.scale.update(finite)
         self.guard.restore(unless=finite)
-        self.average.update(step, finite)
+        self.average.update(step, finite, now)
         self.objective.after_step(finite)
         self.optimizer.zero_grad(set_to_none=True)
         sums = StepSums([*sums.names, NORM], torch.cat([sums.values, norm[None]]))

@@ -138,7 +138,16 @@ class Timetable:
         self._parts[name] = max(parts, before)  # the limit changes a little, and with it the share that is done
         return parts > before
 
-    def logs(self, step: int) -> bool:
-        """Return whether metrics.jsonl gets a line after `step` steps."""
+    def logs(self, step: int, elapsed: float = 0.0) -> bool:
+        """Return whether metrics.jsonl gets a line after `step` steps and `elapsed` seconds. Ask once for each step.
+
+        With a time limit, its lines are spaced by its time, because nobody knows how many steps there will be.
+        """
         every = -(-self.total // LOGGED)
-        return step % every == 0 or step == self.total or step % self.evaluate_every == 0
+        if step % self.evaluate_every == 0 or self.over(step, elapsed):
+            return True
+        if self.limit is None:
+            return step % every == 0
+        parts, before = int(self.moment(step, elapsed).step // every), self._parts.get("logs", -1)
+        self._parts["logs"] = max(parts, before)
+        return parts > before

@@ -112,7 +112,7 @@ def _shown(value: Any) -> Any:
 
 
 class TensorBoard(Tracker):
-    """Writes events, and hides those that an earlier process wrote from the step of a resume on."""
+    """Writes events, and hides those that an earlier process wrote after the step of a resume."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -120,7 +120,8 @@ class TensorBoard(Tracker):
         self._excepthook = threading.excepthook
         threading.excepthook = partial(_show_error, self._excepthook)
         try:
-            self._writer = SummaryWriter(str(run.folder), purge_step=run.step or None)  # type: ignore[no-untyped-call]
+            after = run.step + 1 if run.step else None
+            self._writer = SummaryWriter(str(run.folder), purge_step=after)  # type: ignore[no-untyped-call]
             rows = "\n".join(f"| {name} | {value} |" for name, value in run.settings.items())
             self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", run.step)  # type: ignore[no-untyped-call]
         except BaseException:

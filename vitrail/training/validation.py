@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ from vitrail.data.item import IndexedSource, role_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.roles import Splits
 from vitrail.device import free_memory
-from vitrail.errors import DataError, UsageError
+from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.evaluation.classify import BEST_CLASSES, Classification, Predict, predictor
 from vitrail.evaluation.confidence import KeptLogits
 from vitrail.evaluation.metric import Metric
@@ -44,7 +45,7 @@ from vitrail.weights.answer import Confidences
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
-from vitrail.weights.load import load
+from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, replace_header
 from vitrail.words import shown
@@ -199,8 +200,8 @@ class Validation:
                 status.best = {"step": status.step, **numbers}
                 self._save_best(status, folder)
         status.stale = 0 if improved else status.stale + 1
-        status.evaluated = status.step
-        if world.is_main():
+        known, status.evaluated = 0 < status.step == status.evaluated, status.step
+        if world.is_main() and not known:  # else a resumed run has its lines
             if numbers:
                 folder.log("validation", status.step, **numbers)
                 self.measure.write_newest(folder)
@@ -209,6 +210,18 @@ class Validation:
             if self.on_evaluate is not None:
                 self.on_evaluate(status.step, numbers)
         return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
+
+    def forget_lost(self, status: RunStatus, folder: RunFolder) -> str:
+        """Forget the best model of a resumed run if the one in its folder is of a later step than `status`.
+
+        It was saved after the checkpoint from which the run goes on, and has replaced the one that `status` knows. All
+        processes call it. Return what to say, if anything.
+        """
+        kept = world.from_main("reading the best model", lambda: _step_of(folder.best))
+        if kept is None or kept <= status.step:
+            return ""
+        status.best = {}
+        return f"the best model in {folder.path} is that of step {kept}, which is trained again: another one is chosen"
 
     def save_last(self, status: RunStatus, folder: RunFolder) -> None:
         """Save the newest model, whether it is the best or not, while training goes on."""
@@ -374,6 +387,15 @@ class Validation:
         """Return the card with the origin of these weights."""
         provenance = {**self.card.provenance, "step": status.step, "run": folder.path.name}
         return self.measure.described(replace(self.card, metrics=metrics, provenance=provenance))
+
+
+def _step_of(place: Path) -> int | None:
+    """Return the step of a model that a run has saved; None without one, or without a card that says it."""
+    try:
+        step = read_card(place).provenance.get("step")
+    except (VitrailError, OSError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def evaluation_in_words(numbers: dict[str, float], task: Task[Any] | None, classes: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from vitrail.errors import UsageError
 from vitrail.files import replacing_text
 from vitrail.model.variants import variant
 from vitrail.ranges import checked
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA
 from vitrail.recipes.published import Recipe
 from vitrail.recipes.registry import RECIPES, find_recipe
 from vitrail.terminal import page, table
 from vitrail.training.run import Run
+
+FIXED = "The recipe chooses some of its settings for each data set. This file fixes them for every one."
+log = logging.getLogger("vitrail")
 
 
 @checked
@@ -44,13 +49,24 @@ def show_recipe(name: str, *, yaml: bool = False) -> str:
 def copy_recipe(name: str, file: str | Path) -> Path:
     """Write a recipe to a YAML file, to change it and train with --config FILE.
 
+    A file holds settings, not the rule by which some recipes choose settings for a data set. The file of such a recipe
+    says so, and finetune-by-data, which is nothing but a rule, is refused.
+
     Args:
         name: Name of the recipe (`vitrail recipes` lists them).
         file: The YAML file to write. An existing file is not replaced.
     """
     target = Path(file)
     recipe = find_recipe(name)
+    if recipe == FINETUNE_BY_DATA:
+        raise UsageError(
+            f"{name} is a rule: the images, the network and the time decide on its settings, and a copy would fix "
+            "them. Put what you want to change alone into a file of your own: vitrail finetune DIR --config FILE"
+        )
     text = "".join(f"# {line}".rstrip() + "\n" for line in recipe.description.splitlines())
+    if recipe.by_data is not None:
+        log.warning("%s", FIXED)
+        text += f"#\n# {FIXED}\n"
     if target.is_file():
         raise UsageError(f"cannot write {target}: File exists. Choose another name")
     with replacing_text(target, UsageError) as out:

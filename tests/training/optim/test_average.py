@@ -62,6 +62,22 @@ def test_polyak_is_the_mean_of_the_steps_from_start_on():
         np.testing.assert_allclose(model[2].weight.detach(), np.mean(seen, axis=0), rtol=1e-5, atol=1e-5)
 
 
+def test_polyak_begins_anew_in_a_run_that_has_become_longer():
+    model = network()
+    short, longer = Averager(model, POLYAK, start=2), Averager(model, POLYAK, start=6)
+    for step in range(4):
+        walk(model, step)
+        short.update(step)
+    longer.load_state_dict(short.state_dict())
+    seen = []
+    for step in range(4, 9):
+        walk(model, step)
+        longer.update(step)
+        assert longer.active == (step >= 6)
+        seen += [model[2].weight.detach().double().numpy().copy()] * (step >= 6)
+    np.testing.assert_allclose(longer.state_dict()["mean"]["2.weight"], np.mean(seen, axis=0), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("average", [POLYAK, Average(kind="ema", decay=0.5)])
 def test_swapping_is_exact_and_ends_even_after_an_error(average):
     model = network()

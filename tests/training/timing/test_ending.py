@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import lines, newest, tiny_run
 
 from vitrail import device
 from vitrail.device import command_seconds, core_share
+from vitrail.durations import Percent, Steps
 from vitrail.training import time_limit
-from vitrail.training.time_limit import Ending
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.loop import fit
+from vitrail.training.run import Average
+from vitrail.training.time_limit import Clock, Ending
 
 
 @pytest.fixture
@@ -77,3 +82,18 @@ def test_only_a_command_counts_from_its_start(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(device.sys, "argv", ["/lib/pytest/__main__.py"])
     monkeypatch.setenv(device.BEGAN, str(time.time() - 100))  # a process of a command
     assert command_seconds() == pytest.approx(100, abs=1)
+
+
+@pytest.mark.train
+def test_a_run_that_the_time_ends_is_averaged_and_logged_over_its_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A second in which a step takes 0.1 s, of a schedule of 100,000 steps."""
+    monkeypatch.setattr(Clock, "elapsed", property(lambda clock: 0.1 * (clock._setup.state.status.step + 1)))
+    monkeypatch.setattr(Clock, "for_training", lambda clock: 1.0)
+    polyak, seldom = Average(kind="polyak", start=Percent(50)), Steps(10**4)
+    run = tiny_run(tmp_path, average=polyak, duration=Steps(10**5), evaluate_every=seldom, time_limit=1.0)
+    result = fit(run)
+    assert result.ended == "time limit" and result.steps == 10
+    assert checkpoint.load(newest(result.folder))["average"]["count"] == 5
+    assert [line["step"] for line in lines(result.folder, "train")] == list(range(1, 11))

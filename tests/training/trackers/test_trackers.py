@@ -254,6 +254,22 @@ def test_a_run_gives_its_trackers_what_its_folder_gets(tmp_path: Path, monkeypat
     assert len(list(folder.glob("events.out*"))) == 1
 
 
+def test_tensorboard_shows_every_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for begins, ends, loss in ((0, 4, 2.0), (3, 6, 1.0)):  # the first process was lost after step 4
+        tracker = TRACKERS["tensorboard"][1](TrackedRun(tmp_path, "run", {}, begins))
+        for step in range(begins + 1, ends + 1):
+            tracker.log({"train/loss": loss}, step)
+        tracker.close(finished=True)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
+        *((step, 2.0) for step in (1, 2, 3)),
+        *((step, 1.0) for step in (4, 5, 6)),
+    ]
+
+
 def test_a_run_is_told_apart_from_others_and_found_again(tmp_path: Path) -> None:
     facts = {"name": "train-1", "started": "2026-01-01T00:00:00+00:00", "directory": "/a", "command": "vitrail train x"}
     same = TrackedRun.of(Run(), tmp_path, {**facts, "resumed": [{"step": 3}]}, 3).identifier

@@ -8,6 +8,7 @@ so that a kill at any moment loses at most the work since that one. A few checkp
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import LossScale
 from vitrail.training.python_objects import PythonObjects
+from vitrail.training.recorded import are_other_weights, recorded_run
 from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.load import local_path
@@ -44,6 +46,8 @@ IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
 early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision,
 workers, worker_kind, cache, compile, activation_checkpointing, device). The result is the same up to rounding."""
+BEGINNING = ("keep_head", "probe_head", "classes")
+"""Settings that have had their effect before the first step: a resumed run keeps them."""
 SPLITS = ("train", "validation", "holdout", "fold", "group", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
@@ -335,7 +339,7 @@ class Checkpoints:
         if world.any_(self._failed >= PATIENCE):
             raise TrainingError(
                 f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}. Free disk space "
-                f"and resume from the newest checkpoint: vitrail train --resume {self.folder.path}"
+                f"and resume from the newest checkpoint: vitrail train --resume {shlex.quote(str(self.folder.path))}"
             )
 
     def restore(self, state: TrainingState) -> None:
@@ -439,10 +443,12 @@ def resumed_run(run: Run, folder: RunFolder, objects: PythonObjects) -> tuple[Ru
 def _check_kept(run: Run, recorded: Run, folder: RunFolder) -> None:
     """Raise CheckpointError for settings that a checkpoint does not compare, and that a resumed run cannot change.
 
-    The network of a run from weights is theirs, whatever name is given. Images that are prepared otherwise would be
-    measured otherwise than the best model, whose card says how.
+    The network of a run from weights is theirs, whatever name is given, and so is its beginning. Images that are
+    prepared otherwise would be measured otherwise than the best model, whose card says how.
     """
-    kept = {"preprocess": recorded.preprocess is not None, "model": run.weights is not None and run.model is not None}
+    kept = {name: True for name in BEGINNING}
+    kept |= {"preprocess": recorded.preprocess is not None, "model": run.weights is not None and run.model is not None}
+    kept |= {"weights": _begins_otherwise(run, recorded, folder)}
     differences = [
         line
         for name, compared in kept.items()
@@ -455,6 +461,14 @@ def _check_kept(run: Run, recorded: Run, folder: RunFolder) -> None:
             + "\n  ".join(differences)
             + "\nRemove them, or start a new run from its weights (--from)."
         )
+
+
+def _begins_otherwise(run: Run, recorded: Run, folder: RunFolder) -> bool:
+    """Return whether `run` is asked to begin from other weights. A checkpoint compares those of a tuned part itself."""
+    if recorded.tune != "all" or run.weights == recorded.weights:
+        return False
+    located = recorded_run(folder.path)
+    return are_other_weights(run.weights, None if located is None else located.weights)
 
 
 def inherit(run: Run, recorded: Run) -> Run:

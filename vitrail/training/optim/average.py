@@ -29,7 +29,8 @@ class Averager:
 
     - ema: average += (1 - d) * (weights - average), with d = min(decay, (1 + n) / (10 + n)) after n updates,
       so that the fresh weights are forgotten soon;
-    - polyak: the uniform mean of the weights after every step >= `start`;
+    - polyak: the uniform mean of the weights after every step >= `start`. If the run becomes longer, so that `start` is
+      still to come, the mean begins anew;
     - none: there is no average; every method does nothing.
 
     Weights narrower than float32 are averaged in float32, because a step of 1e-4 would be lost in bfloat16. `model` is
@@ -60,13 +61,17 @@ class Averager:
         return self.count > 0
 
     @torch.no_grad()
-    def update(self, step: int, finite: Tensor | None = None) -> None:
+    def update(self, step: int, finite: Tensor | None = None, now: float | None = None) -> None:
         """Add the weights after optimiser step `step`, counted from 0, to the average.
 
+        now: Where step `step` is in the run as planned, in steps: with a time limit another number (`Moment.step`).
         Nothing changes if `finite`, a bool scalar on the device of the weights, is false. On an accelerator the device
         decides that, and `skipped` must be called before the next update if it was.
         """
-        if self.average.kind == "none" or (self.average.kind == "polyak" and step < self.start):
+        if self.average.kind == "none":
+            return
+        if self.average.kind == "polyak" and (step if now is None else now) < self.start:
+            self.count = 0
             return
         finite = torch.tensor(True) if finite is None else finite
         if finite.device.type != "cpu":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.device import fast_float32
 from vitrail.training.run import Run
+from vitrail.words import counted, listing
 
 if TYPE_CHECKING:
     from vitrail.costs.devices import Device
@@ -36,6 +37,7 @@ def rehearse(
     splits: The data of the run, if they are open already. asked: See `fit`. Raises the same errors as training. Writes
     nothing.
     """
+    from vitrail.data.labels.sets import Answers
     from vitrail.training.python_objects import PythonObjects
     from vitrail.transfer.timing import Rehearsal
 
@@ -50,9 +52,12 @@ def rehearse(
     tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
     held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
     kind = "targets" if run.objective.numbers else "classes"
-    classes = f" of {len(names)} {kind if len(names) > 1 else kind[:-1]}" if run.supervised else ""
+    learned = f" of {len(names)} {kind if len(names) > 1 else kind[:-1]}" if run.supervised else ""
+    if isinstance(splits.train.labels, Answers):
+        parts = splits.train.labels.parts
+        learned = f" with {counted(len(parts), 'answer')} ({listing(list(parts), quoted=False)})"
     checked = {
-        "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
+        "data": f"{len(splits.train):,} images{learned} to train on, {held_out}",
         "model": f"{setup.run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
         **setup.why,
         "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),

@@ -88,7 +88,7 @@ def train(
         epochs: Length of the training in epochs: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr.
         resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
-            in --out is resumed; with 'auto', a new run starts if there is none to resume.
+            in --out is resumed; with 'auto', the newest of this command's name, or a new run starts if there is none.
         nproc: Number of training processes on this machine, one per device. The total batch size does not change.
             For several hosts, use torchrun ... -m vitrail train.
         print_config: Print the settings of the run as YAML and exit. Those that are null or auto are decided by the
@@ -171,7 +171,7 @@ def finetune(
         epochs: Length of the training in epochs: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr. With --recipe finetune the paper tries 0.003, 0.01, 0.03 and 0.06.
         resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
-            in --out is resumed; with 'auto', a new run starts if there is none to resume.
+            in --out is resumed; with 'auto', the newest of this command's name, or a new run starts if there is none.
         nproc: Number of training processes on this machine, one per device. The total batch size does not change.
         print_config: Print the settings of the run as YAML and exit. Those that are null or auto are decided by the
             images and the machine when it starts.
@@ -197,7 +197,7 @@ def _run(
     from vitrail.recipes.known import Known
 
     known, folder = Known(), None
-    if resume is not None and (found := resumed(asked, resume)):
+    if resume is not None and (found := resumed(asked, resume, known, tunes=tunes)):
         run, folder = found
         log.info("resuming %s", folder)
     else:
@@ -207,8 +207,11 @@ def _run(
         log.info("%s", choice)
         run = choice.run
     if dry_run:
+        from vitrail.training.processes import check_processes
         from vitrail.verbs.train.dry_run import rehearse
 
+        if nproc is not None:
+            check_processes(nproc, run)
         return Preview(run, *rehearse(run, known.splits_of(run), asked.origins))
     if print_config:
         return Preview(run)
