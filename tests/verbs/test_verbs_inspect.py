@@ -243,6 +243,23 @@ def test_no_readable_image_is_an_error(networks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full_size
+def test_a_network_for_images_of_any_shape_has_a_grid_for_each_picture(tmp_path: Path) -> None:
+    model = build(ViTConfig.of(**TINY, native=True))
+    save_model(
+        tmp_path / "any", model, Card(model.config, ["a", "b", "c"], Preprocess((16, 16), resize="native", patch=4))
+    )
+    for name, size in (("a", (32, 32)), ("b", (64, 16)), ("c", (16, 64))):  # 16 patches each
+        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    photos, what = [tmp_path / f"{name}.png" for name in "abc"], ("rollout", "relevance", "maps", "patches")
+    vitrail.inspect(tmp_path / "any", *photos, what=what, out=tmp_path / "out")
+    for name in what:
+        written = np.load(tmp_path / "out" / f"{name}.npz")
+        assert written["grid"].tolist() == [[4, 4], [2, 8], [8, 2]]
+        for each, (rows, columns) in zip(written["map"], written["grid"], strict=True):
+            assert each.shape[-2:] == (8, 8) and np.isfinite(each).sum() == each[..., :rows, :columns].size
+
+
+@pytest.mark.full_size
 def test_real_photographs_upright_and_of_any_shape(networks: Path, shared_data: Path, tmp_path: Path) -> None:
     awkward = shared_data / "awkward-images"
     turned, inks = awkward / "Landscape_7.jpg", awkward / "Channel_digital_image_CMYK_color.jpg"
