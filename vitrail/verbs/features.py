@@ -235,6 +235,11 @@ class Embedder:
 
         self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess
+        if prepare == "protocol" and (bands := preprocess.bands) is not None:
+            raise UsageError(
+                f"the few-shot protocol reads images as RGB with 8 bits, and {model} has {bands.channels} bands of "
+                f"{bands.bits} bits. --prepare model prepares them as in evaluation"
+            )
         if whole and preprocess.resize in CROPPED:
             preprocess = replace(preprocess, resize="squash")
         self.size: tuple[int, int] = preprocess.image_size if prepare == "protocol" else preprocess.size
