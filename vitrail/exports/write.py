@@ -126,7 +126,7 @@ def export_model(
     """
     folder = Path(folder).expanduser()
     card = card_of(model)
-    card, gone = present_card(model, card)
+    card, gone = present_card(model, card, resized=True)
     if gone:
         log.warning("not in the program's card: %s", gone)
     model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
@@ -203,6 +203,9 @@ def check_export(card: Card, folder: Path, to: str, output: str, precision: str,
             "Choose one of these, or another runtime"
         )
     if output != "features" and not card.config.classes:
+        if to == "web" or precision == "int8":
+            what = "a web page" if to == "web" else "precision int8"
+            raise UsageError(f"this model has no classifier, and {what} needs one: vitrail finetune DIR --from MODEL")
         raise UsageError(f"this model has no classifier, so it has no {output}. Export it with output features")
     if card.task == "segmentation" and (to == "web" or precision == "int8"):
         raise UsageError(

@@ -75,13 +75,13 @@ def export(
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
-    from vitrail.verbs.network import load_network, warn_of_untrained
+    from vitrail.verbs.network import load_network, warn_of_classifier
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
     given = None if calibrate is None else _to_calibrate(model, calibrate, reading)
     network = load_network(model, image_size)
     if output != "features":
-        warn_of_untrained(network, model)
+        warn_of_classifier(network, model)
     return export_model(
         network,
         folder,

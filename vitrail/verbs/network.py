@@ -18,7 +18,7 @@ from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import NetworksLike
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
-from vitrail.words import distinct_labels
+from vitrail.words import counted, distinct_labels
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
@@ -70,8 +70,19 @@ def load_classifier(source: str | Path, image_size: InputSize | None = None) -> 
         raise WeightsError(
             f"{source} has no classifier, only features. Train a classifier: vitrail finetune DIR --from {source}"
         )
-    warn_of_untrained(network, source)
+    warn_of_classifier(network, source)
     return network
+
+
+def warn_of_classifier(network: ViT | ResNet, source: str | Path) -> None:
+    """Log a warning for a classifier that was never trained, and for probabilities of images of another size."""
+    if network.load_report.resampled and network.card.resampled() != network.card.unmeasured():
+        log.warning(
+            "%s: the temperature of its probabilities and the thresholds of its labels were measured with images of "
+            "another size",
+            source,
+        )
+    warn_of_untrained(network, source)
 
 
 def warn_of_untrained(network: ViT | ResNet, source: str | Path) -> None:
@@ -161,6 +172,13 @@ def load_runnable(
         from vitrail.exports.engine import Engine
 
         network = Engine(program, "features" if features else "logits")
+    if network.card.preprocess.bands is None and network.card.config.channels != 3:
+        raise UsageError(
+            f"{source} takes images of {counted(network.card.config.channels, 'channel')}, and its card does not say "
+            "how they are read from files (preprocess.bands), so it has no images in this command. Training measures "
+            f"it: vitrail finetune DIR --from {'NETWORK' if program else source} --data.channels "
+            f"{network.card.config.channels}"
+        )
     if not calibrate:
         network.card = network.card.with_confidence(None)
     return network  # type: ignore[no-any-return]

@@ -171,6 +171,11 @@ class Card:
         card = self.with_answers({name: one.unmeasured() for name, (_, one) in self.of_answers().items()})
         return replace(card, metrics={}, provenance=kept, thresholds=thresholds, confidence=None, reference={})
 
+    def resampled(self) -> Card:
+        """Return the card for images of another size: `unmeasured`, but for the temperature and the thresholds."""
+        card = self.unmeasured().with_answers({name: one for name, (_, one) in self.of_answers().items()})
+        return replace(card, thresholds=self.thresholds, confidence=self.confidence)
+
     def with_confidence(self, confidence: Confidence | Confidences | None) -> Card:
         """Return the card with another confidence, or without one; thresholds stay those of equal logits.
 
