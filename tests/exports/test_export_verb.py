@@ -363,3 +363,13 @@ def test_a_program_that_computes_something_else_on_another_machine(
         assert f"exported on {changed.get('processor', here)}" in said and "allowed 0.0001" in said
     for wrong in ({"outputs": "none"}, {"outputs": [1.0, 2.0], "processor": "Another CPU"}, {"place": 1}):
         assert predict(**wrong)[0] == 1
+
+
+@pytest.mark.export
+def test_settings_of_int8_have_no_effect_without_it(
+    run_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match=r"only int8 programs may lose accuracy.*max-drop"):
+        vitrail.export(run_folder, to="program", out=tmp_path / "out", max_drop=7)
+    vitrail.export(run_folder, to="program", out=tmp_path / "out", holdout=0.3)
+    assert "data.holdout has no effect in this command" in caplog.text

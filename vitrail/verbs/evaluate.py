@@ -30,6 +30,7 @@ from vitrail.verbs.network import (
     other_held_out,
     output_names,
     run_images,
+    said_of_held_out,
     said_of_networks,
     settings_of,
 )
@@ -351,8 +352,8 @@ def _source(
     role, source, known = images
     if role == "validation" and (other := other_held_out(networks)) is not None:
         known += [
-            f"warning: the images that {model} held out may be training images of {other}, which held out others. Name "
-            "images that no network was trained on"
+            f"warning: the images that {model} held out may be training images of {other}: {said_of_held_out(other)}. "
+            "Name images that no network was trained on"
         ]
     return Located(source, "", settings.path), f"the {role} images of {settings.path}", known
 

@@ -13,7 +13,7 @@ from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
 from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.keywords import DataKeywords
-from vitrail.verbs.flags.reading import READ, SPLIT, read_settings
+from vitrail.verbs.flags.reading import READ, SPLIT, read_settings, warn_of_unused
 
 if TYPE_CHECKING:
     from vitrail.data.roles import Splits
@@ -78,6 +78,8 @@ def export(
     from vitrail.verbs.network import load_network, warn_of_classifier
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
+    if calibrate is None:
+        warn_of_unused(reading, ())
     given = None if calibrate is None else _to_calibrate(model, calibrate, reading)
     network = load_network(model, image_size)
     if output != "features":

@@ -241,6 +241,11 @@ def other_held_out(runs: Sequence[str | Path]) -> str | Path | None:
     return next((run for run in runs if held_out(run) != held_out(runs[0])), None)
 
 
+def said_of_held_out(run: str | Path) -> str:
+    """Return what is known about the images that such another run held out, as the end of a sentence."""
+    return "it held out other images" if held_out(run) else "it is not known which images it held out"
+
+
 def settings_of(
     run: Run | None, card: Card, data: str | Path | None, reading: Mapping[str, Any], used: tuple[str, ...] = READ
 ) -> Data:
