@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vitrail.device import choose_device
-from vitrail.errors import VitrailError
 from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
-from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, SPLIT, read_settings, warn_of_unused
 
@@ -104,10 +102,9 @@ def export(
 
 def _to_calibrate(model: str | Path, data: str | Path, reading: Mapping[str, Any]) -> ToCalibrate:
     """Return the data set to calibrate on. That of the run `model` is divided as in its training."""
-    try:
-        run = recorded_run(model)
-    except VitrailError:
-        run = None
+    from vitrail.verbs.network import run_of
+
+    run = run_of(model)
     used = (*READ, *SPLIT)
     if run is None or not run.data.path or Path(data).expanduser().resolve() != Path(run.data.path).resolve():
         return read_settings(reading, data, used=used)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vitrail.data.settings import Data
-from vitrail.errors import DataError, UsageError, WeightsError
+from vitrail.errors import DataError, UsageError, VitrailError, WeightsError
 from vitrail.exports.kinds import find_program
 from vitrail.files import read_json_object
 from vitrail.ranges import InputSize
-from vitrail.training.recorded import recorded_fingerprint
+from vitrail.training.recorded import recorded_fingerprint, recorded_run
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import NetworksLike
@@ -244,6 +244,14 @@ def other_held_out(runs: Sequence[str | Path]) -> str | Path | None:
 def said_of_held_out(run: str | Path) -> str:
     """Return what is known about the images that such another run held out, as the end of a sentence."""
     return "it held out other images" if held_out(run) else "it is not known which images it held out"
+
+
+def run_of(model: str | Path) -> Run | None:
+    """Return the settings of a run; None if it is none, or has a class of the user's own that is not imported here."""
+    try:
+        return recorded_run(model)
+    except VitrailError:
+        return None
 
 
 def settings_of(
