@@ -15,13 +15,15 @@ from PIL import Image, ImageOps
 
 import vitrail
 from vitrail import cli
-from vitrail.data.settings import Preprocess
+from vitrail.config import to_yaml
+from vitrail.data.settings import Data, Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.inspection import network_pages
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -192,6 +194,17 @@ def test_a_run_knows_its_own_images(tmp_path: Path) -> None:
     )  # fmt: skip
     result = vitrail.inspect(run.folder, what=("distance",), count=5, out=tmp_path / "out")
     assert "5 images" in result.pages[0].see[0]
+
+
+@pytest.mark.full_size
+def test_a_table_is_read_as_the_run_read_it(photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [f"{photos / kind / '0.png'},{kind}" for kind in ("blue", "green", "red")]
+    table.write_text("\n".join(["path,species", *lines]))
+    saved(tmp_path / "run" / "model" / "best", ViTConfig.of(**TINY))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(Run(data=Data(str(table), label_column="species"))))
+    vitrail.inspect(tmp_path / "run", data=table, what=("neighbours",), out=tmp_path / "out")
+    assert {row["class"] for row in rows(tmp_path / "out" / "neighbours.csv")} == {"blue", "green", "red"}
 
 
 @pytest.mark.parametrize(
