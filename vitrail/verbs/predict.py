@@ -220,9 +220,7 @@ def predict(
         changed = {"reject": (reject, None), "temperature": (temperature_of(network), 1)}
         about = {name: value for name, (value, usual) in changed.items() if value != usual}
         job = open_job("predict", model, paths, out, data, network.card, top=top, precision=precision, **about)
-    predictions_of = compute.predictor(
-        network, images=lambda: job.images if job else sum(1 for _ in find_images(paths))
-    )
+    predictions_of = compute.predictor(network, images=lambda: job.images if job else len(list(find_images(paths))))
     if network is predictions_of:  # an exported program has the precision of its export
         compute = replace(compute, precision="float32")
     if job is not None:
