@@ -119,7 +119,8 @@ def _data(request: PlanRequest) -> dict[str, Any]:
     counts = _images_of_classes(splits.train.labels, splits.class_names)
     sizes = [(one.height, one.width) for one in layouts(splits.train)]
     median = [int(statistics.median(side)) for side in zip(*sizes, strict=True)] if sizes else [0, 0]
-    fewest, most = (list(choose(counts.items(), key=lambda one: one[1], default=("", 0))) for choose in (min, max))
+    by_count = sorted(counts.items(), key=lambda one: one[1]) or [("", 0)]
+    fewest, most = by_count[0], by_count[-1]
     images = {
         name: len(source) for name in ("train", "validation", "test") if (source := getattr(splits, name)) is not None
     }
@@ -128,8 +129,8 @@ def _data(request: PlanRequest) -> dict[str, Any]:
         "kind": splits.report.kind,
         "images": images,
         "classes": len(counts),
-        "fewest": fewest,
-        "most": most,
+        "fewest": list(fewest),
+        "most": list(most),
         "imbalance": round(most[1] / max(fewest[1], 1), 2),
         "median_size": median,
         "notes": splits.report.lines(),
