@@ -13,12 +13,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_models import ALL, NAMES, Programs, made
 
+import vitrail
+from vitrail.data.settings import Data
 from vitrail.errors import DataError, ExportError, UsageError
 from vitrail.exports.network import Exportable
 from vitrail.exports.write import export_model
 from vitrail.version import __version__
+from vitrail.weights.save import save
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -207,8 +211,11 @@ def test_the_other_outputs(tmp_path: Path) -> None:
 @pytest.mark.export
 def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
     model = made(classes=0)
-    with pytest.raises(UsageError, match="no classifier"):
+    with pytest.raises(UsageError, match=r"no classifier.*output features"):
         export_model(model, tmp_path / "m", "program")
+    for to, how in (("web", {}), ("onnx", {"precision": "int8", "calibrate": Data("photos")})):
+        with pytest.raises(UsageError, match="needs one: vitrail finetune DIR --from MODEL"):  # and no features
+            export_model(model, tmp_path / "m", to, **how)
     assert export_model(model, tmp_path / "m", "program", output="features").output_shape == ["batch", 16]
 
 
@@ -309,3 +316,19 @@ def test_impossible_wishes(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is a file"):
         export_model(model, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.export
+def test_a_network_of_one_channel_is_described_as_one(tmp_path: Path) -> None:
+    """Nothing says how an image becomes its channels, so no page and no verb has images for it."""
+    model = made(channels=1)
+    export_model(model, tmp_path / "one", "onnx")
+    about = json.loads((tmp_path / "one" / "card.json").read_text())
+    assert about["input"]["meaning"].startswith("1 channel, 0 to 255") and "picture" not in about["preprocess"]
+    with pytest.raises(UsageError, match="other bands"):
+        export_model(model, tmp_path / "page", "web")
+    Image.new("RGB", (20, 20)).save(tmp_path / "photo.png")
+    save(model, tmp_path / "network")
+    for place in ("one", "network"):
+        with pytest.raises(UsageError, match=r"takes images of 1 channel.*--data.channels 1"):
+            vitrail.predict(tmp_path / place, tmp_path / "photo.png")

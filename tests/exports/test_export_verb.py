@@ -24,6 +24,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import ExportError, UsageError, WeightsError
 from vitrail.exports import onnx as onnx_export
 from vitrail.exports.kinds import Opened
+from vitrail.tasks.predict import predict_files
 from vitrail.weights.card import Card
 from vitrail.weights.confidence import Confidence
 from vitrail.weights.save import save
@@ -93,6 +94,21 @@ def test_the_verb_names_its_folder_and_tells_the_parity(
     found = json.loads(capfd.readouterr().out)
     assert found["folder"] == "flowers-program"
     assert found["input_shape"] == ["batch", 3, 32, 32] and found["parity"]["relative"] < 1e-4
+
+
+@pytest.mark.export
+def test_a_program_of_another_size_keeps_the_temperature_as_predict_does(
+    run_folder: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = vitrail.export(run_folder, to="onnx", out=tmp_path / "out", image_size=32)
+    assert made.temperature == TEMPERATURE
+    assert "the temperature of its probabilities" in caplog.text and "another size" in caplog.text
+    of_program = vitrail.predict(made.folder, photos).rows
+    network = vitrail.load(run_folder, image_size=32)
+    paths = [row.path for row in of_program]
+    for row, wanted in zip(of_program, predict_files(network, paths, precision="float32"), strict=True):
+        assert row.classes == wanted.classes
+        np.testing.assert_allclose(row.probabilities, wanted.probabilities, atol=1e-4)
 
 
 @pytest.mark.export
@@ -347,3 +363,13 @@ def test_a_program_that_computes_something_else_on_another_machine(
         assert f"exported on {changed.get('processor', here)}" in said and "allowed 0.0001" in said
     for wrong in ({"outputs": "none"}, {"outputs": [1.0, 2.0], "processor": "Another CPU"}, {"place": 1}):
         assert predict(**wrong)[0] == 1
+
+
+@pytest.mark.export
+def test_settings_of_int8_have_no_effect_without_it(
+    run_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match=r"only int8 programs may lose accuracy.*max-drop"):
+        vitrail.export(run_folder, to="program", out=tmp_path / "out", max_drop=7)
+    vitrail.export(run_folder, to="program", out=tmp_path / "out", holdout=0.3)
+    assert "data.holdout has no effect in this command" in caplog.text

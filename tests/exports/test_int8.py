@@ -33,10 +33,10 @@ Program = Callable[[str, bool], tuple[Path, Any]]
 """Kind of program, and whether the processor has AMX -> its folder, and what the export says."""
 
 
-def network(classes: list[str] = NAMES, stem: str = "linear") -> Any:
+def network(classes: list[str] = NAMES, stem: str = "linear", **more: Any) -> Any:
     torch.manual_seed(0)
     shape = dict(width=64, depth=2, heads=2, mlp_dim=128, image_size=SIDE, classes=len(classes))
-    model: Any = vitrail.create("Ti/4", **shape, stem=stem)
+    model: Any = vitrail.create("Ti/4", **shape, stem=stem, **more)
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, std=0.0 if name.endswith("bias") else 0.2)
     model.card = Card(model.config, list(classes), Preprocess((SIDE, SIDE), "squash"))
@@ -261,3 +261,12 @@ def test_what_int8_needs(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not among the 5 known ones"):
         draw_samples("digits", model.card)  # of other classes
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("to", KINDS)
+def test_both_classifiers_of_a_distilled_network_stay_out_of_int8(to: Any, data: Path, tmp_path: Path) -> None:
+    quantised = export_model(
+        network(distilled=True), tmp_path / to, to, precision="int8", calibrate=data, max_drop=100
+    ).quantised
+    assert quantised is not None and quantised.layers - quantised.int8_layers == 2

@@ -43,7 +43,8 @@ def distances(scale: float, heads: int = 3, axis: bool = False) -> Distances:
 
 def one_head() -> Figure:
     maps = [HeadMaps(3, 0, axis, torch.rand(1, 1, 3, 3)) for axis in ("row", "column")]
-    return draw_heads(f"{LONG}: attention of layer 3 from what the classifier reads", [picture()], maps, [3])
+    stacked = np.stack([one.shares[0].numpy() for one in maps])
+    return draw_heads(f"{LONG}: attention of layer 3 from what the classifier reads", [picture()], [stacked], maps, [3])
 
 
 def components() -> Figure:

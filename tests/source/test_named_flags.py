@@ -50,6 +50,7 @@ UNREACHED = {
     "vitrail.objective.beit": (OTHERS, "the objective of a run is built to train it"),
     "vitrail.objective.masks": (OTHERS, "the objective of a run is built to train it"),
     "vitrail.verbs.features:_as_arrays": ({*VERBS} - {"embed"}, "float16 is asked for by embed alone"),
+    "vitrail.verbs.features:_refuse_bands": ({*VERBS} - {"embed", "probe fewshot"}, "plan takes the other preparation"),
     "vitrail.exports.engines": (NO_NETWORK | {"inspect"}, "no network computes, or always by torch in float32"),
     "vitrail.verbs.probe:_linear_warnings": ({"probe fewshot", "probe knn"}, "only a linear probe has such a result"),
     "vitrail.data.sources.open": ({"bench", "serve", "probe segment"}, "they know the settings of data and open none"),

@@ -283,6 +283,19 @@ def test_masks_that_are_labels_stay_as_they_are(tmp_path: Path) -> None:
         predict(model, str(images), out=str(root / "annotations"))
 
 
+def test_of_a_folder_with_masks_the_images_are_predicted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, root = untrained(tmp_path / "model"), scenes(tmp_path / "scenes", 1)
+    images = sorted(str(path) for path in (root / "images").rglob("*.png"))
+    predict(model, str(root), out=str(tmp_path / "masks"))
+    assert (
+        sorted(path.parent.name for path in (tmp_path / "masks").rglob("*.png"))
+        == ["test"] * 5 + ["train"] + ["val"] * 6
+    )
+    assert f"those in {root / 'images'} are predicted" in caplog.text
+    assert sorted(row.path for row in predict(model, str(root)).rows) == images
+    assert len(predict(model, str(root), include=("*/val/*",)).rows) == 6
+
+
 def test_a_folder_of_predicted_masks_is_written_anew(tmp_path: Path) -> None:
     model, images = untrained(tmp_path / "model"), scenes(tmp_path / "scenes", 1) / "images" / "test"
     whole = (images / "4.png").read_bytes()

@@ -195,4 +195,6 @@ def test_the_runs_own_validation_images(tmp_path: Path) -> None:
     both = [runs[0], other]
     for networks, test, warned in ((runs, "none", False), (both, "none", True), (both, "test", False)):
         notes = vitrail.evaluate(networks, test=test).notes
-        assert any(f"may be training images of {other}, which held out others" in note for note in notes) == warned
+        assert any(f"may be training images of {other}: it held out other" in note for note in notes) == warned
+    (note,) = (note for note in vitrail.evaluate([runs[0], tmp_path / "soup"], test="none").notes if "warning" in note)
+    assert f"{tmp_path / 'soup'}: it is not known which images it held out" in note

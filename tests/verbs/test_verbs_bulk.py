@@ -156,3 +156,15 @@ def test_names_that_are_not_utf8(network: Path, tmp_path: Path, caplog: pytest.L
         assert sorted(row["image"] for row in csv.DictReader(lines)) == escaped
     named = open_path(str(tmp_path / "predicted.csv")).splits[""]  # a table of results leads back to its images
     assert sorted(os.path.join(tmp_path, named.id(row)) for row in range(2)) == in_python
+
+
+def test_a_folder_without_readable_images_ends_as_a_file_does(network: Path, tmp_path: Path) -> None:
+    """Whatever gets the results, the status is 1 if no image could be read, or with --strict if one could not."""
+    for name in ("1.png", "2.png"):
+        (tmp_path / "bad").mkdir(exist_ok=True)
+        (tmp_path / "bad" / name).write_bytes(b"no image")
+    for out in ("table.csv", "folder"):
+        assert vitrail.predict(network, tmp_path / "bad", out=tmp_path / out).exit_code == 1
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "bad" / "3.png")
+    for out, strict in (("more.csv", False), ("more", False), ("all.csv", True), ("all", True)):
+        assert vitrail.predict(network, tmp_path / "bad", out=tmp_path / out, strict=strict).exit_code == strict

@@ -15,13 +15,15 @@ from PIL import Image, ImageOps
 
 import vitrail
 from vitrail import cli
-from vitrail.data.settings import Preprocess
+from vitrail.config import to_yaml
+from vitrail.data.settings import Data, Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.inspection import network_pages
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -194,6 +196,17 @@ def test_a_run_knows_its_own_images(tmp_path: Path) -> None:
     assert "5 images" in result.pages[0].see[0]
 
 
+@pytest.mark.full_size
+def test_a_table_is_read_as_the_run_read_it(photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [f"{photos / kind / '0.png'},{kind}" for kind in ("blue", "green", "red")]
+    table.write_text("\n".join(["path,species", *lines]))
+    saved(tmp_path / "run" / "model" / "best", ViTConfig.of(**TINY))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(Run(data=Data(str(table), label_column="species"))))
+    vitrail.inspect(tmp_path / "run", data=table, what=("neighbours",), out=tmp_path / "out")
+    assert {row["class"] for row in rows(tmp_path / "out" / "neighbours.csv")} == {"blue", "green", "red"}
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -240,6 +253,23 @@ def test_no_readable_image_is_an_error(networks: Path, tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "pages").iterdir()] == ["filters.png"]
     with pytest.raises(UsageError, match="cannot write"):
         vitrail.inspect(networks / "plain", what=("filters",), out=tmp_path / "bad.png" / "x")
+
+
+@pytest.mark.full_size
+def test_a_network_for_images_of_any_shape_has_a_grid_for_each_picture(tmp_path: Path) -> None:
+    model = build(ViTConfig.of(**TINY, native=True))
+    save_model(
+        tmp_path / "any", model, Card(model.config, ["a", "b", "c"], Preprocess((16, 16), resize="native", patch=4))
+    )
+    for name, size in (("a", (32, 32)), ("b", (64, 16)), ("c", (16, 64))):  # 16 patches each
+        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    photos, what = [tmp_path / f"{name}.png" for name in "abc"], ("rollout", "relevance", "maps", "patches")
+    vitrail.inspect(tmp_path / "any", *photos, what=what, out=tmp_path / "out")
+    for name in what:
+        written = np.load(tmp_path / "out" / f"{name}.npz")
+        assert written["grid"].tolist() == [[4, 4], [2, 8], [8, 2]]
+        for each, (rows, columns) in zip(written["map"], written["grid"], strict=True):
+            assert each.shape[-2:] == (8, 8) and np.isfinite(each).sum() == each[..., :rows, :columns].size
 
 
 @pytest.mark.full_size

@@ -17,7 +17,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Bands, Preprocess
 from vitrail.data.sources import open as opening
 from vitrail.data.sources.open import open_data
 from vitrail.model.build import build
@@ -269,4 +269,56 @@ def test_masks_are_planned_without_probes(tmp_path: Path, capsys: Captured) -> N
     written = capsys.readouterr()
     found = json.loads(written.out)
     assert sorted(option["name"] for option in found["options"]) == sorted(WAYS[2:])
-    assert found["data"]["kind"] == "masks" and "measured on classes of whole images" in " ".join(written.err.split())
+    assert found["data"]["kind"] == "masks" and "they need one label for each image" in " ".join(written.err.split())
+    assert "measured on classes of whole images" in found["why"] and "probe" not in found["why"]
+
+
+def table(folder: Path, header: str, cells: list[str]) -> str:
+    """A table of pictures, with the given cells behind the name of each."""
+    drawn(folder / "photos", each=len(cells), classes=1)
+    lines = [f"photos/kind 0/{i}.png,{cell}" for i, cell in enumerate(cells)]
+    (folder / "table.csv").write_text("\n".join([f"path,{header}", *lines]))
+    return str(folder / "table.csv")
+
+
+@pytest.mark.train
+def test_labels_are_counted_and_numbers_are_no_classes(tmp_path: Path, capsys: Captured) -> None:
+    cells = ["red|big,1.5", "red|big,2.5", "red|big,0.5", "red|big,3"] * 3
+    path = table(tmp_path, "labels,weight", cells)
+    weights = ["--from", saved(tmp_path / "weights"), "--data.holdout", "0"]
+    for more in (["--data.label-column", "labels"], ["--data.answers", "labels", "weight"]):
+        found = as_json([path, *weights, *more, "--data.label-separator", "|"], capsys)
+        assert found["data"]["classes"] == 2 and found["data"]["fewest"][1] == found["data"]["most"][1] == 12
+        assert "12 training images of 2 classes (12 per class)" in found["why"]
+        assert "measured on classes of whole images" in found["why"] and "linear probe" not in found["why"]
+    numbers = ["--data.label-column", "weight", "--data.labels-per-image", "numbers"]
+    found = as_json([path, *weights, *numbers], capsys)
+    assert found["data"]["classes"] == 0 and "12 training images with numbers: " in found["why"]
+    for option in found["options"]:
+        assert "--objective.kind regression" in option["command"]
+        assert refused(shlex.split(option["command"])) == ""
+
+
+@pytest.mark.train
+def test_images_with_bands(tmp_path: Path, capsys: Captured) -> None:
+    """Weights for RGB have no features of them; a network with such bands has, but not as the protocol reads images."""
+    for name in ("a", "b"):
+        (tmp_path / "bands" / name).mkdir(parents=True)
+        for i in range(4):
+            np.save(tmp_path / "bands" / name / f"{i}.npy", np.full((16, 16, 4), 900 * i, np.uint16))
+    photos, four = str(tmp_path / "bands"), str(tmp_path / "four")
+    asked = ["--data.channels", "4", "--data.bits", "16"]
+    assert cli.main(["plan", photos, "--from", saved(tmp_path / "rgb"), *asked, "--seconds", "0.2", "--json"]) == 0
+    written = capsys.readouterr()
+    assert sorted(option["name"] for option in json.loads(written.out)["options"]) == sorted(WAYS[2:])
+    said = " ".join(written.err.split())
+    assert "few-shot and linear probe are left out" in said and "no effect" not in said
+    config = replace(VIT, channels=4)
+    bands = Bands("16", (1.0,) * 4, (1.0,) * 4, (0.0,) * 4, (3000.0,) * 4)
+    save_model(tmp_path / "four", build(config), Card(config, preprocess=Preprocess(VIT.image_size, bands=bands)))
+    found = as_json([photos, "--from", four], capsys)
+    assert [option["name"] for option in found["options"]] == WAYS
+    assert found["options"][0]["command"] == f"vitrail probe fewshot {four} {photos} --prepare model"
+    assert cli.main(["probe", "fewshot", four, photos, "--quiet"]) == 2
+    assert "four has 4 bands of 16 bits. --prepare model prepares" in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["probe", "fewshot", four, photos, "--prepare", "model", "--quiet"]) == 0

@@ -18,7 +18,7 @@ from vitrail.exports.kinds import FIRST_RUNTIME, INPUT, KINDS, ONNX, ONNX_IR, Ou
 from vitrail.tasks.catalog import task_of
 from vitrail.version import __version__
 from vitrail.weights.card import Card
-from vitrail.words import shown, without_folders
+from vitrail.words import counted, shown, without_folders
 
 FORMAT = "vitrail-export"
 VERSION = 1
@@ -59,9 +59,12 @@ def describe_export(
     size = ["height", "width"] if step else list(preprocess.size)
     batch = 1 if KINDS[to].single else "batch"
     maps = ["rows", "columns"] if card.task == "segmentation" and output != "features" else []
+    rgb = card.config.channels == 3
     meaning = "RGB, 0 to 255, prepared as in preprocess; normalised inside"
     if preprocess.bands is not None:
         meaning = "(value - mean) / std of each band, with the statistics in preprocess, then prepared as in preprocess"
+    elif not rgb:
+        meaning = f"{counted(card.config.channels, 'channel')}, 0 to 255, prepared as in preprocess; normalised inside"
     if step:
         meaning += f"; height and width may be any multiples of {step}, and preprocess gives one such size"
     values = card.to_dict()
@@ -80,7 +83,7 @@ def describe_export(
             "shape": [batch, card.config.channels, *size],
             "meaning": meaning,
         },
-        "preprocess": steps(preprocess),
+        "preprocess": {name: value for name, value in steps(preprocess).items() if name != "picture" or rgb},
         "output": {"name": output, "type": "float32", "shape": [batch, width, *maps], **meaning_of(output, card)},
         "class_names": names,
         **own,

@@ -199,7 +199,7 @@ def quantise(
 ) -> Quantised:
     """Replace the float32 program at `path` by an int8 program, and return what that changed.
 
-    The classifier stays out of int8. `max_drop` is the largest loss of top-1 accuracy on the held-out images in points.
+    Classifiers stay out of int8. `max_drop` is the largest loss of top-1 accuracy on the held-out images in points.
     While it is exceeded, twice as many layers as before stay out of it, too. Raises ExportError if no program with a
     layer in int8 keeps the limit; the program is then unchanged. Raises UsageError if NNCF is not installed.
     """
@@ -208,19 +208,23 @@ def quantise(
     network = module.read_network(path)
     before = _outputs(module.function(network), given.held_out)
     scheme = module.scheme(network)
-    *names, classifier = module.products(network)  # one token's product, whose rounding goes straight into the answer
-    names = [name for name in names if name not in scheme.left_out]
+    heads = 2 if about["card"]["config"].get("distilled") else 1
+    products = module.products(network)
+    # products of one token, whose rounding goes straight into the answer
+    classifiers = products[-heads:]
+    names = [name for name in products[:-heads] if name not in scheme.left_out]
     worst: list[str] = []
     kept = 0
     while True:
-        changed = _in_int8(module, network, given, scheme, [*worst[:kept], classifier])
+        changed = _in_int8(module, network, given, scheme, [*worst[:kept], *classifiers])
         after = _outputs(module.function(changed, "int8"), given.held_out)
         quantised = _compared(given, before, after, len(given.calibration), module.layers(changed))
         if quantised.drop <= max_drop:
             break
         worst = worst or _by_error(module, network, changed, given, names)
         kept = max(1, 2 * kept)
-        log.info("int8 loses %.2f points; %d of %d products stay out of int8", quantised.drop, kept + 1, len(worst) + 1)
+        out, every = kept + heads, len(worst) + heads
+        log.info("int8 loses %.2f points; %d of %d products stay out of int8", quantised.drop, out, every)
         if kept >= len(worst):
             raise _too_much(quantised, max_drop, "calibrate on more images")
     with TemporaryDirectory(dir=path.parent) as folder:  # the runtime may still read the old file

@@ -79,7 +79,7 @@ def page_of(card: Card, output: str, to: str, vendor: bool, vendor_from: str | P
         if vendored:
             raise UsageError(f"only a web page has its runtime beside it, and this is a program for {to}: add --to web")
         return None
-    if card.preprocess.bands is not None:
+    if card.preprocess.bands is not None or card.config.channels != 3:
         raise UsageError("a web page reads RGB images, and this network takes other bands: add --to onnx")
     if card.answers and output != "features":
         raise UsageError("a web page shows one answer, and this network gives several: add --to onnx")

@@ -126,7 +126,7 @@ def export_model(
     """
     folder = Path(folder).expanduser()
     card = card_of(model)
-    card, gone = present_card(model, card)
+    card, gone = present_card(model, card, resized=True)
     if gone:
         log.warning("not in the program's card: %s", gone)
     model = copy.copy(model)  # the tensors are shared, and the caller's model keeps its card
@@ -137,7 +137,7 @@ def export_model(
     if any_size and KINDS[to].single:
         raise UsageError(f"a program for {to} takes images of one size: leave out any_size, or export to onnx")
     check_opset(opset, to)
-    check_calibration(precision, output, card, calibrate)
+    check_calibration(precision, output, card, calibrate, max_drop)
     page = page_of(card, output, to, vendor, vendor_from)
     kind, module = KINDS[to], runtime(to)
     given = None if calibrate is None else draw_samples(calibrate, card)
@@ -203,6 +203,9 @@ def check_export(card: Card, folder: Path, to: str, output: str, precision: str,
             "Choose one of these, or another runtime"
         )
     if output != "features" and not card.config.classes:
+        if to == "web" or precision == "int8":
+            what = "a web page" if to == "web" else "precision int8"
+            raise UsageError(f"this model has no classifier, and {what} needs one: vitrail finetune DIR --from MODEL")
         raise UsageError(f"this model has no classifier, so it has no {output}. Export it with output features")
     if card.task == "segmentation" and (to == "web" or precision == "int8"):
         raise UsageError(
@@ -233,7 +236,9 @@ def check_opset(opset: int | None, to: str) -> None:
         raise UsageError(f"opset is {shown(opset)}; valid: {', '.join(map(str, FIRST_RUNTIME))} (default: {OPSET})")
 
 
-def check_calibration(precision: str, output: str, card: Card, calibrate: ToCalibrate | None) -> None:
+def check_calibration(
+    precision: str, output: str, card: Card, calibrate: ToCalibrate | None, max_drop: float = MAX_DROP
+) -> None:
     """Raise UsageError unless int8, and only int8, comes with images to calibrate on and an accuracy to measure."""
     if precision == "int8" and calibrate is None:
         raise UsageError(
@@ -246,6 +251,8 @@ def check_calibration(precision: str, output: str, card: Card, calibrate: ToCali
         raise UsageError("int8 is kept only if the accuracy of classes is, and this network gives several answers")
     if precision != "int8" and calibrate is not None:
         raise UsageError(f"only int8 programs are calibrated, and precision is {precision}: remove --calibrate")
+    if precision != "int8" and max_drop != MAX_DROP:
+        raise UsageError(f"only int8 programs may lose accuracy, and precision is {precision}: remove --max-drop")
 
 
 def _finish(temporary: Path, program: str, about: dict[str, Any], parity: Parity | None) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -204,27 +204,26 @@ def _overlays(
         all_maps += maps
         number = f"-{(len(names) - 1) // ON_A_PAGE + 1}" if len(pictures.source) > ON_A_PAGE else ""
         files += folder.figure(f"{name}{number}", draw_overlays(title, quantity, shown, maps, notes))
-    return [*files, folder.arrays(name, image=names, map=np.stack(all_maps), seen=np.array(parts))], names
+    return [*files, folder.arrays(name, image=names, **_padded(all_maps), seen=np.array(parts))], names
 
 
 def maps_page(
     network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None, head: int | None
 ) -> Page:
     """Write the attention maps of one layer, of all heads or of one."""
-    attentions: list[HeadMaps] = []
+    attentions: list[HeadMaps] = []  # of the last batch: for their layer, branches and axes
 
     def look(images: Tensor) -> np.ndarray:
         attentions[:] = head_maps(network.model, images, -1 if layer is None else layer, head)
         return np.stack([one.shares.cpu().numpy() for one in attentions], axis=1)
 
     names, maps, shown = _mapped(network, pictures, look)
-    first = [replace(one, shares=torch.from_numpy(maps[: len(shown), at])) for at, one in enumerate(attentions)]
     number = attentions[0].layer
     heads = list(range(network.model.config.heads))
     heads = heads if head is None else [heads[head]]
     title = f"{network.label}: attention of layer {number} from the classifier's input, by head"
-    files = folder.figure("maps", draw_heads(title, shown, first, heads))
-    files.append(folder.arrays("maps", image=names, map=maps, layer=number, head=heads))
+    files = folder.figure("maps", draw_heads(title, shown, maps[: len(shown)], attentions, heads))
+    files.append(folder.arrays("maps", image=names, **_padded(maps), layer=number, head=heads))
     who = "each head" if head is None else f"head {heads[0]}"
     see = (
         f"Where {who} of layer {number} looks. Every map has its own scale. Layers and heads are counted from 0.",
@@ -239,9 +238,9 @@ def patches_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, 
     names, maps, shown = _mapped(network, pictures, lambda images: component_maps(network.model, images, components))
     where = "the last layer" if layer is None else f"layer {layer % network.model.config.depth}"
     title = f"{network.label}: principal components of the patch tokens of {where}"
-    files = folder.figure("patches", draw_components(title, shown, list(maps[: len(shown)]), components))
+    files = folder.figure("patches", draw_components(title, shown, maps[: len(shown)], components))
     numbers = {"mean": components.mean, "directions": components.directions, "explained": components.explained}
-    files.append(folder.arrays("patches", image=names, map=maps, **numbers))
+    files.append(folder.arrays("patches", image=names, **_padded(maps), **numbers))
     see = (
         f"The directions in which patch tokens of {where} differ most, the same for all pictures.",
         "The network treats parts with the same colour in different pictures as similar.",
@@ -251,13 +250,25 @@ def patches_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, 
 
 def _mapped(
     network: InspectedNetwork, pictures: Pictures, look: Callable[[Tensor], np.ndarray]
-) -> tuple[list[str], np.ndarray, list[Picture]]:
-    """Return the names of all pictures, the result of `look` for their inputs, and the first AS_ROWS pictures."""
+) -> tuple[list[str], list[np.ndarray], list[Picture]]:
+    """Return the name of each picture, the result of `look` for it, and the first AS_ROWS pictures."""
     names: list[str] = []
     maps: list[np.ndarray] = []
     shown: list[Picture] = []
     for batch in pictures:
-        maps.append(look(stack(batch, network.device)))
+        maps += list(look(stack(batch, network.device)))
         names += [picture.name for picture in batch]
         shown += batch[: AS_ROWS - len(shown)]
-    return names, np.concatenate(maps), shown
+    return names, maps, shown
+
+
+def _padded(maps: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return maps [..., rows, columns] of pictures as one array `map`, and the rows and columns of each as `grid`.
+
+    In a network for images of any shape pictures have grids of their own: below and beside a smaller one is NaN.
+    """
+    grid = np.array([one.shape[-2:] for one in maps])
+    whole = np.full((len(maps), *maps[0].shape[:-2], *grid.max(axis=0)), np.nan, maps[0].dtype)
+    for place, one, (rows, columns) in zip(whole, maps, grid, strict=True):
+        place[..., :rows, :columns] = one
+    return {"map": whole, "grid": grid}

@@ -8,7 +8,7 @@ the part of the network that the same table has first (`best_tuned`). Timing is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -49,13 +49,16 @@ class Situation:
     images: int
     """Number of training images."""
     classes: int
+    """Number of classes; 0 if the labels are numbers."""
     enlarged: bool = False
     """Whether the classes are those of the weights, and the images larger than those of the weights."""
+    labels: int | None = None
+    """Number of classes of all images together; None: each image has one class, as in the measurement."""
 
     @property
     def each(self) -> float:
         """Mean number of images per class."""
-        return self.images / max(self.classes, 1)
+        return (self.labels or self.images) / max(self.classes, 1)
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ class Expectation:
     source: str
 
 
-def expectation(seen: Situation) -> Expectation:
-    """Return which method is expected to be how good."""
+def expectation(seen: Situation, options: Collection[Method] = METHODS) -> Expectation:
+    """Return which method is expected to be how good. The accuracies of the methods `options` are the reason."""
     row = min(MEASURED, key=lambda each: abs(math.log(each / max(seen.each, 1e-9))))
     accuracy = MEASURED[row]
     order = (*sorted(accuracy, key=lambda name: accuracy[name], reverse=True), "from scratch")
@@ -84,8 +87,11 @@ def expectation(seen: Situation) -> Expectation:
         )
         order = ("attention-only", *(name for name in order if name != "attention-only"))
         return Expectation(order, why, "follow-up, section 4, Table 5")
-    named = ", ".join(f"{name} {accuracy[name]:.1f} %" for name in order if name in accuracy)
-    return Expectation(order, f"with {row} images per class, {named} were right", "python -m benchmarks.adviser")
+    named = ", ".join(f"{name} {accuracy[name]:.1f} %" for name in order if name in accuracy and name in options)
+    why = f"with {row} images per class, {named} were right"
+    if seen.labels is not None:
+        why += ", measured on classes of whole images and not on labels such as these"
+    return Expectation(order, why, "python -m benchmarks.adviser")
 
 
 def best_tuned(each: float) -> Literal["all", "attention"]:
@@ -148,8 +154,8 @@ def recommend(
     fits is recommended; if only the time is too short for all, the quickest one that fits into memory. Raises
     UsageError if none fits into memory.
     """
-    expected = expectation(seen)
     there = [option.name for option in options]
+    expected = expectation(seen, there)
     places = {name: place for place, name in enumerate((name for name in expected.order if name in there), start=1)}
     small = [option for option in options if option.memory_bytes <= memory]
     if not small:
@@ -165,7 +171,8 @@ def recommend(
         chosen = min(small, key=lambda option: option.seconds)
     marked = [replace(one, recommended=one is chosen, expected=places[one.name]) for one in options]
     each = f"{seen.each:,.0f}" if seen.each >= 10 else f"{seen.each:.2g}"
-    about = f"{seen.images:,} training images of {seen.classes:,} classes ({each} per class): {expected.why}."
+    of = f"of {seen.classes:,} classes ({each} per class)" if seen.classes else "with numbers"
+    about = f"{seen.images:,} training images {of}: {expected.why}."
     first = expected.order[0]
     wanted = next((option for option in options if option.name == first), None)
     why = f"{about} {_obstacle(first, wanted, chosen, seconds, memory)}{_takes(chosen, seconds)}."

@@ -21,6 +21,7 @@ from vitrail.verbs.network import (
     network_labels,
     other_held_out,
     run_images,
+    said_of_held_out,
     settings_of,
 )
 from vitrail.words import one_line
@@ -175,7 +176,7 @@ def _validation_images(
     elif run is None:
         why = f"{first} is no run, so it has no validation images"
     elif (other := other_held_out(sources)) is not None:
-        why = f"{other} may have been trained on the validation images of {first}: it held out other images"
+        why = f"{other} may have been trained on the validation images of {first}: {said_of_held_out(other)}"
     elif role_of(str(held_out(first).get("validation"))) != "test":
         images = run_images(first, run, settings, ("validation",))
         source, notes = (None, ()) if images is None else images[1:]

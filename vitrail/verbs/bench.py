@@ -119,8 +119,10 @@ def bench(
     if engines and engine != "auto":
         raise UsageError(f"--engines measures every engine, and --engine only {engine}: give one of them")
     if engines or engine != "auto":
-        if len(models) != 1 or len(image_size) > 1 or batch_size:
-            raise UsageError("engines are measured for one network at one --image-size, in batches of 1 and 8 images")
+        if len(models) != 1 or len(image_size) > 1 or batch_size or mode == "training":
+            raise UsageError(
+                "engines are measured for one network at one --image-size, in inference, in batches of 1 and 8 images"
+            )
         return _measure_engines(models[0], image_size[0] if image_size else None, compute, seconds, out)
     import torch
 

@@ -123,7 +123,8 @@ def run_job(
             mine = len(job.parts[rank::size])
             log.info("process %d of %d computes %d of %s", rank + 1, size, mine, counted(len(job.parts), "part"))
         state = job.run(compute, rank, size, ProgressLine("computed"))
-    code = int(strict and bool(state.bad))
+    nothing = state.complete and len(state.bad) >= state.images  # as for a file of results
+    code = int(bool(state.bad) and (strict or nothing))
     if merge is None or not state.complete:
         return BulkProgress(state, exit_code=code)
     job.merge(Path(merge))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
 from vitrail.ranges import Amount, Count, InputSize, Part, Range, Whole, checked, height_width
 from vitrail.terminal import page, table
-from vitrail.words import one_line
+from vitrail.words import listing, one_line
 
 if TYPE_CHECKING:
     from vitrail.costs.devices import Bill
@@ -86,11 +87,13 @@ def cost(
     from vitrail.costs.devices import Bill, power_of
     from vitrail.costs.estimate import ROWS, estimate
 
+    bill = {"usd_per_hour": usd_per_hour, "devices": devices > 1, "energy": energy, "watts": watts}
+    bill |= {"overhead": overhead, "intensity": intensity}
+    of_network = {"images": images, "epochs": epochs, "image_size": image_size, "classes": classes, "count": count}
+    of_network |= {"batch_size": batch_size, "utilisation": utilisation}
     if str(model) == TABLE:
-        if any(value is not None for value in (images, epochs, image_size, classes)):
-            raise UsageError(
-                f"{TABLE} shows the paper's own runs. Remove --images, --epochs, --image-size and --classes"
-            )
+        others = {"device": device != "tpu-v3", "core_days": core_days}
+        _refuse({**of_network, **bill, **others}, f"{TABLE} shows the paper's own runs")
         return ROWS
     if epochs is not None and images is None:
         raise UsageError(f"--epochs {epochs:g} needs the number of images. Add --images N")
@@ -98,12 +101,15 @@ def cost(
     asks_for_energy = energy or any(value is not None for value in (watts, overhead, intensity))
     power = power_of(target, watts, overhead, intensity) if asks_for_energy else None
     if core_days is not None:
-        if model is not None or images is not None:
-            raise UsageError("--core-days are the days of a whole run: give them without a model and --images")
+        if model is not None:
+            raise UsageError("--core-days are the days of a whole run: give them without a model")
+        _refuse(of_network, "--core-days are the days of a whole run")
         price = target.usd_per_hour if usd_per_hour is None else usd_per_hour
         return CostReport(Bill(core_days, target, devices, price, power))
     if model is None:
         raise UsageError("no network is given: vitrail cost B/16, or vitrail cost --core-days 680")
+    if images is None:
+        _refuse(bill, "without --images N no training is estimated, so there is nothing to share or to pay")
     config = _config(model, image_size, classes)
     found = estimate(
         str(model),
@@ -122,6 +128,12 @@ def cost(
         return CostReport(found)
     kept = activation_bytes(config, precision="float32")
     return CostReport(found, {"params": found.params, "macs": found.macs, "activation_bytes_float32": kept})
+
+
+def _refuse(settings: Mapping[str, Any], why: str) -> None:
+    """Raise UsageError if one of the settings is given, which has no effect: `why`."""
+    if given := [f"--{name.replace('_', '-')}" for name, value in settings.items() if value not in (None, False)]:
+        raise UsageError(f"{why}. Remove {listing(given, quoted=False)}")
 
 
 def _config(model: str | Path, image_size: InputSize | None, classes: int | None) -> ViTConfig | ResNetConfig:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from vitrail.data.settings import SPLIT
 from vitrail.device import Precision
 from vitrail.disk import writing
-from vitrail.errors import UsageError, VitrailError
+from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable, replacing_text, result_json
 from vitrail.ranges import Count, InputSize, Threads, checked
@@ -30,6 +30,8 @@ from vitrail.verbs.network import (
     other_held_out,
     output_names,
     run_images,
+    run_of,
+    said_of_held_out,
     said_of_networks,
     settings_of,
 )
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from vitrail.model.resnet import ResNet
     from vitrail.model.vit import ViT
     from vitrail.tasks.ensemble import Ensemble
-    from vitrail.training.run import Run
     from vitrail.weights.card import Card
 
 ViewKind = Literal["flip", "crops"]
@@ -257,7 +258,7 @@ def _said_of_views(tta: ViewKind, networks: Sequence[str | Path], found: Results
         f"{VIEWS[tta]} times as much as without --tta; {images / seconds:,.1f} images/s, the time to read "
         "the files included"
     ]
-    if any(run is not None and not run.augment.flip for run in map(_run_of, networks)):
+    if any(run is not None and not run.augment.flip for run in map(run_of, networks)):
         notes.append(
             "warning: the network was trained without mirrored images (augment.flip: false), because a mirrored image "
             "may be of another class. Half of the views are mirrored"
@@ -294,21 +295,13 @@ def _task(
 
 def _trained_on(run: Path, data: Path) -> list[str]:
     """Return a warning if `data` is what the run trained on, without splits: a part of it was held out."""
-    recorded, held = _run_of(run), held_out(run)
+    recorded, held = run_of(run), held_out(run)
     if recorded is None or held.get("from") != "" or data.resolve() != Path(recorded.data.path).resolve():
         return []
     return [
         f"warning: the network was trained on most of these images, so its accuracy on new images is lower. `vitrail "
         f"evaluate {run}` measures only the images that were held out"
     ]
-
-
-def _run_of(model: str | Path) -> Run | None:
-    """Return the settings of a run; None if it is none, or has a class of the user's own that is not imported here."""
-    try:
-        return recorded_run(model)
-    except VitrailError:
-        return None
 
 
 def _protocol(
@@ -336,7 +329,7 @@ def _source(
     from vitrail.data.sources.open import open_split
 
     model, names = networks[0], card.class_names or None
-    run = recorded_run(model) if data is None else _run_of(model)
+    run = recorded_run(model) if data is None else run_of(model)
     used = (*READ, *(SPLIT if data is None and split is None else ()))
     settings = settings_of(run, card, data, reading, used)
     if data is not None:
@@ -351,8 +344,8 @@ def _source(
     role, source, known = images
     if role == "validation" and (other := other_held_out(networks)) is not None:
         known += [
-            f"warning: the images that {model} held out may be training images of {other}, which held out others. Name "
-            "images that no network was trained on"
+            f"warning: the images that {model} held out may be training images of {other}: {said_of_held_out(other)}. "
+            "Name images that no network was trained on"
         ]
     return Located(source, "", settings.path), f"the {role} images of {settings.path}", known
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from vitrail.data.settings import SPLIT
 from vitrail.device import choose_device
-from vitrail.errors import VitrailError
 from vitrail.exports.kinds import Opset, OutputName, ProgramPrecision, To
 from vitrail.ranges import InputSize, NotNegative, checked
-from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.keywords import DataKeywords
-from vitrail.verbs.flags.reading import READ, read_settings
+from vitrail.verbs.flags.reading import READ, read_settings, warn_of_unused
 
 if TYPE_CHECKING:
     from vitrail.data.roles import Splits
@@ -76,13 +74,15 @@ def export(
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
-    from vitrail.verbs.network import load_network, warn_of_untrained
+    from vitrail.verbs.network import load_network, warn_of_classifier
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
+    if calibrate is None:
+        warn_of_unused(reading, ())
     given = None if calibrate is None else _to_calibrate(model, calibrate, reading)
     network = load_network(model, image_size)
     if output != "features":
-        warn_of_untrained(network, model)
+        warn_of_classifier(network, model)
     return export_model(
         network,
         folder,
@@ -103,10 +103,9 @@ def export(
 
 def _to_calibrate(model: str | Path, data: str | Path, reading: Mapping[str, Any]) -> ToCalibrate:
     """Return the data set to calibrate on. That of the run `model` is divided as in its training."""
-    try:
-        run = recorded_run(model)
-    except VitrailError:
-        run = None
+    from vitrail.verbs.network import run_of
+
+    run = run_of(model)
     used = (*READ, *SPLIT)
     if run is None or not run.data.path or Path(data).expanduser().resolve() != Path(run.data.path).resolve():
         return read_settings(reading, data, used=used)

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from vitrail.data.settings import SPLIT, Data
+from vitrail.data.settings import SPLIT, Bands, Data
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
 from vitrail.terminal import ProgressLine
@@ -218,6 +218,15 @@ def _splits(data: Data) -> dict[str, IndexedSource] | None:
     return {"": next(iter(found.splits.values()))}
 
 
+def _refuse_bands(bands: Bands | None, model: str | Path) -> None:
+    """Raise UsageError for a network of other bands than RGB, whose images the few-shot protocol does not read."""
+    if bands is not None:
+        raise UsageError(
+            f"the few-shot protocol reads images as RGB with 8 bits, and {model} has {bands.channels} bands of "
+            f"{bands.bits} bits. --prepare model prepares them as in evaluation"
+        )
+
+
 class Embedder:
     """Compute features with one network. Images are prepared as its card or as the few-shot protocol prescribes.
 
@@ -235,6 +244,8 @@ class Embedder:
 
         self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess
+        if prepare == "protocol":
+            _refuse_bands(preprocess.bands, model)
         if whole and preprocess.resize in CROPPED:
             preprocess = replace(preprocess, resize="squash")
         self.size: tuple[int, int] = preprocess.image_size if prepare == "protocol" else preprocess.size

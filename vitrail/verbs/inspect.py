@@ -18,7 +18,7 @@ from vitrail.training.recorded import recorded_run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import DataKeywords
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.verbs.network import load_network, network_labels, run_images
+from vitrail.verbs.network import load_network, network_labels, run_images, run_of, settings_of
 from vitrail.words import one_line
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ class InspectionInputs:
 
         if self.data is None:
             raise UsageError("neighbours and map need a data set: pass it with --data DIR")
-        return open_split(read_settings(self.reading, self.data), self.split)
+        card = self.networks[0].model.card  # the labels are read as its run read them
+        return open_split(settings_of(run_of(self.first), card, self.data, self.reading), self.split)
 
     @cached_property
     def source(self) -> IndexedSource:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vitrail.data.settings import Data
-from vitrail.errors import DataError, UsageError, WeightsError
+from vitrail.errors import DataError, UsageError, VitrailError, WeightsError
 from vitrail.exports.kinds import find_program
 from vitrail.ranges import InputSize
-from vitrail.training.recorded import held_out, recorded_splits
+from vitrail.training.recorded import held_out, recorded_run, recorded_splits
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.keywords import NetworksLike
 from vitrail.verbs.flags.reading import READ, read_settings
-from vitrail.words import distinct_labels
+from vitrail.words import counted, distinct_labels
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
@@ -69,8 +69,19 @@ def load_classifier(source: str | Path, image_size: InputSize | None = None) -> 
         raise WeightsError(
             f"{source} has no classifier, only features. Train a classifier: vitrail finetune DIR --from {source}"
         )
-    warn_of_untrained(network, source)
+    warn_of_classifier(network, source)
     return network
+
+
+def warn_of_classifier(network: ViT | ResNet, source: str | Path) -> None:
+    """Log a warning for a classifier that was never trained, and for probabilities of images of another size."""
+    if network.load_report.resampled and network.card.resampled() != network.card.unmeasured():
+        log.warning(
+            "%s: the temperature of its probabilities and the thresholds of its labels were measured with images of "
+            "another size",
+            source,
+        )
+    warn_of_untrained(network, source)
 
 
 def warn_of_untrained(network: ViT | ResNet, source: str | Path) -> None:
@@ -160,6 +171,13 @@ def load_runnable(
         from vitrail.exports.engine import Engine
 
         network = Engine(program, "features" if features else "logits")
+    if network.card.preprocess.bands is None and network.card.config.channels != 3:
+        raise UsageError(
+            f"{source} takes images of {counted(network.card.config.channels, 'channel')}, and its card does not say "
+            "how they are read from files (preprocess.bands), so it has no images in this command. Training measures "
+            f"it: vitrail finetune DIR --from {'NETWORK' if program else source} --data.channels "
+            f"{network.card.config.channels}"
+        )
     if not calibrate:
         network.card = network.card.with_confidence(None)
     return network  # type: ignore[no-any-return]
@@ -212,6 +230,19 @@ def output_names(network: ViT | ResNet | Engine | Ensemble, images: IndexedSourc
 def other_held_out(runs: Sequence[str | Path]) -> str | Path | None:
     """Return a run that held out other images than the first one, which it may have learned; None if there is none."""
     return next((run for run in runs if held_out(run) != held_out(runs[0])), None)
+
+
+def said_of_held_out(run: str | Path) -> str:
+    """Return what is known about the images that such another run held out, as the end of a sentence."""
+    return "it held out other images" if held_out(run) else "it is not known which images it held out"
+
+
+def run_of(model: str | Path) -> Run | None:
+    """Return the settings of a run; None if it is none, or has a class of the user's own that is not imported here."""
+    try:
+        return recorded_run(model)
+    except VitrailError:
+        return None
 
 
 def settings_of(

@@ -201,10 +201,12 @@ def predict(
     findings = Findings("files")
     images_of_data_set = out is not None and is_bulk(out) and tiles is None
     data = read_settings(reading, next(iter(paths), None), used=READ if images_of_data_set else ("include", "exclude"))
-    if not images_of_data_set and reading:
-        paths = tuple(find_images(paths, data.columns.selection, findings))
     _check_file(out)
     network, folder = load_together(model, compute, calibrate=calibrate), None
+    if network.card.task == "segmentation":
+        paths = tuple(_photographs(path) for path in paths)
+    if not images_of_data_set and reading:
+        paths = tuple(find_images(paths, data.columns.selection, findings))
     rejection = None if reject is None else explained_rejection(network.card, said_of_networks(model), reject)
     if network.card.task == "segmentation" and is_bulk(out):
         chosen = paths if held else list(find_images(paths, data.columns.selection, findings))
@@ -218,9 +220,7 @@ def predict(
         changed = {"reject": (reject, None), "temperature": (temperature_of(network), 1)}
         about = {name: value for name, (value, usual) in changed.items() if value != usual}
         job = open_job("predict", model, paths, out, data, network.card, top=top, precision=precision, **about)
-    predictions_of = compute.predictor(
-        network, images=lambda: job.images if job else sum(1 for _ in find_images(paths))
-    )
+    predictions_of = compute.predictor(network, images=lambda: job.images if job else len(list(find_images(paths))))
     if network is predictions_of:  # an exported program has the precision of its export
         compute = replace(compute, precision="float32")
     if job is not None:
@@ -242,6 +242,17 @@ def predict(
     drawn = maps.draw(folder) if maps and folder else []
     code = _exit_code(written, strict)
     return Predictions([], written.unreadable, str(written), str(out), rejection=rejection, exit_code=code, maps=drawn)
+
+
+def _photographs(path: str | Path) -> str | Path:
+    """Return a path, or for a folder of images and their masks that of the images, which is logged."""
+    from vitrail.data.masks import are_masked
+
+    root = Path(path).expanduser()
+    if not are_masked(root):
+        return path
+    log.warning("%s holds images and their masks: those in %s are predicted", path, root / "images")
+    return root / "images"
 
 
 def _masks(

@@ -176,6 +176,11 @@ class Card:
         unknown: dict[str, Any] = {"class_names": [], "thresholds": [], "scale": None, "answers": []}
         return replace(self.unmeasured(), **unknown, **changes)
 
+    def resampled(self) -> Card:
+        """Return the card for images of another size: `unmeasured`, but for the temperature and the thresholds."""
+        card = self.unmeasured().with_answers({name: one for name, (_, one) in self.of_answers().items()})
+        return replace(card, thresholds=self.thresholds, confidence=self.confidence)
+
     def with_confidence(self, confidence: Confidence | Confidences | None) -> Card:
         """Return the card with another confidence, or without one; thresholds stay those of equal logits.
 

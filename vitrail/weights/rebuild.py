@@ -49,11 +49,14 @@ def card_of(model: nn.Module) -> Card:
     return replace(card, config=config, class_names=names)
 
 
-def present_card(network: nn.Module, card: Card, loaded: nn.Module | None = None) -> tuple[Card, str]:
+def present_card(
+    network: nn.Module, card: Card, loaded: nn.Module | None = None, *, resized: bool = False
+) -> tuple[Card, str]:
     """Return the card of a network as it is now, and a sentence about what was removed from it; "" if nothing was.
 
     `loaded` is the module with the load report, if that is not `network`. A card without a reference vector stays as it
-    is, unless the network was adapted while it was loaded: nothing says that its numbers are another network's.
+    is, unless the network was adapted while it was loaded: nothing says that its numbers are another network's. With
+    `resized`, a network that was adapted keeps its temperature and its thresholds, as a loaded one has them.
     """
     report = getattr(network if loaded is None else loaded, "load_report", None)
     adapted = report is not None and bool(report.resampled or report.reset)
@@ -62,15 +65,16 @@ def present_card(network: nn.Module, card: Card, loaded: nn.Module | None = None
         error = _error(network, card)
         if not error <= TOLERANCE:
             why = f"the network's outputs are others now (relative difference {error:.1e})"
-    removed = _measured(card) if why else []
-    return (card.unmeasured(), f"{', '.join(removed)}, because {why}") if removed else (card, "")
+    now = card.resampled() if adapted and resized else card.unmeasured()
+    removed = _measured(card, now) if why else []
+    return (now, f"{', '.join(removed)}, because {why}") if removed else (card, "")
 
 
 def removed_by_config(before: Card | None, after: Card) -> str:
     """Return a sentence about the results that `card_of` removed because the network has another config; or ""."""
     if before is None or before.config == after.config:
         return ""
-    removed = _measured(before)
+    removed = _measured(before, before.unmeasured())
     return f"{', '.join(removed)}, because the network has another head now" if removed else ""
 
 
@@ -90,12 +94,14 @@ def _error(network: nn.Module, card: Card) -> float:
         return float("inf")
 
 
-def _measured(card: Card) -> list[str]:
-    """Return what of a card belongs to its outputs, in words."""
+def _measured(card: Card, now: Card) -> list[str]:
+    """Return what of a card belongs to its outputs and is not in the card `now`, in words."""
     found = [f"{name} {value:.4g}" if isinstance(value, float) else name for name, value in card.metrics.items()]
     some = [", ".join(found[:2]) + (f" and {len(found) - 2} more results" if len(found) > 2 else "")] if found else []
-    some += [f"the temperature {card.temperature:.4g} of its probabilities"] if card.confidence is not None else []
-    chosen = card.thresholds if card.unmeasured().thresholds != card.thresholds else []
+    some += (
+        [f"the temperature {card.temperature:.4g} of its probabilities"] if card.confidence != now.confidence else []
+    )
+    chosen = card.thresholds if now.thresholds != card.thresholds else []
     some += [f"the thresholds of {len(chosen)} labels"] if chosen else []
     own = card.provenance.keys() - {ORIGIN, PARENTS}
     return some + (["the run that it came from (now a parent)"] if own else [])

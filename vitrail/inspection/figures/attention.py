@@ -97,18 +97,28 @@ def draw_overlays(
 
 
 @styled
-def draw_heads(title: str, pictures: Sequence[Picture], attentions: Sequence[HeadMaps], heads: Sequence[int]) -> Figure:
-    """Draw each picture, and again under the map of every head of a layer."""
-    maps = [(one, place, head) for one in attentions for place, head in enumerate(heads)]
-    across, lines = min(len(maps), HEADS_PER_ROW), -(-len(maps) // HEADS_PER_ROW)
+def draw_heads(
+    title: str,
+    pictures: Sequence[Picture],
+    maps: Sequence[np.ndarray],
+    attentions: Sequence[HeadMaps],
+    heads: Sequence[int],
+) -> Figure:
+    """Draw each picture, and again under the map of every head of a layer.
+
+    `maps` are [attentions, heads, rows, columns], one per picture; of `attentions` the branch and axis are named.
+    """
+    each = [(of, place, head) for of in range(len(attentions)) for place, head in enumerate(heads)]
+    across, lines = min(len(each), HEADS_PER_ROW), -(-len(each) // HEADS_PER_ROW)
     rows = len(pictures) * lines
     figure = Figure(figsize=(1.15 * (1 + across) + 0.3, 1.3 * rows + 0.9), layout="constrained")
     panels = picture_panels(figure, rows, 1 + across)
-    for number, picture in enumerate(pictures):
+    for number, (picture, shares) in enumerate(zip(pictures, maps, strict=True)):
         show(panels[number * lines, 0], picture.shown, short_name(picture.name, 18))
-        for at, (one, place, head) in enumerate(maps):
+        for at, (of, place, head) in enumerate(each):
+            one = attentions[of]
             axes = panels[number * lines + at // across, 1 + at % across]
-            tinted = under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box)
+            tinted = under_attention(picture.shown, shares[of, place], picture.box)
             where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if len(attentions) > 1 else ""
             show(axes, tinted, f"head {head}{where}")
     _scale(figure, panels, "attention", pictures)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.settings import as_flags
+from vitrail.data.settings import SPLIT, as_flags
 from vitrail.errors import DataError
 from vitrail.ranges import InputSize, size_words
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.decide import decide
 from vitrail.verbs.features import Embedder, Prepare, TrainAndTestImages, open_train_and_test
 from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.reading import READ, read_settings
 
 if TYPE_CHECKING:
     from vitrail.data.item import IndexedSource
@@ -73,9 +74,21 @@ class PlanRequest:
         """Return the seconds for timing one method."""
         return self.seconds * UNITS[name] / sum(UNITS.values())
 
+    @property
+    def objective(self) -> dict[str, str] | None:
+        """The settings of the objective that the labels need; None: the commands choose it."""
+        from vitrail.data.labels.numbers import Numbers
+
+        return {"kind": "regression"} if isinstance(self.splits.train.labels, Numbers) else None
+
+    @property
+    def probed(self) -> dict[str, Any]:
+        """The settings of the data that were asked for and that probes have, too."""
+        return {name: value for name, value in self.reading.items() if name in (*READ, *SPLIT)}
+
     def run(self, *, tunes: bool, tune: str | None) -> Run:
         """Return the run that a command would train, as the command decides it (`vitrail.recipes.decide`)."""
-        settings = {"image_size": self.image_size, "tune": tune}
+        settings = {"image_size": self.image_size, "tune": tune, "objective": self.objective}
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         if self.reading:
             given["data"] = dict(self.reading)
@@ -84,10 +97,10 @@ class PlanRequest:
         log.info("%s", choice)
         return choice.run
 
-    def command(self, *words: str) -> str:
-        """Return a command of `words` with the size of the images and the settings of the data that were asked for."""
+    def command(self, *words: str, data: Data | None = None) -> str:
+        """Return a command with the size of the images and the settings `data` of the data (default: all)."""
         size = [] if self.image_size is None else ["--image-size", *size_words(self.image_size)]
-        return shlex.join(["vitrail", *words, *size, *as_flags(self.settings)])
+        return shlex.join(["vitrail", *words, *size, *as_flags(data or self.settings)])
 
 
 def training_options(request: PlanRequest) -> Iterator[Option]:
@@ -104,13 +117,14 @@ def training_options(request: PlanRequest) -> Iterator[Option]:
     if not isinstance(request.card.config, ResNetConfig):
         methods.append(("attention-only", True, "attention", [*words, "--tune", "attention"]))
     methods.append(("from scratch", False, None, ["train", request.path]))
+    kind = [] if request.objective is None else ["--objective.kind", request.objective["kind"]]
     evaluation = None
     for name, tunes, tune, words in methods:
         run = request.run(tunes=tunes, tune=tune)
         log.info("timing %s", name)
         rehearsal = Rehearsal(run, request.splits)
         speeds = rehearsal.speeds(request.share(name), evaluation)
-        yield _training_option(name, request, rehearsal, speeds, words)
+        yield _training_option(name, request, rehearsal, speeds, [*words, *kind])
         del rehearsal  # before the next network is built
         # tuning the attention alone evaluates the same network
         evaluation = (speeds.answer, speeds.ready) if name == "full fine-tuning" else None
@@ -178,16 +192,23 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     """Yield each method that leaves the network unchanged as an option, timed. Raises DataError and WeightsError."""
     import numpy as np
 
-    from vitrail.data.labels.masks import Masks
+    from vitrail.data.images.bands import bands_to_keep, layouts
     from vitrail.device import choose_device
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
-    images = open_train_and_test(request.weights, request.path, None, request.known, request.reading)
+    images = open_train_and_test(request.weights, request.path, None, request.known, request.probed)
     labels = images.train.labels
     if not isinstance(labels, np.ndarray):
-        of_masks = ". The order by accuracy was measured on classes of whole images" * isinstance(labels, Masks)
-        log.warning("few-shot and linear probe are left out: they need one label for each image%s", of_masks)
+        log.warning("few-shot and linear probe are left out: they need one label for each image")
+        return
+    of_weights = request.card.preprocess.bands
+    if of_weights is None and bands_to_keep(request.settings, layouts(images.train, request.settings.channels)):
+        log.warning(
+            "few-shot and linear probe are left out: %s reads red, green and blue with 8 bits, and these images have "
+            "other bands",
+            request.weights,
+        )
         return
     names = list(images.train.class_names)
     log.info("timing few-shot and linear probe")
@@ -200,7 +221,8 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
         few = partial(fewshot_seconds, counts, len(drawn.draws), len(drawn.l2), classes=len(names))
         why = f"least squares on the features of {len(drawn.rows):,} images, {min(SHOTS)} to {max(SHOTS)} of each class"
         fit = partial(few, test=len(images.test))
-        yield _probe_option("few-shot", ("fewshot", "protocol"), request, images, len(drawn.rows), fit, why)
+        prepare: Prepare = "protocol" if of_weights is None else "model"  # the protocol is one of RGB images
+        yield _probe_option("few-shot", ("fewshot", prepare), request, images, len(drawn.rows), fit, why)
     fit = partial(linear_seconds, len(images.train), classes=len(names), device=choose_device(None))
     why = f"a classifier on the features of {len(images.train):,} images, the best of seven strengths of regularisation"
     yield _probe_option("linear probe", ("linear", "model"), request, images, len(images.train), fit, why)
@@ -226,6 +248,9 @@ def _probe_option(
 
     began = time.perf_counter()
     embedder = Embedder(request.weights, Compute(request.image_size), how[1])
+    words = ["probe", how[0], request.weights, request.path]
+    if how == ("fewshot", "model"):
+        words += ["--prepare", "model"]
     width = embedder.width  # computes once, too
     start = PROBE + request.opening + time.perf_counter() - began
     count = used + len(images.test)
@@ -234,7 +259,7 @@ def _probe_option(
     memory = answering_bytes(request.card.config, request.image_size, min(AT_ONCE, count))
     return Option(
         name=name,
-        command=request.command("probe", how[0], request.weights, request.path),
+        command=request.command(*words, data=read_settings(request.probed, request.path, used=tuple(request.probed))),
         seconds=start + computing + fitting,
         memory_bytes=memory + 4 * count * width,
         images_per_second=1 / each,

@@ -18,6 +18,9 @@ from vitrail.verbs.flags.reading import read_settings
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vitrail.data.labels.sets import Labels
     from vitrail.transfer.recommend import Recommendation
 
 NOTES = 5
@@ -52,6 +55,8 @@ def plan(
         seconds: Time for measuring all methods together, in seconds. A method whose single step takes longer adds
             to it.
     """
+    import numpy as np
+
     from vitrail.recipes.finetune_by_data import WEIGHTS
     from vitrail.recipes.known import Known
     from vitrail.transfer.recommend import METHODS, Situation, recommend
@@ -81,7 +86,9 @@ def plan(
     options.sort(key=lambda option: METHODS.index(option.name))
     same_classes = list(card.class_names) == splits.class_names
     larger = image_size is not None and math.prod(height_width(image_size)) > math.prod(card.config.image_size)
-    seen = Situation(len(splits.train), len(splits.class_names), same_classes and larger)
+    counts = _images_of_classes(splits.train.labels, splits.class_names)
+    labels = None if isinstance(splits.train.labels, np.ndarray) else sum(counts.values())
+    seen = Situation(len(splits.train), len(counts), same_classes and larger, labels)
     found = recommend(seen, options, seconds=request.limit, memory=machine["free_memory_bytes"])
     return replace(found, data=_data(request), machine=machine)
 
@@ -107,13 +114,13 @@ def _machine() -> dict[str, Any]:
 def _data(request: PlanRequest) -> dict[str, Any]:
     """Return the facts about the images that the recommendation depends on."""
     from vitrail.data.images.bands import layouts
-    from vitrail.data.labels.sets import class_counts
 
     splits = request.splits
-    counts = class_counts(splits.train.labels, len(splits.class_names))
+    counts = _images_of_classes(splits.train.labels, splits.class_names)
     sizes = [(one.height, one.width) for one in layouts(splits.train)]
     median = [int(statistics.median(side)) for side in zip(*sizes, strict=True)] if sizes else [0, 0]
-    fewest, most = int(counts.argmin()), int(counts.argmax())
+    by_count = sorted(counts.items(), key=lambda one: one[1]) or [("", 0)]
+    fewest, most = by_count[0], by_count[-1]
     images = {
         name: len(source) for name in ("train", "validation", "test") if (source := getattr(splits, name)) is not None
     }
@@ -121,13 +128,27 @@ def _data(request: PlanRequest) -> dict[str, Any]:
         "path": request.path,
         "kind": splits.report.kind,
         "images": images,
-        "classes": len(splits.class_names),
-        "fewest": [splits.class_names[fewest], int(counts[fewest])],
-        "most": [splits.class_names[most], int(counts[most])],
-        "imbalance": round(float(counts[most] / max(counts[fewest], 1)), 2),
+        "classes": len(counts),
+        "fewest": list(fewest),
+        "most": list(most),
+        "imbalance": round(most[1] / max(fewest[1], 1), 2),
         "median_size": median,
         "notes": splits.report.lines(),
     }
+
+
+def _images_of_classes(labels: Labels, class_names: Sequence[str]) -> dict[str, int]:
+    """Return each class and its number of images, as `class_counts` does. A number is no class, and is left out."""
+    from vitrail.data.labels.numbers import Numbers
+    from vitrail.data.labels.sets import Answers, class_counts
+
+    if isinstance(labels, Numbers):
+        return {}
+    numbers: list[str] = []
+    if isinstance(labels, Answers):
+        numbers = [name for name, part in labels.parts.items() if isinstance(part.labels, Numbers)]
+    counts = class_counts(labels, len(class_names)).tolist()
+    return {name: count for name, count in zip(class_names, counts, strict=True) if name not in numbers}
 
 
 def show(result: Recommendation) -> TerminalPage:
@@ -143,9 +164,9 @@ def show(result: Recommendation) -> TerminalPage:
     busy = f"load {machine['load']}"
     if (machine["load"] or 0) > BUSY * machine["cores"]:
         busy += ": other programs are running, so these times are too long"
+    classes = f"{data['classes']:,} classes, {spread}" if data["classes"] else "numbers"
     lines = [
-        f"images    {data['path']} ({data['kind']}): {held}; {data['classes']:,} classes, {spread}; "
-        f"{height} x {width} px (median)",
+        f"images    {data['path']} ({data['kind']}): {held}; {classes}; {height} x {width} px (median)",
         f"machine   {machine['name']}, {machine['cores']} cores, {machine['precision']}, "
         f"{binary_size(machine['free_memory_bytes'])} free, {busy}",
         *(f"note      {note}" for note in data["notes"][:NOTES]),
