@@ -67,6 +67,7 @@ from vitrail.training.checkpoints import checkpoint
 from vitrail.training.parallel import Replicated
 from vitrail.training.processes import Failed, in_process_group, launch, process_environment
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.weights.load import read_card
 from vitrail.weights.save import save
 
 STEPS = 4
@@ -255,6 +256,8 @@ def at_half(source: Path, target: Path) -> Path:
     """Copy a finished run as it was when it had saved half of its steps."""
     shutil.copytree(source, target)
     shutil.rmtree(target / "checkpoints" / f"step-{STEPS:06d}")
+    if read_card(target / "model" / "best").provenance["step"] > STEPS // 2:  # it was not there yet
+        shutil.rmtree(target / "model" / "best")
     facts = json.loads((target / "run.json").read_text())
     (target / "run.json").write_text(json.dumps({name: facts[name] for name in facts if name != "result"}))
     return target
