@@ -166,11 +166,17 @@ class Tally:
         self.count += 1
 
 
-def stats(data: Data | str | Path) -> Stats:
-    """Count a data set's images and classes and look at the headers of a sample. Raises as `open_path` does."""
+def _opened(data: Data | str | Path) -> tuple[Data, DataSet]:
+    """Return the settings of a data set, and the data set, which says which of them change nothing."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = open_whole(data)
     found.findings.warnings += without_effect(data, found.findings.kind)
+    return data, found
+
+
+def stats(data: Data | str | Path) -> Stats:
+    """Count a data set's images and classes and look at the headers of a sample. Raises as `open_path` does."""
+    data, found = _opened(data)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
         for index in evenly_spaced(len(source), _SAMPLE):
@@ -357,9 +363,7 @@ class Report:
 
 def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | None = None) -> Report:
     """Decode every image of every split and compare their contents. Raises as `open_path` does."""
-    data = data if isinstance(data, Data) else Data(path=str(data))
-    found = open_whole(data)
-    found.findings.warnings += without_effect(data, found.findings.kind)
+    data, found = _opened(data)
     total, look = found.count, partial(_look, decoded=True)
     tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:

@@ -183,9 +183,9 @@ def training(
             loaded, batch = next(batches)
             if number == 0:  # drawn at the size that images grow to, because a person is to recognise them
                 recorder.first_batch(setup.objective.prepare(setup.resize(loaded, 1.0), step=0))
-            rate, decay = (of(number, status.elapsed) for of in (timetable.learning_rate, timetable.weight_decay))
+            rate = timetable.learning_rate(number, status.elapsed)
             with threads or nullcontext():
-                step(batch, number, rate=rate, decay=decay, now=now.step)
+                step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed), now=now.step)
             status.step += 1
             collect(status.step)
 
