@@ -152,8 +152,13 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         optim=Optim(lr=0.02, eps=1e-2),
         accumulate=2,
     ),
-    "masks": lambda run: replace(  # of different numbers of pixels that count
-        of_masks(run, "layers"), optim=Optim(name="sgd", lr=2.0), accumulate=2
+    "masks": lambda run: replace(  # of different numbers of pixels that count; the main process fits the head
+        of_masks(run, "layers"),
+        optim=Optim(name="sgd", lr=2.0),
+        weights=str(Path(run.out) / "base"),
+        vit=Model(segmentation="layers"),
+        probe_head=True,
+        accumulate=2,
     ),
     "queries": lambda run: replace(of_masks(run, "queries"), optim=Optim(name="sgd", lr=1e-3), accumulate=2),
     "float16": lambda run: replace(run, precision="fp16", optim=Optim(lr=0.02, eps=1e-2, clip=0.5), accumulate=2),
@@ -167,7 +172,12 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
 """What is learned, each with another optimiser, average or way to compute."""
 PARTS: dict[str, Callable[[Run], Run]] = {
     part: lambda run, part=part: replace(  # type: ignore[misc]
-        run, weights=str(Path(run.out) / "base"), vit=Model(), tune=part, optim=Optim(lr=0.02, eps=1e-2)
+        run,
+        weights=str(Path(run.out) / "base"),
+        vit=Model(),
+        tune=part,
+        optim=Optim(lr=0.02, eps=1e-2),
+        probe_head=part == "attention",
     )
     for part in ("attention", "head", "lora")
 }
@@ -191,9 +201,9 @@ if MANY:
     TOGETHER += [one for one in more if one not in TOGETHER]
     GOING_ON += [("mixed", "whole-2", "whole", 1), ("mixed", "sharded-2", "whole", 2)]
     GOING_ON += [("mixed", "whole-2", "whole", 4), ("mae", "sharded-2", "sharded", 4)]
-CLOSE = {"float16": 2e-3, "queries": 1e-4}
-"""Largest difference of losses and other numbers, where it is not 1e-5: float16 rounds sums in another order, and
-losses of queries are about 60."""
+CLOSE = {"float16": 2e-3, "queries": 1e-4, "masks": 1e-4}
+"""Largest difference of losses and other numbers, where it is not 1e-5: float16 rounds sums in another order,
+losses of queries are about 60, and a head for masks is fitted in 500 steps."""
 
 
 def few_digits(folder: Path, *, several: bool = False) -> Data:
@@ -363,7 +373,7 @@ def test_every_objective_that_is_registered_is_learned_by_several_processes(tmp_
 def assert_same_end(many: Path, alone: Path, tested: bool, close: float) -> None:
     """Evaluations, result and models of several processes are those of one."""
     seen = [lines(folder, "validation") for folder in (alone, many)]
-    assert len(seen[0]) == 2
+    assert [line["step"] for line in seen[0] if line["step"]] == [STEPS // 2, STEPS]
     for mine, theirs in zip(*seen, strict=True):
         assert mine["count"] == theirs["count"]  # none twice and none left out
         measure = "nll" if "nll" in mine else "loss"

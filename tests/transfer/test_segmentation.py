@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
 from vitrail.data.settings import IGNORED
-from vitrail.transfer.segmentation import PixelScores, TokenClassifier, confusions, fit_tokens, predict_pixels
+from vitrail.training.pixel_head import fit_tokens
+from vitrail.transfer.segmentation import PixelScores, TokenClassifier, confusions, predict_pixels
 
 STEPS = 100
 
@@ -51,6 +52,12 @@ def test_predictions_are_those_of_logits_that_torch_upsamples(
         assert (predict_pixels(model, tokens, *size) == logits[0].argmax(dim=0).numpy()).all()
 
 
+def fitted(tokens: np.ndarray, truth: np.ndarray, seed: int) -> TokenClassifier:
+    model = TokenClassifier(tokens.shape[-1], 3, seed)
+    fit_tokens(model, tokens, truth, steps=STEPS, seed=seed)
+    return model
+
+
 def linear_masks(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [N, 6, 6, 8], and masks [N, 12, 12] whose class is the largest of three linear functions of a token."""
     directions = np.linalg.qr(np.random.default_rng(9).normal(size=(8, 8)))[0][:3]
@@ -66,18 +73,16 @@ def test_a_mask_that_is_a_linear_function_of_tokens_is_recovered() -> None:
     hidden = truth.copy()
     hidden[:, :4] = IGNORED
     hidden[0] = IGNORED
-    model = fit_tokens(tokens, hidden, 3, steps=STEPS, seed=1)
+    model = fitted(tokens, hidden, 1)
     asked, expected = linear_masks(8, 1)
     with torch.inference_mode():
         found = model(torch.from_numpy(asked)).argmax(dim=1).numpy()
     assert (found == expected[:, ::2, ::2]).all()
-    again = fit_tokens(tokens, hidden, 3, steps=STEPS, seed=1)
+    again = fitted(tokens, hidden, 1)
     assert all(
         torch.equal(*pair) for pair in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
     )
-    shuffled = fit_tokens(
-        np.random.default_rng(0).permutation(tokens.reshape(-1, 8)).reshape(tokens.shape), hidden, 3, steps=STEPS
-    )
+    shuffled = fitted(np.random.default_rng(0).permutation(tokens.reshape(-1, 8)).reshape(tokens.shape), hidden, 0)
     with torch.inference_mode():
         guessed = shuffled(torch.from_numpy(asked)).argmax(dim=1).numpy()
     assert (guessed == expected[:, ::2, ::2]).mean() < 0.6

@@ -42,20 +42,50 @@ class PixelHead(nn.Module, ABC):
         """
 
 
-class LinearPixels(PixelHead):
+class MappedPixels(PixelHead):
+    """A head that reads maps of the network's tokens, once."""
+
+    @property
+    @abstractmethod
+    def first(self) -> nn.Linear | nn.Conv2d:
+        """The layer that reads the maps."""
+
+    def forward(self, network: Any, images: Tensor) -> Tensor:
+        """See `PixelHead`."""
+        return self.classify(self.maps(network, images))
+
+    @abstractmethod
+    def maps(self, network: Any, images: Tensor) -> Tensor:
+        """Return the tokens that the head reads, [batch, width, rows, columns]."""
+
+    @abstractmethod
+    def classify(self, maps: Tensor) -> Tensor:
+        """Return the logits of `maps`."""
+
+
+class LinearPixels(MappedPixels):
     """See the module, "linear". It starts at zero, as classifiers do."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.linear = zero_linear(config.width, config.classes)
 
-    def forward(self, network: Any, images: Tensor) -> Tensor:
-        """See `PixelHead`."""
+    @property
+    def first(self) -> nn.Linear:
+        """See `MappedPixels`."""
+        return self.linear
+
+    def maps(self, network: Any, images: Tensor) -> Tensor:
+        """See `MappedPixels`."""
         (tokens,) = network.intermediate(images, norm=True)
-        return _classified(self.linear, tokens)
+        return tokens
+
+    def classify(self, maps: Tensor) -> Tensor:
+        """See `MappedPixels`."""
+        return _classified(self.linear, maps)
 
 
-class LayeredPixels(PixelHead):
+class LayeredPixels(MappedPixels):
     """See the module, "layers". Its last layer starts at zero."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -66,9 +96,18 @@ class LayeredPixels(PixelHead):
         self.enlarge = nn.ModuleList(_Enlarge(width) for _ in range(DOUBLED))
         self.linear = zero_linear(width, config.classes)
 
-    def forward(self, network: Any, images: Tensor) -> Tensor:
-        """See `PixelHead`."""
-        maps = self.reduce(torch.cat(network.intermediate(images, self.layers, norm=True), dim=1))
+    @property
+    def first(self) -> nn.Conv2d:
+        """See `MappedPixels`."""
+        return self.reduce
+
+    def maps(self, network: Any, images: Tensor) -> Tensor:
+        """See `MappedPixels`."""
+        return torch.cat(network.intermediate(images, self.layers, norm=True), dim=1)
+
+    def classify(self, maps: Tensor) -> Tensor:
+        """See `MappedPixels`."""
+        maps = self.reduce(maps)
         for enlarge in self.enlarge:
             maps = enlarge(maps)
         return _classified(self.linear, maps)

@@ -166,18 +166,20 @@ def _fine_tuning(asked: Asked, known: Known) -> Choice:
     if not (network := known.network(wanted)).blocks:
         wanted, _ = asked.applied_to(replace(base, optim=replace(base.optim, layer_decay=None)))
     splits, data = known.splits_of(wanted), known.training_set(wanted)
-    one_class = task_for(splits.train.labels).name == "classes"
+    kind = task_for(splits.train.labels).name
+    one_class = kind == "classes"
     single = one_class and wanted.supervised and not wanted.objective.numbers
     framed = known.framing(wanted) if single and wanted.preprocess is None and not wanted.keeps_classes else None
     timed = known.seen_in_time(wanted if framed is None else replace(wanted, preprocess=framed[0]))
     seen = min((count for count in (timed, _given_length(wanted, data.images)) if count is not None), default=None)
     drawn = wanted.vit.init is not None or bool(getattr(wanted.objective, "head_bias", 0.0))
-    linear = single and not (wanted.keep_head or wanted.keeps_classes or drawn or network.own_head)
+    new = not (wanted.keep_head or wanted.keeps_classes or drawn or network.own_head)
+    maps = new and kind == "segmentation" and wanted.supervised and not network.queries
     counts = class_counts(splits.train.labels, len(splits.class_names))  # with --classes add, some have no image
     length = wanted.duration
     steps = max(int(length.value), 1) if isinstance(length, Steps) and wanted.batch_size is None else None
     classes = int(np.count_nonzero(counts)) if one_class else len(counts)
-    task = FineTuning(data, classes, network, seen, timed, linear, steps)
+    task = FineTuning(data, classes, network, seen, timed, single and new, maps, steps)
     advice = advise(task)
     advised, reasons = advice.run, dict(advice.why)
     if framed is not None:

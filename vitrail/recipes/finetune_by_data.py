@@ -63,6 +63,8 @@ class Pretrained:
     """Whether it was pre-trained with labels."""
     own_head: bool = False
     """Whether the classifier is of the user's own."""
+    queries: bool = False
+    """Whether the class of each pixel is told by queries, not by a head that reads maps of tokens."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class FineTuning:
     """Number of images that the time limit alone allows; None: no time limit."""
     linear: bool = True
     """Whether it has a new linear classifier that learns one class of each image, so that a linear probe can begin."""
+    maps: bool = False
+    """Whether it has a new head that learns the class of each pixel from maps of tokens, so that it can be fitted."""
     steps: int | None = None
     """Length in steps that the user gave without a batch size; None: another length, or none."""
 
@@ -121,7 +125,7 @@ def advise(task: FineTuning) -> Advice:
         image_size=side if "image_size" in why else None,
         duration=Epochs(passes),
         batch_size=batch,
-        probe_head=task.linear and task.each >= 2,  # one image of a class is held out to choose the penalty
+        probe_head=task.maps or (task.linear and task.each >= 2),  # one image of a class is held out: see `fit_probe`
     )
     if task.network.blocks and (tune := best_tuned(task.each)) != run.tune:
         run = replace(run, tune=tune)

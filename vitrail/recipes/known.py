@@ -55,7 +55,8 @@ class Known(OpenedData):
         if isinstance(config, ResNetConfig):
             width = config.width * 2 ** (len(config.units) + 1)
             return Pretrained(width, 0, side, config.classes > 0, own_head)
-        return Pretrained(config.width, config.depth, side, config.classes > 0, own_head)
+        head = getattr(config, "segmentation", "") if run.vit.segmentation is None else run.vit.segmentation
+        return Pretrained(config.width, config.depth, side, config.classes > 0, own_head, head == "queries")
 
     def framing(self, run: Run) -> tuple[Preparation, str] | None:
         """Return how images are best prepared for the weights of `run`, and the reason; None where nothing is tried.

@@ -73,7 +73,6 @@ class SegmentationTask(Task[PixelResults]):
             "data.sampler": run.data.sampler != "uniform",
             "knn": run.knn,
             "fewshot": run.fewshot,
-            "probe_head": run.probe_head,
             "augment_on device": run.augment_on == "device",
             "decode_on device": run.decode_on == "device",
         }

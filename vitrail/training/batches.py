@@ -88,8 +88,8 @@ def micro_batch(run: Run) -> int:
     return -(-run.batch_size // (world.size() * (run.accumulate or 1)))
 
 
-def evaluation_loader(run: Run, source: IndexedSource) -> Loader:
-    """Return a loader of this process's share of `source` without augmentation, each image once."""
+def evaluation_loader(run: Run, source: IndexedSource, *, whole: bool = False) -> Loader:
+    """Return a loader of this process's share of `source`, or of the `whole`, without augmentation, each image once."""
     assert isinstance(run.preprocess, Preprocess)
     return Loader(
         source,
@@ -98,7 +98,7 @@ def evaluation_loader(run: Run, source: IndexedSource) -> Loader:
         batch_size=2 * micro_batch(run),  # fits in memory, because no activations are kept for a backward pass
         shuffle=False,
         drop_last=False,
-        **_common(run),
+        **_common(run) | ({"rank": 0, "world": 1} if whole else {}),
     )
 
 

@@ -144,7 +144,7 @@ def training(
         status, threads = state.status, ThreadCount.of(run, setup.decision.device, progress.say)
         for where in folder.track(run, status.step) or ():
             progress.say(where)
-        if not status.step and (told := begin_classifier(setup, clock.left / 2)):
+        if not status.step and (told := begin_classifier(setup, clock.left / 2, progress.say)):
             progress.say(told)
         if warning := clock.start():
             progress.say(warning)

@@ -16,6 +16,7 @@ class, half of them are taken for new classes. So neither kind takes all: the me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.data.item import UNKNOWN, IndexedSource, Subset
+from vitrail.data.labels.masks import Masks
 from vitrail.training.assemble import Setup
 from vitrail.training.classes import ClassChange
+from vitrail.training.pixel_head import start_fitted
 from vitrail.training.probe_head import MOST, frozen_features, set_whole, start_as_probe
 from vitrail.weights.load import load
 
@@ -36,13 +39,14 @@ ITERATIONS = 100
 """Maximum number of iterations of L-BFGS."""
 
 
-def begin_classifier(setup: Setup, seconds: float) -> str:
+def begin_classifier(setup: Setup, seconds: float, say: Callable[[str], None]) -> str:
     """Set the classifier of a run that starts as a linear probe or keeps classes. Return what was done; "" for others.
 
-    seconds: See `start_as_probe`.
+    seconds, say: See `start_fitted`.
     """
     if setup.run.probe_head:
-        return start_as_probe(setup, seconds)
+        masks = isinstance(setup.splits.train.labels, Masks)
+        return start_fitted(setup, seconds, say) if masks else start_as_probe(setup, seconds)
     if setup.change is None:
         return ""
     told, setup.state.status.before = fit_rows(setup)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ SMOOTHING = 0.2
 """Label smoothing of the loss that decides how certain the classifier is at first. At its optimum the true class has
 about this much less than all of the probability."""
 
+BOTH = (
+    "probe_head fits a new classifier, and keep_head keeps that of the weights: set --no-probe-head or --no-keep-head"
+)
+
 
 def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     """Set the classifier of a run to a linear probe on its training images. Return what was done, in words.
@@ -52,10 +57,7 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     run, model, train = setup.run, setup.objective.model, setup.splits.train
     heads = [head for head in (getattr(model, name, None) for name in ("head", "head_dist")) if head is not None]
     if run.keep_head:
-        raise UsageError(
-            "probe_head fits a new classifier, and keep_head keeps that of the weights: set --no-probe-head or "
-            "--no-keep-head"
-        )
+        raise UsageError(BOTH)
     single = run.supervised and task_for(train.labels).name == "classes"
     # one of the user's own may be a kind of nn.Linear that computes something else
     linear = all(isinstance(head, nn.Linear) and not is_own_part(head) for head in heads)
@@ -85,13 +87,21 @@ def start_as_probe(setup: Setup, seconds: float = math.inf) -> str:
     )
 
 
+@contextmanager
+def whole_network(setup: Setup) -> Iterator[nn.Module]:
+    """Context of the network of a run, whole where its weights are sharded; all processes must enter it."""
+    objective, weights = setup.network.for_evaluation(setup.average)
+    with weights.swapped():
+        yield objective.model
+
+
 def frozen_features(setup: Setup, run: Run, source: IndexedSource) -> tuple[np.ndarray, np.ndarray]:
     """Return the features, float32 [N, width], and classes, int64 [N], of the labelled images of `source`.
 
     They are those of the network of `setup`, and of images as `run` prepares them for evaluation.
     """
-    with closing(evaluation_loader(run, source)) as loader:
-        found = extract(setup.objective.model, loader, setup.splits.class_names, precision=run.precision)
+    with closing(evaluation_loader(run, source)) as loader, whole_network(setup) as network:
+        found = extract(network, loader, setup.splits.class_names, precision=run.precision)
     return found.labelled("training")
 
 

@@ -351,8 +351,8 @@ class Run(Settings):
     that are named, or without those of no image. With all but replace, the classifier keeps the rows of its classes."""
     probe_head: bool = False
     """Fit the new classifier to the features of the frozen network before the first step (a linear probe), instead of a
-    zero one. It is evaluated like any later model, so the best model is never worse than the probe. BatchNorms keep the
-    statistics of the weights, with which the probe was fitted."""
+    zero one; with masks, the head for pixels. It is evaluated like any later model, so the best model is never worse
+    than the probe. BatchNorms keep the statistics of the weights, with which the probe was fitted."""
     tune: Tune = "all"
     """Which part of the pretrained network is trained; the classifier always is. Checkpoints store only the trained
     part. lora: updates of low rank, which are added to the weights afterwards."""

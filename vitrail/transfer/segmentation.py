@@ -24,26 +24,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.images.masked import nearest
 from vitrail.data.images.pixels import picture
 from vitrail.data.item import IndexedSource, evenly_spaced
 from vitrail.data.labels.masks import Masks
-from vitrail.data.loading.order import stream
 from vitrail.data.settings import IGNORED
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import confusion_counts
 from vitrail.evaluation.feature_files import growing_npy
 from vitrail.evaluation.pixel_scores import PixelNumbers, pixel_classes
-from vitrail.objective.segmentation import enlarged
-
-LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-4, 16
-WARMUP = 1_500 / 40_000
-"""Share of the steps in which the learning rate rises."""
-BATCHES = 29
-"""Purpose of a random stream (the others are in `vitrail.data`)."""
+from vitrail.training.pixel_head import fit_tokens
 
 
 class TokenClassifier(nn.Module):
@@ -63,53 +55,6 @@ class TokenClassifier(nn.Module):
         """See the class."""
         logits: Tensor = self.linear(self.norm(tokens.movedim(-1, 1)))
         return logits
-
-
-@fast_float32()
-def fit_tokens(
-    tokens: np.ndarray,
-    truth: np.ndarray,
-    classes: int,
-    *,
-    steps: int,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
-) -> TokenClassifier:
-    """Return the classifier, in eval mode, that is trained on tokens float32 [N, rows, columns, width].
-
-    `truth` uint8 [N, H, W] are the classes of the pixels of each image, IGNORED where they do not count. Both may be
-    memory maps: only batches are read. `progress(step, steps)` is called after each step.
-    """
-    model = TokenClassifier(tokens.shape[-1], classes, seed).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), LR, weight_decay=WEIGHT_DECAY)
-    for step, rows in zip(range(steps), _batches(len(tokens), seed), strict=False):
-        for group in optimiser.param_groups:
-            group["lr"] = LR * _factor(step, steps)
-        wanted = torch.from_numpy(truth[rows]).to(device).long()
-        logits = enlarged(model(torch.from_numpy(tokens[rows]).to(device)), wanted)
-        loss = F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
-        optimiser.zero_grad()
-        (loss / (wanted != IGNORED).sum().clamp(min=1)).backward()
-        optimiser.step()
-        if progress is not None:
-            progress(step + 1, steps)
-    return model.eval()
-
-
-def _factor(step: int, steps: int) -> float:
-    """Return the learning rate of a step as a share of the highest one."""
-    return min(1.0, (step + 1) / max(WARMUP * steps, 1)) * (1 - step / steps)
-
-
-def _batches(count: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the rows of each batch, ascending, epoch after epoch; the last ones of an epoch are left out."""
-    epoch, size = 0, min(BATCH, count)
-    while True:
-        order = stream(seed, epoch, 0, BATCHES).permutation(count)
-        for begin in range(0, count - size + 1, size):
-            yield np.sort(order[begin : begin + size])
-        epoch += 1
 
 
 @torch.inference_mode()
@@ -200,9 +145,8 @@ def probe_segmentation(
     """
     masks, classes = _masks(validation), len(train.class_names)
     with _stored(train, embed, size) as learned:
-        model = fit_tokens(
-            learned.tokens, learned.truth, classes, steps=steps, seed=seed, device=device, progress=progress
-        )
+        model = TokenClassifier(learned.tokens.shape[-1], classes, seed).to(device)
+        fit_tokens(model, learned.tokens, learned.truth, steps=steps, seed=seed, progress=progress)
     confusion, examples = np.zeros((classes, classes), dtype=np.int64), []
     with _stored(validation, embed) as asked:
         drawn = set(evenly_spaced(len(asked.images), DRAWN))
