@@ -60,7 +60,7 @@ from vitrail.objective.settings import (
     Tokenizer,
 )
 from vitrail.objective.tokenizer import ImageTokenizer
-from vitrail.training import loop, processes
+from vitrail.training import loop, pixel_head, processes
 from vitrail.training import step as stepping
 from vitrail.training import validation as evaluation
 from vitrail.training.checkpoints import checkpoint
@@ -184,11 +184,14 @@ PARTS: dict[str, Callable[[Run], Run]] = {
 """What of a trained network is tuned, while the rest stays."""
 
 
+WHOLE = ("mixed", "sinkhorn", "dinov2", "masks", "answers", "float16", "lora", "small")
+"""What is always learned by processes that hold all weights, too. The sums over processes are those of shards."""
 TOGETHER = [
-    *((name, way, 2) for name in (*OBJECTIVES, *PARTS) for way in ("whole", "sharded")),
+    *((name, "sharded", 2) for name in (*OBJECTIVES, *PARTS)),
+    *((name, "whole", 2) for name in WHOLE),
     *(("mixed", "hybrid", 4), ("small", "hybrid", 4), ("mae", "hybrid", 4), ("small", "whole", 4)),
 ]
-"""What is learned, in which way, by how many processes: each objective and part, sharded and not."""
+"""What is learned, in which way, by how many processes: each objective and part, sharded."""
 GOING_ON = [
     *(("mixed", "sharded-2", "whole", 1), ("mixed", "whole-2", "sharded", 2), ("mae", "sharded-2", "whole", 2)),
     *(("mixed", "sharded-2", "sharded", 4), ("attention", "sharded-2", "sharded", 2)),
@@ -197,13 +200,13 @@ GOING_ON = [
 ]
 """What was begun in one way by so many processes, and ended in another by others."""
 if MANY:
-    more = [(name, way, 4) for name in (*OBJECTIVES, *PARTS) for way in ("whole", "sharded")]
+    more = [(name, way, size) for name in (*OBJECTIVES, *PARTS) for way in ("whole", "sharded") for size in (2, 4)]
     TOGETHER += [one for one in more if one not in TOGETHER]
     GOING_ON += [("mixed", "whole-2", "whole", 1), ("mixed", "sharded-2", "whole", 2)]
     GOING_ON += [("mixed", "whole-2", "whole", 4), ("mae", "sharded-2", "sharded", 4)]
-CLOSE = {"float16": 2e-3, "queries": 1e-4, "masks": 1e-4}
-"""Largest difference of losses and other numbers, where it is not 1e-5: float16 rounds sums in another order,
-losses of queries are about 60, and a head for masks is fitted in 500 steps."""
+CLOSE = {"float16": 2e-3, "queries": 1e-4}
+"""Largest difference of losses and other numbers, where it is not 1e-5: float16 rounds sums in another order, and
+losses of queries are about 60."""
 
 
 def few_digits(folder: Path, *, several: bool = False) -> Data:
@@ -230,6 +233,7 @@ def answers_of_images(folder: Path) -> Data:
 
 def of_masks(run: Run, head: str) -> Run:
     """The class of each pixel."""
+    pixel_head.STEPS = 20  # in each process; after more of them rounding shows
     data = Data(str(Path(run.out) / "masks"), test="none")
     return replace(run, data=data, objective=Segmentation(), vit=replace(run.vit, segmentation=head))
 
