@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import record
 from benchmarks.adviser import write_images, write_list
@@ -66,10 +67,15 @@ def measured(
     return {name: round(100 * value, 2) for name, value in found.items()}
 
 
-def summary(rows: list[Cell], measure: str) -> list[tuple[str, ...]]:
-    """Return the table of a measure: mean and standard deviation over seeds."""
-    of_measure = [{**row, "accuracy": row[measure]} for row in rows if measure in row]
-    return record.seeds_table(of_measure, {"set": "set"}, "way", list(WAYS))
+def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of the measures: mean and standard deviation over seeds."""
+    each = [
+        {**row, "measure": title, "accuracy": row[measure]}
+        for measure, title in MEASURES.items()
+        for row in document["rows"]
+        if measure in row
+    ]
+    return record.seeds_table(each, {"set": "set", "measure": "measure"}, "way", list(WAYS))
 
 
 def main() -> None:
@@ -98,8 +104,7 @@ def main() -> None:
                 length = options.epochs if changes is not None else 0
                 compute = partial(measured, options.start, changes, data, masks, options.epochs, seed)
                 rows.append({**key, **(cells.train(compute, **key, epochs=length) or {})})
-    for measure, title in MEASURES.items():
-        record.print_lines(title, summary(rows, measure))
+    record.print_lines("frozen features", summary({"rows": rows}))
     cells.say_missing()
     record.save("continued", options, rows=rows)
 

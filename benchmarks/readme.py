@@ -18,6 +18,7 @@ from benchmarks import (
     audit,
     class_change,
     compare,
+    continued,
     dedup,
     finetune_default,
     first_run,
@@ -28,8 +29,10 @@ from benchmarks import (
     memory,
     multi_label,
     record,
+    segmentation,
     several,
     several_answers,
+    shapes,
     shipped,
     transfer,
 )
@@ -286,6 +289,17 @@ def gpu(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
+
+
+def shape_speeds(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows of the steps with images of several shapes."""
+    rows = [
+        (row["network"], row["way"], f"{row['images_per_second']:,.1f}", ratio(row["over_pad"]))
+        for row in document["speeds"]
+    ]
+    return [("network", "way", "images/s", "over padded images"), *rows]
+
+
 TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "train_step": ("Training step", train_step),
     "tokens": ("Training step by number of tokens", tokens),
@@ -315,6 +329,9 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "several": ("Several runs as one", several.summary),
     "several_answers": ("One network for several answers", several_answers.summary),
     "class_change": ("Classes that are added", class_change.summary),
+    "shapes": ("Images of any shape", shapes.summary, shape_speeds),
+    "segmentation": ("The class of each pixel", segmentation.summary),
+    "continued": ("Learning on without labels", continued.summary),
     "dedup": ("Copies among images that look alike", dedup.summary),
     "inspect": ("Memory of looking inside", inspect),
     "soak": ("Long runs", soak),

@@ -12,10 +12,10 @@ It takes about two hours on one core: 1.5 to 4.5 minutes for each of 36 runs.
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 from PIL import Image
 
@@ -106,6 +106,12 @@ def measured(way: str, data: Path, void: str, weights: str, size: str, epochs: f
     return {"miou": round(100 * found["miou"], 2), "pixel_accuracy": round(100 * found["pixel_accuracy"], 2)}
 
 
+def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of mean IoU: mean and standard deviation over seeds."""
+    rows = [{**row, "accuracy": row["miou"]} for row in document["rows"] if "miou" in row]
+    return record.seeds_table(rows, {"way": "way"}, "set", list(SETS))
+
+
 def main() -> None:
     """Run what the log lacks, print the table and write results/segmentation.json."""
     parser = arguments(__doc__, LOG)
@@ -122,16 +128,12 @@ def main() -> None:
         data = drawn(name, options.clones, options.cache)
         for way in WAYS:
             key = {"set": name, "way": way, "from": options.weights, "image_size": options.image_size}
-            found = []
             for seed in options.seeds:
                 how = (way, data, void, options.weights, options.image_size, options.epochs, seed)
                 compute = partial(measured, *how)
-                found.append(cells.train(compute, **key, seed=seed, images=TRAIN, epochs=options.epochs))
-            mious = [one["miou"] for one in found if one is not None]
-            if mious:
-                spread = f" ± {statistics.stdev(mious):.1f}" if len(mious) > 1 else ""
-                print(f"{name}, {way}: mean IoU {statistics.mean(mious):.1f}{spread} %", flush=True)
-            rows += [{**key, "seed": seed, **(one or {})} for seed, one in zip(options.seeds, found, strict=True)]
+                found = cells.train(compute, **key, seed=seed, images=TRAIN, epochs=options.epochs)
+                rows.append({**key, "seed": seed, **(found or {})})
+    record.print_lines("mean IoU, %", summary({"rows": rows}))
     cells.say_missing()
     record.save("segmentation", options, rows=rows)
 

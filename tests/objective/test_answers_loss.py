@@ -210,6 +210,13 @@ class Known(Metric):
         return float(found.known.sum())
 
 
+class OfClasses(Known):
+    """One that needs a class of each image."""
+
+    def value(self, found: Results) -> float:
+        return float(found.class_accuracy.min())  # type: ignore[attr-defined]
+
+
 REFUSED = {
     "sampler": (Run(data=Data(sampler="balanced")), r"data\.sampler: not possible with several answers"),
     "fold": (Run(data=Data(fold="1/2")), r"data\.fold"),
@@ -316,6 +323,8 @@ def test_each_answer_is_measured_on_the_images_that_have_it(tmp_path: Path) -> N
     assert numbers["score"] == pytest.approx(score)
     assert Metric(name="mae", answer="grams").measured(found) == numbers["grams.mae"]
     assert Known(answer="tags").measured(found) == 5
+    with pytest.raises(UsageError, match=r"OfClasses is not for numbers: .*'class_accuracy'.*for r2, .*prediction"):
+        OfClasses(answer="grams").measured(found)
 
     save_results(tmp_path / "a.npz", found)
     again = load_results(tmp_path / "a.npz", names)

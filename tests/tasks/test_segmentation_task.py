@@ -188,7 +188,7 @@ class OfClasses(Metric):
         ),
         (
             dict(metric=OfClasses()),
-            r"OfClasses is not for masks: 'PixelResults' object has no attribute 'class_accuracy'",
+            r"OfClasses is not for segmentation: 'PixelResults' object has no attribute 'class_accuracy'.*miou.*pixels",
         ),
         (dict(knn=5), "knn.*does not work with masks"),
         (dict(model="R50x1", vit=Model()), "Vision Transformer"),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitrail.errors import UsageError
-from vitrail.import_path import Extensible, is_own
+from vitrail.import_path import Extensible, import_path, is_own
+from vitrail.words import listing
 
 if TYPE_CHECKING:
     from vitrail.evaluation.results import Results
@@ -129,13 +130,27 @@ class Metric(Extensible, section="metric"):
         return float(getattr(found, self.name))
 
     def measured(self, found: Results) -> float:
-        """Return `value` of the results, or of those of `answer` alone. Raises UsageError if no image has it."""
-        if self.answer is None:
+        """Return `value` of the results, or of those of `answer` alone.
+
+        Raises UsageError if no image has it, or if a metric of the user's own reads what these results do not have.
+        """
+        if self.answer is not None:
+            parts: Mapping[str, Results] = getattr(found, "parts", {})
+            if self.answer not in parts:
+                raise UsageError(
+                    f"metric.answer is {self.answer!r}, which no image has that is evaluated: name another"
+                )
+            found = parts[self.answer]
+        try:
             return self.value(found)
-        parts: Mapping[str, Results] = getattr(found, "parts", {})
-        if self.answer not in parts:
-            raise UsageError(f"metric.answer is {self.answer!r}, which no image has that is evaluated: name another")
-        return self.value(parts[self.answer])
+        except AttributeError as error:
+            if error.obj is not found:
+                raise
+            has = listing(list(vars(found)), quoted=False)
+            raise UsageError(
+                f"the metric {import_path(type(self))} is not for {found.task}: {error}. Leave it out, for "
+                f"{found.headline}, or read what these results have: {has}"
+            ) from error
 
     def rank(self, value: float) -> float:
         """Return how good a value is: larger is better."""

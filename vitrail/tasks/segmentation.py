@@ -22,7 +22,6 @@ from vitrail.evaluation.classify import BEST_CLASSES, check_rows
 from vitrail.evaluation.metric import PIXELS, Metric, metric_in_words
 from vitrail.evaluation.pixel_scores import STORED, TRUE, PixelResults, score_pixels
 from vitrail.files import replacing_text
-from vitrail.import_path import import_path
 from vitrail.objective.settings import Segmentation, Supervised
 from vitrail.tasks.prediction import Prediction
 from vitrail.tasks.task import PredictedColumns, Task, shown_names
@@ -82,8 +81,8 @@ class SegmentationTask(Task[PixelResults]):
         if metric.name not in PIXELS and type(metric) is Metric:
             why["metric.name"] = f"miou, the mean intersection over union: {metric.name} needs one label for each image"
             metric = replace(metric, name="miou")
-        if type(metric) is not Metric:
-            _check_metric(metric)
+        if type(metric) is not Metric:  # one of the user's own may need classes of whole images: it is tried on a mask
+            metric.measured(PixelResults(["0", "1"], np.arange(1), np.ones((1, 3, 2), dtype=np.int64), np.zeros(1)))
         if preprocess is None or preprocess.resize is None:
             why["preprocess"] = "squash: each pixel of an image gets a class"
             preprocess = replace(preprocess or Preparation(), resize="squash")
@@ -209,18 +208,6 @@ class SegmentationTask(Task[PixelResults]):
     def sentence(self, numbers: Mapping[str, float], classes: int) -> str:
         """See `Task`."""
         return f"{', '.join(metric_in_words(name, numbers[name]) for name in PIXELS)}, loss {numbers['loss']:.4f}"
-
-
-def _check_metric(metric: Metric) -> None:
-    """Raise UsageError for a metric of the user's own that needs classes of whole images: it is tried on a mask."""
-    tried = PixelResults(["0", "1"], np.arange(1), np.ones((1, 3, 2), dtype=np.int64), np.zeros(1))
-    try:
-        metric.value(tried)
-    except AttributeError as error:
-        raise UsageError(
-            f"the metric {import_path(type(metric))} is not for masks: {error}. Leave it out, for miou, or read "
-            "the numbers of pixels of each image and class, found.pixels"
-        ) from error
 
 
 def _rows(found: PixelResults) -> list[tuple[str, int, float]]:
