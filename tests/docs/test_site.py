@@ -81,7 +81,7 @@ def test_commands_inside_sentences_are_accepted() -> None:
 
 def test_flags_inside_sentences_exist() -> None:
     known = [flag for verb in VERBS.values() for flag in flags_of(verb.load()[1])]
-    named = {word for flag in known for word in (*flag.words, *(flag.opposites if flag.default is True else ()))}
+    named = {word for flag in known for word in (*flag.words, *flag.opposites)}
     flags = {(page, text.split()[0].partition("=")[0]) for page, text in INLINE if text.startswith("--")}
     assert {(page, flag) for page, flag in flags if flag not in named | FOREIGN} == set()
 
