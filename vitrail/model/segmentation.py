@@ -93,7 +93,7 @@ class LayeredPixels(MappedPixels):
         self.layers = min(LAYERS, config.depth)
         width = min(WIDTH, config.width)
         self.reduce = nn.Conv2d(self.layers * config.width, width, 1)
-        self.enlarge = nn.ModuleList(_Enlarge(width) for _ in range(DOUBLED))
+        self.enlarge = nn.ModuleList(_Convolved(width) for _ in range(DOUBLED))
         self.linear = zero_linear(width, config.classes)
 
     @property
@@ -108,9 +108,11 @@ class LayeredPixels(MappedPixels):
     def classify(self, maps: Tensor) -> Tensor:
         """See `MappedPixels`."""
         maps = self.reduce(maps)
-        for enlarge in self.enlarge:
-            maps = enlarge(maps)
-        return _classified(self.linear, maps)
+        *first, last = self.enlarge
+        for convolved in first:
+            maps = _doubled(convolved(maps))
+        # the classifier comes before the last doubling: they commute, and classes are fewer than channels
+        return _doubled(_classified(self.linear, last(maps)))
 
 
 def _classified(linear: nn.Linear, maps: Tensor) -> Tensor:
@@ -119,8 +121,13 @@ def _classified(linear: nn.Linear, maps: Tensor) -> Tensor:
     return logits.permute(0, 3, 1, 2)
 
 
-class _Enlarge(nn.Module):
-    """3 x 3 convolution, norm and GELU, then twice the sides: [batch, width, h, w] -> [batch, width, 2 h, 2 w]."""
+def _doubled(maps: Tensor) -> Tensor:
+    """[batch, width, h, w] -> [batch, width, 2 h, 2 w]"""
+    return nn.functional.interpolate(maps, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+class _Convolved(nn.Module):
+    """3 x 3 convolution, norm and GELU: [batch, width, h, w] -> the same."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -129,5 +136,4 @@ class _Enlarge(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """See the class."""
-        maps = nn.functional.gelu(self.norm(self.conv(maps)))
-        return nn.functional.interpolate(maps, scale_factor=2, mode="bilinear", align_corners=False)
+        return nn.functional.gelu(self.norm(self.conv(maps)))
