@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -204,6 +205,8 @@ if MANY:
     TOGETHER += [one for one in more if one not in TOGETHER]
     GOING_ON += [("mixed", "whole-2", "whole", 1), ("mixed", "sharded-2", "whole", 2)]
     GOING_ON += [("mixed", "whole-2", "whole", 4), ("mae", "sharded-2", "sharded", 4)]
+FEW_STEPS = patch.object(pixel_head, "STEPS", 20)
+"""Of a head for masks: after more of them rounding shows."""
 CLOSE = {"float16": 2e-3, "queries": 1e-4}
 """Largest difference of losses and other numbers, where it is not 1e-5: float16 rounds sums in another order, and
 losses of queries are about 60."""
@@ -233,7 +236,6 @@ def answers_of_images(folder: Path) -> Data:
 
 def of_masks(run: Run, head: str) -> Run:
     """The class of each pixel."""
-    pixel_head.STEPS = 20  # in each process; after more of them rounding shows
     data = Data(str(Path(run.out) / "masks"), test="none")
     return replace(run, data=data, objective=Segmentation(), vit=replace(run.vit, segmentation=head))
 
@@ -290,7 +292,7 @@ def together(out: Path) -> NoReturn:
     """What each process of a group does: every objective, and the second half of what two processes began."""
     # TorchInductor's minutes are those of `test_step`; what it gets to compile is cut by hooks here as there
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
-    with in_process_group():
+    with in_process_group(), FEW_STEPS:
         if not world.is_main():
             evaluation.load = None  # as where each machine has a folder of its own
         learned = {**OBJECTIVES, **PARTS}
@@ -347,8 +349,9 @@ def make_runs(out: Path) -> None:
     ImageTokenizer(Tokenizer(codes=12, width=8, depth=1), 4).save(out / "tokenizer")
     save(build(ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7)), out / "base")
     write_masks(out / "masks", 113)
-    for name, change in {**OBJECTIVES, **PARTS}.items():
-        loop.fit(change(tiny(out, name=f"{name}-whole-1")))
+    with FEW_STEPS:
+        for name, change in {**OBJECTIVES, **PARTS}.items():
+            loop.fit(change(tiny(out, name=f"{name}-whole-1")))
     for size in (2, 4):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
