@@ -2,6 +2,7 @@
 
 The reason is that of `vitrail.training.probe_head`. The tokens of the training images are computed once. The part of
 the head behind them learns from them, with a BatchNorm in front of it, which is a part of its first layer afterwards.
+Rates, decay and batch are those of DINOv2's linear segmentation probe (`vitrail.transfer.segmentation`).
 """
 
 from __future__ import annotations
