@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,7 @@ from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.ahead import ahead
 from vitrail.evaluation.classify import applied
-from vitrail.model.head import build_heads
 from vitrail.model.segmentation import MappedPixels
-from vitrail.model.vit import ViT
 from vitrail.objective.segmentation import enlarged
 from vitrail.training.assemble import Setup
 from vitrail.training.batches import evaluation_loader
@@ -125,36 +124,35 @@ def start_fitted(setup: Setup, seconds: float = math.inf, say: Callable[[str], N
 
     Raises UsageError for a head that does not read maps of tokens once, and DataError if no image can be read.
     """
-    run, model, began = setup.run, setup.objective.model, time.monotonic()
-    head: Any = getattr(model, "head", None)
-    if run.keep_head:
+    head, began = getattr(setup.objective.model, "head", None), time.monotonic()
+    if setup.run.keep_head:
         raise UsageError(BOTH)
-    if not isinstance(model, ViT) or not isinstance(head, MappedPixels):
+    if not isinstance(head, MappedPixels):
         raise UsageError(
             "probe_head fits a head for pixels that is linear or of layers (vit.segmentation), which this run does not "
             "have: set --no-probe-head"
         )
-    tokens, truth = _frozen_tokens(setup, began + seconds / 2)
-    with torch.device("meta"):  # draws no random numbers
-        copy: Any = build_heads(model.config)[0]
-    copy.to_empty(device=setup.decision.device)
-    for parameter, theirs in zip(copy.parameters(), head.parameters(), strict=True):
-        parameter.data.copy_(world.whole(world.local_part(theirs), theirs))
-    if world.is_main():
-        fitted = OnTokens(copy, tokens.shape[-1]).to(setup.decision.device)
-        begun, left = time.monotonic(), max(began + seconds - time.monotonic(), 1e-9)
-        say(f"fitting the head to the tokens of {len(tokens):,} images of the frozen network: {STEPS} steps")
-        fit_tokens(fitted, tokens, truth, steps=STEPS, seed=run.seed, spent=lambda: (time.monotonic() - begun) / left)
-        fitted.joined()
-    for parameter, theirs in zip(head.parameters(), copy.parameters(), strict=True):
-        set_whole(parameter, world.from_main_(theirs.data))
+    with whole_network(setup) as network:
+        images, values = world.from_main("fitting the head", lambda: _fitted(setup, network, began + seconds, say))
+    for parameter, value in zip(head.parameters(), values, strict=True):
+        set_whole(parameter, value)
     return (
-        f"head fitted to the tokens of {len(tokens):,} training images in {time.monotonic() - began:.0f} s; training "
+        f"head fitted to the tokens of {images:,} training images in {time.monotonic() - began:.0f} s; training "
         "starts from it"
     )
 
 
-def _frozen_tokens(setup: Setup, until: float) -> tuple[np.ndarray, np.ndarray]:
+def _fitted(setup: Setup, network: Any, until: float, say: Callable[[str], None]) -> tuple[int, list[Tensor]]:
+    """Return the number of images that the head of `network` was fitted to, and its parameters, in main memory."""
+    tokens, truth = _frozen_tokens(setup, network, (time.monotonic() + until) / 2)
+    model = OnTokens(deepcopy(network.head), tokens.shape[-1]).to(setup.decision.device)
+    begun, left = time.monotonic(), max(until - time.monotonic(), 1e-9)
+    say(f"fitting the head to the tokens of {len(tokens):,} images of the frozen network: {STEPS} steps")
+    fit_tokens(model, tokens, truth, steps=STEPS, seed=setup.run.seed, spent=lambda: (time.monotonic() - begun) / left)
+    return len(tokens), [parameter.detach().cpu() for parameter in model.joined().parameters()]
+
+
+def _frozen_tokens(setup: Setup, network: nn.Module, until: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of training images, float16 [N, rows, columns, width], and their masks, uint8 [N, H, W]."""
     run, train = setup.run, setup.splits.train
     assert isinstance(train.labels, Masks)
@@ -163,13 +161,12 @@ def _frozen_tokens(setup: Setup, until: float) -> tuple[np.ndarray, np.ndarray]:
     tokens: list[np.ndarray] = []
     masks: list[np.ndarray] = []
     loader = evaluation_loader(run, Subset(train, picked), whole=True)
-    with closing(loader), whole_network(setup) as model:
-        compute = applied(lambda network, images: network.head.maps(network, images), model, None, run.precision)
+    with closing(loader):
+        compute = applied(lambda model, images: model.head.maps(model, images), network, None, run.precision)
         for batch, maps in ahead(loader.epoch(0), lambda batch: compute(batch.images)):
             tokens.append(maps.permute(0, 2, 3, 1).to(torch.float16).numpy())
             masks += [nearest(train.labels.mask(number), *size) for number in picked[batch.index.numpy()].tolist()]
-            over = sum(part.nbytes for part in tokens) > BYTES or time.monotonic() > until
-            if world.any_(over):
+            if sum(part.nbytes for part in tokens) > BYTES or time.monotonic() > until:
                 break
         if not tokens:
             raise DataError(f"the head is fitted to no image: none could be read: {bad_kinds(loader.bad)}")
