@@ -25,7 +25,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs, Steps
 from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
 from vitrail.evaluation.metric import Metric
-from vitrail.training import loop
+from vitrail.training import loop, validation
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.state import RunStatus
@@ -365,7 +365,7 @@ def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path, monkeypa
 def test_the_best_model_of_steps_that_are_lost_is_chosen_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = iter([0.1, 0.9, 0.05, 0.06, 0.04])
+    scores = iter([0.1, 0.9, 0.05, 0.6, 0.04])
     monkeypatch.setattr(Metric, "measured", lambda metric, found: next(scores))
     run = tiny_run(tmp_path, **{**SHORT, "data": Data(path="digits", subset=128, test="none"), "calibrate": False})
     folder = loop.fit(run).folder
@@ -375,10 +375,28 @@ def test_the_best_model_of_steps_that_are_lost_is_chosen_again(
     result = loop.fit(replace(run, duration=Steps(6)), resume=folder)
     assert "is that of step 4, which is trained again" in capsys.readouterr().err
     assert load_model(folder / "model" / "best").card.provenance["step"] == result.best["step"] == 4
-    assert result.best[run.metric.key] == 0.06  # not the 0.9 of the steps that are lost
+    assert result.best[run.metric.key] == 0.6  # not the 0.9 of the steps that are lost
     assert [line["step"] for line in lines(folder, "validation")] == [2, 4, 6]
     with pytest.raises(StopIteration):
         next(scores)
+
+
+@pytest.mark.train
+def test_the_loss_chooses_among_models_whose_accuracies_differ_by_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of 100 images: 95 % has a standard error of 2.2 points, so 93 % may be as good, and 92 % is not
+    measured = [(0.90, 0.9), (0.95, 0.8), (0.92, 0.1), (0.93, 0.3), (0.92, 0.1)]
+    found = iter([{"top1": top1, "top5": 1.0, "nll": loss, "count": 100.0} for top1, loss in measured])
+    monkeypatch.setattr(validation, "numbers_of", lambda results, metric, change: next(found))
+    run = tiny_run(
+        tmp_path,
+        **{**SHORT, "data": Data(path="digits", subset=128, test="none"), "calibrate": False, "duration": Steps(8)},
+    )
+    result = loop.fit(run)
+    assert (result.best["step"], result.best["top1"]) == (8, 0.93)
+    resumed = loop.fit(replace(run, duration=Steps(10)), resume=result.folder)  # the highest accuracy is still known
+    assert (resumed.best["step"], resumed.best["top1"]) == (8, 0.93)
 
 
 @pytest.mark.train

@@ -44,6 +44,8 @@ TITLES = {
     "pixel_accuracy": "pixel accuracy",
 }
 """Names of metrics in sentences."""
+SHARES = ("top1", "top5", "exact")
+"""Metrics that are shares of the images."""
 FEW = 1000
 """Number of images from which an accuracy is given without its interval, which is then at most 6 points wide."""
 
@@ -115,7 +117,8 @@ class Metric(Extensible, section="metric"):
         "score",
     ] = "top1"
     """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
-    and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties. For images with
+    and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties, and shares of
+    the images (top1, top5, exact) that lie within a standard error of the highest one count as ties. For images with
     several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right).
     For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets. For images with masks: miou (in place
     of top1), or pixel_accuracy. For several answers: score (in place of top1), the mean over answers of top1, map and
@@ -155,6 +158,17 @@ class Metric(Extensible, section="metric"):
     def rank(self, value: float) -> float:
         """Return how good a value is: larger is better."""
         return -value if self.name in ("nll", "mae", "rmse") else value
+
+    def tied(self, numbers: Mapping[str, float]) -> float:
+        """Return the rank from which models count as good as that with the `numbers` of an evaluation.
+
+        A share of few images is that of others only up to its standard error, by which it is lowered (Wilson's).
+        """
+        rank = self.rank(numbers[self.key])
+        if self.key not in SHARES:
+            return rank
+        count = round(numbers["count"])
+        return wilson(round(rank * count), count, z=1)[0]
 
     @property
     def key(self) -> str:

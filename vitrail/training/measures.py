@@ -58,6 +58,10 @@ class Measure(ABC):
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
         """Return the rank of a model, larger is better, from the numbers of an evaluation and its step."""
 
+    def choice(self, numbers: dict[str, float], highest: dict[str, float]) -> tuple[float, ...]:
+        """Return the rank by which the best model is chosen, given the numbers of the highest `rank` so far."""
+        return self.rank(numbers)
+
     def write_newest(self, folder: RunFolder) -> None:  # noqa: B027  # optional
         """Write a picture of the newest evaluation, if any, into the run folder. Only the main process calls it."""
 

@@ -65,7 +65,7 @@ SHARES = {
 
 
 class Accuracy(Measure):
-    """Measure for learning from labels. `run.metric` chooses the best model; loss breaks ties.
+    """Measure for learning from labels. `run.metric` chooses the best model; loss breaks ties (`Metric.tied`).
 
     With one label: top-1, top-5, loss. With several: mean average precision, F1, exact matches, loss, and the
     thresholds of the classes, which are chosen on the same images. With numbers: R2, MAE, RMSE, loss.
@@ -93,6 +93,11 @@ class Accuracy(Measure):
         metric = self._run.metric
         loss = numbers.get("nll", numbers.get("loss", 0.0))
         return (metric.rank(numbers[metric.key]), -loss) if metric.key in numbers else ()
+
+    def choice(self, numbers: dict[str, float], highest: dict[str, float]) -> tuple[float, ...]:
+        """See `Measure`."""
+        rank = self.rank(numbers)
+        return rank and (min(rank[0], self._run.metric.tied(highest)), *rank[1:])
 
     def best_writer(self, folder: RunFolder) -> Callable[[], object]:
         """See `Measure`."""
@@ -193,10 +198,8 @@ class Validation:
         with self.average.swapped():
             numbers = {} if self.loader is None else self.measure(Rounds(self.loader, check))
             probed = self._probed(check, status, folder)
-            rank = self.measure.rank({"step": status.step, **numbers} if numbers else {})
-            best = self.measure.rank(status.best if "count" in status.best else {})
-            improved = _is_finite(numbers) and rank[:1] > best[:1]
-            if _is_finite(numbers) and (not status.best or not numbers or rank > best):
+            improved, better = self._compared(numbers, status)
+            if better:
                 status.best = {"step": status.step, **numbers}
                 self._save_best(status, folder)
         status.stale = 0 if improved else status.stale + 1
@@ -211,6 +214,17 @@ class Validation:
                 self.on_evaluate(status.step, numbers)
         return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
 
+    def _compared(self, numbers: dict[str, float], status: RunStatus) -> tuple[bool, bool]:
+        """Return whether an evaluation has the highest rank so far, which `status` then knows, and whether it is of
+        the best model. Without validation images, the newest model is the best."""
+        if not numbers or not _is_finite(numbers):
+            return False, not numbers
+        newest, best = {"step": status.step, **numbers}, status.best if "count" in status.best else {}
+        highest = status.highest or best  # older checkpoints do not have it
+        improved = self.measure.rank(newest)[:1] > self.measure.rank(highest)[:1]
+        status.highest = newest if improved else highest
+        return improved, self.measure.choice(newest, status.highest) > self.measure.choice(best, status.highest)
+
     def forget_lost(self, status: RunStatus, folder: RunFolder) -> str:
         """Forget the best model of a resumed run if the one in its folder is of a later step than `status`.
 
@@ -220,7 +234,7 @@ class Validation:
         kept = world.from_main("reading the best model", lambda: _step_of(folder.best))
         if kept is None or kept <= status.step:
             return ""
-        status.best = {}
+        status.best = status.highest = {}
         return f"the best model in {folder.path} is that of step {kept}, which is trained again: another one is chosen"
 
     def save_last(self, status: RunStatus, folder: RunFolder) -> None:

@@ -76,6 +76,9 @@ class RunStatus:
     """Step of the newest evaluation."""
     best: dict[str, float] = field(default_factory=dict)
     """Step and validation metrics of the best model; empty before the first evaluation."""
+    highest: dict[str, float] = field(default_factory=dict)
+    """Those of the evaluation with the highest value of the run's metric, which the best model may share in all but
+    chance (`Metric.tied`)."""
     before: dict[str, float] = field(default_factory=dict)
     """Of a run that keeps classes: the accuracy of the weights on the validation images, by old and new classes."""
     stale: int = 0
