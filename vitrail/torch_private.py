@@ -125,6 +125,12 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     return output
 
 
+def onednn_types() -> tuple[torch.dtype, ...]:
+    """Return the types in which oneDNN multiplies matrices on this processor; not all have bfloat16."""
+    half: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if half else (torch.float32,)
+
+
 def onednn_pack(weight: Tensor) -> Tensor:
     """Return the weight [out, in] of a dense layer in oneDNN's own layout, for `onednn_linear`."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, None)

@@ -99,7 +99,7 @@ def test_the_network_moves_as_with_torchs_muon_and_adamw(steps: int, layer_decay
         if name.startswith("blocks.") and value.ndim == 2:
             matrices += 1
             error = (value - expected).norm() / (expected - before[name]).norm()
-            assert error < 0.01, (name, error)
+            assert error < 0.02, (name, error)
         else:
             assert torch.equal(value, expected), name
     assert matrices == 8

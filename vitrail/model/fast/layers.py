@@ -31,9 +31,17 @@ from torch import Tensor, nn
 
 from vitrail.device import has_onednn
 from vitrail.model.compute import compute_dtype, how_computed
-from vitrail.torch_private import foreach_copy_, has_hooks, is_observed, onednn_linear, own_parameters, parts
+from vitrail.torch_private import (
+    foreach_copy_,
+    has_hooks,
+    is_observed,
+    onednn_linear,
+    onednn_types,
+    own_parameters,
+    parts,
+)
 
-_HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the question
+_ONEDNN_TYPES = onednn_types() if has_onednn() else ()  # asked once: torch.compile cannot trace the question
 
 
 def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
@@ -57,7 +65,7 @@ def may_be_fast(x: Tensor) -> bool:
 
 def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
     """Return whether matrix products with this tensor, in this type, call oneDNN directly."""
-    return x.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and _HAS_ONEDNN and may_be_fast(x)
+    return x.device.type == "cpu" and dtype in _ONEDNN_TYPES and may_be_fast(x)
 
 
 def applies(x: Tensor) -> bool:
