@@ -127,6 +127,15 @@ def test_what_was_asked_for_is_kept() -> None:
         decide(replace(run, image_size=32), Pictures(100, (500, 400)))
 
 
+def test_who_asks_for_bfloat16_on_a_processor_without_it_hears_that_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fast in (True, False):
+        monkeypatch.setattr(facts, "fast_bf16", lambda device, fast=fast: fast)
+        decide(replace(RUN, precision="bf16"), Pictures(100, (32, 32)))
+        assert ("--precision float32 is many times faster" in caplog.text) != fast
+
+
 def test_nothing_stays_open_and_every_decision_is_told() -> None:
     found = decide(replace(RUN, device=None), Pictures(100, (32, 32)))
     for name in ("image_size", "preprocess", "precision", "batch_size", "workers", "cache"):

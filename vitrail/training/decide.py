@@ -28,7 +28,7 @@ from vitrail.data.images.worded import DRAWN
 from vitrail.data.labels.numbers import TargetScale
 from vitrail.data.labels.sets import Labels
 from vitrail.data.settings import Bands, Preprocess
-from vitrail.device import autocast_dtype, fast_bf16
+from vitrail.device import autocast_dtype
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.label_scores import UNCHOSEN
 from vitrail.evaluation.metric import Metric
@@ -191,8 +191,6 @@ def decide(run: Run, facts: Facts) -> Decision:
         half = ", and has tensor cores for float16" if facts.precision == "fp16" else ""
         why["precision"] = f"{facts.precision}: this {facts.device.type} {having} fast bfloat16{half}"
         run = replace(run, precision=facts.precision)
-    elif run.precision == "bf16" and facts.device.type == "cpu" and not fast_bf16(facts.device):
-        why["precision"] = "bf16, as asked: this cpu lacks fast bfloat16, so that float32 is many times faster"
     run = replace(run, batch_size=noted(_batch_size(run, facts)))
     run = replace(run, compile=noted(_compile(run, config, facts))) if run.compile is None else run
     run = replace(run, cache=noted(_cache(run, facts, bands))) if run.cache == "auto" else run

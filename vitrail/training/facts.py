@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from vitrail.device import (
     available_cores,
     choose_device,
     compute_precision,
+    fast_bf16,
     free_memory,
     usable_cores,
 )
@@ -28,6 +30,7 @@ from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.load import read_card
 
+log = logging.getLogger("vitrail")
 CPU = torch.device("cpu")
 
 
@@ -80,6 +83,8 @@ class Facts:
         card = None if start is None else read_card(start)
         bands = None if card is None else card.preprocess.bands
         device = choose_device(run.device)
+        if run.precision == "bf16" and device == CPU and not fast_bf16(device):
+            log.warning("this cpu lacks fast bfloat16: --precision float32 is many times faster")
         return cls(
             images=len(train),
             class_names=list(class_names),
