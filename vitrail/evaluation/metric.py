@@ -118,7 +118,7 @@ class Metric(Extensible, section="metric"):
     ] = "top1"
     """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
     and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties, and shares of
-    the images (top1, top5, exact) that lie within a standard error of the highest one count as ties. For images with
+    the images (top1, top5, exact) that lie within the 80 % interval of the highest one count as ties. For images with
     several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right).
     For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets. For images with masks: miou (in place
     of top1), or pixel_accuracy. For several answers: score (in place of top1), the mean over answers of top1, map and
@@ -162,13 +162,14 @@ class Metric(Extensible, section="metric"):
     def tied(self, numbers: Mapping[str, float]) -> float:
         """Return the rank from which models count as good as that with the `numbers` of an evaluation.
 
-        A share of few images is that of others only up to its standard error, by which it is lowered (Wilson's).
+        A share of the images is known up to chance only. It counts as the lower end of its 80 % confidence interval, so
+        that one more image that is right, of few, decides nothing (compare Breiman et al. 1984, rule of one error).
         """
         rank = self.rank(numbers[self.key])
         if self.key not in SHARES:
             return rank
         count = round(numbers["count"])
-        return wilson(round(rank * count), count, z=1)[0]
+        return wilson(round(rank * count), count, z=1.281552)[0]
 
     @property
     def key(self) -> str:
