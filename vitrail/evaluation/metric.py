@@ -163,7 +163,8 @@ class Metric(Extensible, section="metric"):
         """Return the rank from which models count as good as that with the `numbers` of an evaluation.
 
         A share of the images is known up to chance only. It counts as the lower end of its 80 % confidence interval, so
-        that one more image that is right, of few, decides nothing (compare Breiman et al. 1984, rule of one error).
+        that one more image that is right, of few, decides nothing (as in the rule of one standard error, Breiman et al.
+        1984).
         """
         rank = self.rank(numbers[self.key])
         if self.key not in SHARES:
