@@ -77,9 +77,10 @@ def test_47_numbers_that_differ(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A program whose classifier's weights are 1 % larger in the file."""
+    plain = programs().folder  # made before exporting is patched
 
     def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
-        model = onnx.load(programs().folder / "model.onnx")
+        model = onnx.load(plain / "model.onnx")
         (weight,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) in ([5, 16], [16, 5]))
         values = onnx.numpy_helper.to_array(weight)
         weight.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(1.01)).astype(np.float32), weight.name))
@@ -101,8 +102,10 @@ def test_47_numbers_that_differ(
 def test_47_a_program_that_its_runtime_refuses(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plain = programs().folder  # made before exporting is patched
+
     def from_the_future(traced: Any, path: Path, about: dict[str, Any]) -> None:
-        model = onnx.load(programs().folder / "model.onnx")
+        model = onnx.load(plain / "model.onnx")
         model.opset_import[0].version = 999
         onnx.save(model, path)
 
