@@ -343,8 +343,7 @@ def test_a_and_r_choose_among_their_200_classes(protocol: str, shared_data: Path
     (root / "README.txt").write_text("about")
     opened = open_benchmark(protocol, root)
     logits = numbers(4)
-    logits[0, present[0]] = 12
-    logits[2, present[2]] = 12
+    logits[0, present[0]] = logits[2, present[2]] = 8  # surely the best, and no share so near 1 that rounding shows
     outside = next(k for k in range(1000) if k not in chosen)
     logits[:, outside] = 50  # the best of 1,000, and none of the 200
     found = answered(opened, logits)
@@ -355,7 +354,7 @@ def test_a_and_r_choose_among_their_200_classes(protocol: str, shared_data: Path
     expected = sklearn.metrics.log_loss(places, softmax(among), labels=range(200))
     assert found.nll == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(found.probability[:, 0], softmax(among).max(1), rtol=1e-5)
-    np.testing.assert_allclose(found.brier, np.square(softmax(among) - np.eye(200)[places]).sum(1), 1e-4, 1e-7)
+    np.testing.assert_allclose(found.brier, np.square(softmax(among) - np.eye(200)[places]).sum(1), rtol=1e-4)
     assert found.class_names == [wnids()[number] for number in chosen]
     assert opened.notes[0].startswith("ignored 1 x file beside")
     picture(root / wnids()[outside] / "0.png")

@@ -80,8 +80,11 @@ def in_step(model: nn.Module, optimizer: Any, copies: dict[str, list[nn.Paramete
 
 @pytest.mark.parametrize("layer_decay", [None, 0.7])
 @pytest.mark.parametrize("steps", [1, 5])
-def test_the_network_moves_as_with_torchs_muon_and_adamw(steps: int, layer_decay: float | None) -> None:
+def test_the_network_moves_as_with_torchs_muon_and_adamw(
+    steps: int, layer_decay: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The AdamW part to the bit; the rest within the rounding of bfloat16, in which torch computes."""
+    monkeypatch.setattr(rules, "fast_bf16", lambda device: True)  # on every processor, as torch does
     model = network()
     optim = Optim(name="muon", lr=0.01, weight_decay=0.3, layer_decay=layer_decay)
     decay = layer_decay or 1.0
@@ -99,7 +102,7 @@ def test_the_network_moves_as_with_torchs_muon_and_adamw(steps: int, layer_decay
         if name.startswith("blocks.") and value.ndim == 2:
             matrices += 1
             error = (value - expected).norm() / (expected - before[name]).norm()
-            assert error < 0.02, (name, error)
+            assert error < 0.01, (name, error)
         else:
             assert torch.equal(value, expected), name
     assert matrices == 8
