@@ -157,7 +157,7 @@ def exact_and_changed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     exact, changed = network(stem="early"), network(stem="early")
     weight = changed.blocks[-1].mlps[0].mlp.fc1.weight
     with torch.no_grad():
-        weight.add_(0.3 * weight.std() * torch.randn_like(weight))
+        weight.add_(0.6 * weight.std() * torch.randn_like(weight))  # more than NNCF's ranges cut off the images
     folder = tmp_path_factory.mktemp("pair")
     return [export_model(model, folder / str(i)).folder / "model.onnx" for i, model in enumerate((exact, changed))]
 
