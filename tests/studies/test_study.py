@@ -251,9 +251,10 @@ def test_resnets_are_fine_tuned_by_bits_hyperrule_too() -> None:
 
 def test_patches_are_hidden_behind_stems_that_mix_them() -> None:
     """Section 5 of the follow-up: convolutional stems are masked after the stem, the others before it."""
-    for cells in (study_named("three-table7").cells("laptop"), study_named("three-table7").cells("paper")):
+    study = study_named("three-table7")
+    for cells, stems in ((study.cells("laptop"), 3), (study.cells("paper"), 9)):
         tuned = [cell for cell in cells if cell.stage.start is not None]
-        assert len(tuned) == 9
+        assert len(tuned) == stems
         for cell in tuned:
             assert cell.stage.start is not None
             objective, stem = cell.stage.start.run.objective, cell.stage.start.run.vit.stem
