@@ -38,6 +38,8 @@ from vitrail.verbs.features import open_images, open_train_and_test
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
+pytestmark = pytest.mark.filterwarnings("error:The least populated class")
+
 PATIENTS, EACH = 24, 6
 NETWORK = ViTConfig(width=64, depth=1, heads=2, mlp_dim=64, patch=2, image_size=(8, 8), classes=2)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -101,8 +102,10 @@ def _folds(strata: np.ndarray, groups: np.ndarray, count: int, seed: int) -> np.
 
     found = np.empty(len(strata), dtype=np.int64)
     divide = StratifiedGroupKFold(count, shuffle=True, random_state=seed % 2**32)
-    for fold, (_, held) in enumerate(divide.split(number, strata, number)):
-        found[held] = fold
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class")  # its images are in fewer parts, as they must be
+        for fold, (_, held) in enumerate(divide.split(number, strata, number)):
+            found[held] = fold
     return found
 
 
