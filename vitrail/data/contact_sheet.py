@@ -79,10 +79,13 @@ def write_columns(file: Path, title: str, groups: Sequence[ColumnGroup]) -> None
     rows = len(groups[0].columns[0])
     high, head = rows * SIDE + 2 * _MARGIN, 2 * _LINE + 2
     wide = max(sum(len(one.columns) * SIDE + 2 * _MARGIN for one in block) for block in blocks)
-    top = 2 * _MARGIN + _LINE
+    font = ImageFont.load_default(_SIZE + 1)
+    lines = _wrapped(title, font, wide - 2 * _MARGIN)
+    top = 2 * _MARGIN + len(lines) * _LINE
     sheet = Image.new("RGB", (wide, top + len(blocks) * (head + high)), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_SIZE + 1)
-    draw.text((_MARGIN, _MARGIN), _fitted(title, font, wide - 2 * _MARGIN), _INK, font)
+    draw = ImageDraw.Draw(sheet)
+    for row, line in enumerate(lines):
+        draw.text((_MARGIN, _MARGIN + row * _LINE), line, _INK, font)
     for number, block in enumerate(blocks):
         left, upper = _MARGIN, top + number * (head + high)
         for group in block:
@@ -117,6 +120,18 @@ def _on_square(pixels: np.ndarray) -> Image.Image:
     small = image.resize([max(1, round(factor * side)) for side in image.size], way)
     square.paste(small, ((square.width - small.width) // 2, (square.height - small.height) // 2))
     return square
+
+
+def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
+    """Return the lines of a text, each of as many words as `width` pixels hold. A longer word is shortened."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(_fitted(word, font, width))
+    return lines[lines[0] == "" :]
 
 
 def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:

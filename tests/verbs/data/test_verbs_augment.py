@@ -73,6 +73,21 @@ def test_the_title_speaks_of_columns(photos: Path, tmp_path: Path, monkeypatch: 
     assert titles[0].startswith("Columns with a word show this change alone, ")
 
 
+def test_the_whole_title_is_drawn_on_a_narrow_sheet(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[float, float, str]] = []
+    monkeypatch.setattr(
+        "PIL.ImageDraw.ImageDraw.text",
+        lambda self, at, text, ink, font: drawn.append((at[1], at[0] + font.getlength(text), text)),
+    )
+    found = augment(photos, out=tmp_path / "a.png", images=2, draws=1, **TINY, augment={"also": ["invert"]})
+    first = [text for _, _, text in drawn].index("evaluation")
+    assert " ".join(text for _, _, text in drawn[:first]).endswith("From top to bottom: " + ", ".join(found.images))
+    heights = [height for height, _, _ in drawn[: first + 1]]
+    assert heights == sorted(set(heights)) and max(end for _, end, _ in drawn) <= Image.open(found.written).width
+
+
 def test_every_word_is_drawn_if_none_is_asked_for(photos: Path, tmp_path: Path, capsys: Any) -> None:
     (photos / "cat" / "0.png").write_bytes(b"no image")  # the next one is drawn
     words = ["data", "augment", str(photos), "--recipe", "scratch-small", "--image-size", "32", "--device", "cpu"]
