@@ -61,7 +61,7 @@ NAMES: dict[StudyName, StudySummary] = {
     "three-table6": StudySummary(
         "fine-tuning a part of the network on other data sets (follow-up, Table 6)", 20, 365, "yes"),
     "three-table7": StudySummary(
-        "stems with labels and after masked pre-training (follow-up, Table 7, Figure 6)", 35, 1505, "yes"),
+        "stems with labels and after masked pre-training (follow-up, Table 7, Figure 6)", 15, 1505, "yes"),
     "three-table8": StudySummary("training procedures compared (follow-up, Table 8)", 30, 867, "yes"),
     "three-figure1": StudySummary("accuracy by number of branches (follow-up, Figure 1)", 25, 284, "yes"),
     "three-figure2": StudySummary("parallel against sequential blocks, by width (follow-up, Figure 2)", 40, 499, "yes"),
