@@ -84,8 +84,8 @@ def write_columns(file: Path, title: str, groups: Sequence[ColumnGroup]) -> None
     top = 2 * _MARGIN + len(lines) * _LINE
     sheet = Image.new("RGB", (wide, top + len(blocks) * (head + high)), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    for row, line in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN + row * _LINE), line, _INK, font)
+    for row, words in enumerate(lines):
+        draw.text((_MARGIN, _MARGIN + row * _LINE), words, _INK, font)
     for number, block in enumerate(blocks):
         left, upper = _MARGIN, top + number * (head + high)
         for group in block:
