@@ -151,8 +151,9 @@ def table3() -> Study:
 def table4() -> Study:
     """Table 4: speed of parallel and sequential blocks, measured on this machine (section 3.3).
 
-    Each seed is another round of measurements. `vitrail` computes the branches of a frozen network together where that
-    is faster; accuracy does not matter here, so nothing is trained.
+    Each seed is another round of measurements, in which the two shapes take turns. Ten rounds tell a difference of some
+    percent. `vitrail` computes the branches of a frozen network together where that is faster; accuracy does not matter
+    here, so nothing is trained.
     """
     sizes = ("Ti", "S", "B")
 
