@@ -87,8 +87,8 @@ FLAGS = {
     ),
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers ray show_list",
     "study": (
-        "name data transfer scale rows seeds seed minutes longer parallel devices ray limit_images limit_steps dry_run "
-        "out"
+        "name data transfer scale rows seeds seed known minutes longer parallel devices ray limit_images limit_steps "
+        "dry_run out"
     ),
     "evaluate": (
         "model data split protocol labels groups tta calibrate image_size batch_size workers device "

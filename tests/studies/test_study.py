@@ -534,6 +534,29 @@ def test_a_small_study_end_to_end_and_again(
 
 
 @pytest.mark.train
+def test_known_numbers_are_not_measured_again(
+    finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, _, tables, about = finished
+    earlier = [str(write(tables, about, tmp_path)[0])]
+    more, longer = Counting(), Counting()
+    asked = StudyRequest("digits", seeds=(0, 1, 2), known=earlier)
+    found, _ = run_study(tiny(), asked, tmp_path / "more", more)
+    assert [trial.run.seed for trial in more.trained] == [2] * 4  # a network of each kind, fine-tuned at the known rate
+    assert not found.missing
+    before = {(result.cell.table, result.cell.row, result.seed): result.score for result in tables.results}
+    after = {(result.cell.table, result.cell.row, result.seed): result for result in found.results}
+    assert before == {place: after[place].score for place in before} and len(after) == len(before) * 3 / 2
+    rates = {(place[:2], one.rate) for place, one in after.items()}
+    assert len(rates) == len(after) / 3  # every cell has the same rate with all seeds
+    others = replace(asked, seeds=(0,), limit_images=128)
+    changed, _ = run_study(tiny(), others, tmp_path / "longer", longer)
+    assert len(longer.trained) >= 4 and not {one.key for one in changed.results if one.run} & {
+        one.key for one in tables.results
+    }
+
+
+@pytest.mark.train
 def test_a_score_is_that_of_the_verb_on_the_same_images(
     finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -703,6 +726,7 @@ def test_the_list_and_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         ({"name": "figure4", "data": "digits", "scale": "paper"}, "no folder with the name of a data set"),
         ({"name": "figure4", "data": "digits", "rows": ("B/16",)}, "has no row 'B/16'. Valid: "),
         ({"name": "report", "out": "nowhere"}, "no finished study"),
+        ({"name": "figure4", "data": "digits", "known": ("nowhere.json",)}, "nowhere.json"),
         ({"name": "figure4", "data": "digits", "seeds": 0}, "seeds is 0"),
     ],
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from vitrail.costs.count import learned_values, macs
@@ -19,7 +19,6 @@ from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Preprocess
-from vitrail.data.split import fingerprint
 from vitrail.device import available_cores, choose_device, compute_precision
 from vitrail.errors import TrainingError
 from vitrail.evaluation.ahead import Refusing
@@ -71,17 +70,13 @@ class Probes:
         if metric == "stored":
             return (folder.last / "model.safetensors").stat().st_size / 1e6
         kept = folder.path.parent / MEASURED
-        key = f"{metric}, {SHOTS} shots, {DRAWS} draws, best {best}, {self._fingerprint}"
+        key = f"{metric}, {SHOTS} shots, {DRAWS} draws, best {best}, {self.sets.probe_fingerprint}"
         known = _known(kept)
         if key not in known:
             model = folder.best if best else folder.last
             known[key] = 100 * (self.real(model) if metric == "ReaL" else self._probe(metric, model))
             write_json(kept, known)
         return known[key]
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(dict(zip(("train", "test"), self.sets.probe, strict=True)))
 
     def real(self, model: Path) -> float:
         """Return the accuracy of a saved network by the labels of ImageNet ReaL, a fraction."""

@@ -13,9 +13,10 @@ from typing import Any
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, study_cost
+from vitrail.studies.known import Known, number_key, stage_of
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, count_cost
 from vitrail.studies.sets import Sets, divide, published_sets
-from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, with_data
+from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, at_rate, with_data
 from vitrail.studies.table import CellResult, Tables, column
 from vitrail.studies.training import Training, chosen
 from vitrail.transfer.sweep import Executor
@@ -43,6 +44,8 @@ class StudyRequest:
     """Factor of the length of each training."""
     rows: Sequence[str] = ()
     """The rows to run; empty: all."""
+    known: Sequence[str] = ()
+    """The .json files of earlier studies, whose numbers are not measured again."""
     limit_images: int | None = None
     """To try a grid quickly: maximum number of images of each data set, and of each step."""
     limit_steps: int | None = None
@@ -65,9 +68,10 @@ def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor
     by_seed = place(asked, folder)
     sets = by_seed[asked.seeds[0]]
     cells = grid(study, asked, sets.given)
+    known = Known.read(asked.known)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     training = Training(by_seed, folder, execute, until)
-    results = measure_cells(cells, asked.seeds, training, FURTHER_RATES if asked.scale == "laptop" else 0)
+    results = measure_cells(cells, asked.seeds, training, known, FURTHER_RATES if asked.scale == "laptop" else 0)
     about = {
         "data": Path(str(asked.data)).name,
         "scale": asked.scale,
@@ -129,15 +133,26 @@ def limited(stage: Stage, asked: StudyRequest) -> Stage:
     return Stage(run, start, tokenizer)
 
 
-def measure_cells(cells: Sequence[Cell], seeds: Sequence[int], training: Training, further: int) -> list[CellResult]:
-    """Train what is not finished, and return the results, all cells of the first seed before the next."""
+def measure_cells(
+    cells: Sequence[Cell], seeds: Sequence[int], training: Training, known: Known, further: int
+) -> list[CellResult]:
+    """Train what is not finished or known, and return the results, all cells of the first seed before the next."""
     learned = [cell for cell in cells if cell.metric not in COUNTED]
-    counts = {id(cell): cell.stage for cell in cells} | settled(learned, training, seeds[0], further)
-    training.train((cell, counts[id(cell)], seed) for seed in seeds[1:] for cell in learned)
+    wanted = {(id(cell), seed): (cell, number_key(cell, seed, training)) for seed in seeds for cell in learned}
+    found = {one: known.result(cell, one[1], key) for one, (cell, key) in wanted.items() if key in known.cells}
+    if found:
+        log.info("%d of %d numbers are known", len(found), len(wanted))
+    told = {key: stage_of(result) for (key, _), result in found.items()}
+    open_cells = [cell for cell in learned if id(cell) not in told]
+    counts = {id(cell): cell.stage for cell in cells} | told | settled(open_cells, training, seeds[0], further)
+    training.train((cell, counts[one[0]], one[1]) for one, (cell, _) in wanted.items() if one not in found)
     results = []
     for seed in seeds:
         probes = Probes(training.sets[seed])
-        results += [_result(cell, counts[id(cell)], seed, training, probes) for cell in cells]
+        for cell in cells:
+            one = id(cell), seed
+            measured = found.get(one) or _result(cell, counts[id(cell)], seed, training, probes)
+            results.append(replace(measured, key=wanted[one][1]) if one in wanted else measured)
     return results
 
 
@@ -169,15 +184,11 @@ def beyond_rates(tried: Sequence[Stage], best: Stage) -> Stage | None:
     None if it is between others, or if the trainings differ in more than their rate: those are the paper's own choices.
     """
     rates = sorted(stage.run.optim.lr for stage in tried)
-    alike = all(stage == _at_rate(best, stage.run.optim.lr) for stage in tried)
+    alike = all(stage == at_rate(best, stage.run.optim.lr) for stage in tried)
     if len(rates) < 2 or not alike or rates[0] < best.run.optim.lr < rates[-1]:
         return None
     rate = rates[0] ** 2 / rates[1] if best.run.optim.lr == rates[0] else rates[-1] ** 2 / rates[-2]
-    return _at_rate(best, float(f"{rate:.3g}"))
-
-
-def _at_rate(stage: Stage, rate: float) -> Stage:
-    return replace(stage, run=replace(stage.run, optim=replace(stage.run.optim, lr=rate)))
+    return at_rate(best, float(f"{rate:.3g}"))
 
 
 def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> CellResult:

@@ -111,6 +111,11 @@ def with_data(run: Run, **changes: Any) -> Run:
     return replace(run, data=replace(run.data, **changes))
 
 
+def at_rate(stage: Stage, rate: float) -> Stage:
+    """Return the same training at another learning rate."""
+    return replace(stage, run=replace(stage.run, optim=replace(stage.run.optim, lr=rate)))
+
+
 def best_of(row: str, at: Column, tried: Iterable[Stage], what: str = "", metric: Trained = "top-1") -> Cell:
     """Return the cell of several trainings, of which the best one on held-out images counts."""
     first, *others = tried

@@ -27,6 +27,8 @@ class CellResult:
     """Learning rate of the training that counts, if several were tried."""
     seconds: float = 0.0
     """Seconds of training, without the stages before it."""
+    key: str = ""
+    """That of `vitrail.studies.known.number_key`."""
 
     @property
     def place(self) -> Place:
@@ -35,7 +37,7 @@ class CellResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        values = {name: getattr(self, name) for name in ("seed", "score", "reason", "run", "rate", "seconds")}
+        values = {name: getattr(self, name) for name in ("seed", "score", "reason", "run", "rate", "seconds", "key")}
         return {"table": self.cell.table, "row": self.cell.row, "at": self.cell.at, **values}
 
 

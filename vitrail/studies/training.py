@@ -108,6 +108,13 @@ class Training:
             return "not trained yet"
         return None if outcome.status == "done" else f"{outcome.status}: {outcome.reason}"
 
+    def fingerprint(self, run: Run) -> str:
+        """Return the fingerprint of the data of a run, whose path is the name of a data set.
+
+        Raises DataError if they are absent.
+        """
+        return self._splits(self.placed(run)).fingerprint
+
     def placed(self, run: Run) -> Run:
         """Return `run` with the path of its data in place of their name. Raises DataError if they are absent.
 

@@ -49,6 +49,7 @@ def study(
     rows: tuple[str, ...] = (),
     seeds: Annotated[int, Range(1, 1000)] = 2,
     seed: Seed = 0,
+    known: tuple[str | Path, ...] = (),
     minutes: Minutes | str | None = None,
     longer: Positive = 1.0,
     parallel: Annotated[int, Range(0, 1024, note="0: train in this process")] | None = None,
@@ -80,6 +81,8 @@ def study(
         rows: Only these rows of the table.
         seeds: Number of networks of each kind. Their seeds count up from --seed.
         seed: First seed. Each seed also draws the classes that are left out of pre-training.
+        known: The .json files of earlier studies. Their numbers count where settings, images and seed are the same, so
+            that seeds can be added without the folder of the networks.
         minutes: Train for at most about this time, in minutes or with a unit (90s, 1.5h). The same command continues.
         longer: Factor of the length of each training. Twice or three times as long tells smaller differences.
         parallel: Number of networks trained at the same time, each in a process with its share of the cores; 0 trains
@@ -107,7 +110,8 @@ def study(
 
     asked = StudyRequest(
         None if data is None else str(data), scale, [str(path) for path in transfer], range(seed, seed + seeds),
-        None if minutes is None else parse_minutes(minutes), longer, rows, limit_images, limit_steps,
+        None if minutes is None else parse_minutes(minutes), longer, rows, [str(path) for path in known],
+        limit_images, limit_steps,
     )  # fmt: skip
     if dry_run:
         return planned(chosen, asked)
