@@ -20,14 +20,14 @@ from vitrail.transfer.trial import ELSEWHERE
 
 
 @dataclass(frozen=True)
-class Known:
+class EarlierNumbers:
     """The numbers of studies, from their .json files."""
 
     cells: Mapping[str, Mapping[str, Any]]
     """`number_key` -> the cell as `vitrail.studies.table.CellResult.as_json` writes it."""
 
     @classmethod
-    def read(cls, paths: Iterable[str]) -> Known:
+    def read(cls, paths: Iterable[str]) -> EarlierNumbers:
         """Return the numbers of these files. Raises UsageError for a file that is not of a study."""
         found: dict[str, Mapping[str, Any]] = {}
         for path in paths:

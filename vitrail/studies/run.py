@@ -13,7 +13,7 @@ from typing import Any
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, study_cost
-from vitrail.studies.known import Known, number_key, stage_of
+from vitrail.studies.known import EarlierNumbers, number_key, stage_of
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, count_cost
 from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, at_rate, with_data
@@ -68,7 +68,7 @@ def run_study(study: Study, asked: StudyRequest, folder: Path, execute: Executor
     by_seed = place(asked, folder)
     sets = by_seed[asked.seeds[0]]
     cells = grid(study, asked, sets.given)
-    known = Known.read(asked.known)
+    known = EarlierNumbers.read(asked.known)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     training = Training(by_seed, folder, execute, until)
     results = measure_cells(cells, asked.seeds, training, known, FURTHER_RATES if asked.scale == "laptop" else 0)
@@ -134,7 +134,7 @@ def limited(stage: Stage, asked: StudyRequest) -> Stage:
 
 
 def measure_cells(
-    cells: Sequence[Cell], seeds: Sequence[int], training: Training, known: Known, further: int
+    cells: Sequence[Cell], seeds: Sequence[int], training: Training, known: EarlierNumbers, further: int
 ) -> list[CellResult]:
     """Train what is not finished or known, and return the results, all cells of the first seed before the next."""
     learned = [cell for cell in cells if cell.metric not in COUNTED]
