@@ -49,15 +49,16 @@ from vitrail.studies.claims import (
     minus,
 )
 from vitrail.studies.costs import Planned
-from vitrail.studies.laptop import NETWORKS, fine_tuning, pre_training
+from vitrail.studies.laptop import NETWORKS, at_rates, fine_tuning, pre_training
 from vitrail.studies.measure import Probes, config_of
 from vitrail.studies.page import write_gallery
 from vitrail.studies.results import as_json, markdown, write
 from vitrail.studies.rule import evidence, holm, power
-from vitrail.studies.run import StudyRequest, place, planned, run_study, settled
+from vitrail.studies.run import StudyRequest, place, planned, repeated, run_study, settled
 from vitrail.studies.sets import Sets, divide, published_sets
-from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
+from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, best_of
 from vitrail.studies.table import CellResult, Tables
+from vitrail.studies.training import Training
 from vitrail.training.run import Model, Run
 from vitrail.transfer.trial import Outcome, Trial, here
 from vitrail.weights.assemble import skeleton
@@ -455,7 +456,7 @@ def test_a_best_rate_at_the_end_of_the_rates_extends_them(
     peak: float, tried: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Curve:
-        """Trains nothing: the accuracy falls with the distance to the best rate."""
+        """Trains nothing: the loss grows with the distance to the best rate."""
 
         def __init__(self) -> None:
             self.outcomes: dict[Any, Outcome] = {}
@@ -465,17 +466,36 @@ def test_a_best_rate_at_the_end_of_the_rates_extends_them(
 
         def train(self, wanted: Any) -> None:
             for _, stage, seed in wanted:
-                top1 = 1 - abs(math.log10(stage.run.optim.lr / peak)) / 10
-                self.outcomes[stage, seed] = Outcome("done", dev={"top1": top1})
+                nll = abs(math.log10(stage.run.optim.lr / peak))
+                self.outcomes[stage, seed] = Outcome("done", dev={"nll": nll})
 
     run = pre_training("ViT-64/8")
     stages = [Stage(replace(run, optim=replace(run.optim, lr=lr))) for lr in (1e-3, 2e-3, 4e-3)]
     training = Curve()
-    (best,) = settled([Cell("a", 1, stages[0], stages[1:])], training, 0, further=3).values()  # type: ignore[arg-type]
+    ((best, *_),) = settled([Cell("a", 1, stages[0], stages[1:])], training, 0, further=3).values()  # type: ignore[arg-type]
     rates = [stage.run.optim.lr for stage, _ in training.outcomes]
     assert rates == pytest.approx(tried)
     assert best.run.optim.lr == pytest.approx(min(tried, key=lambda rate: abs(math.log10(rate / peak))))
     assert ("first or the last" in caplog.text) == (peak == 1e-4)
+
+
+def test_a_training_that_diverges_with_a_further_seed_gives_way_to_the_next_best() -> None:
+    class Fragile(Training):
+        """Trains nothing: the second seed diverges at the highest rate."""
+
+        def train(self, wanted: Any) -> None:
+            for _, stage, seed in wanted:
+                lost = seed == 1 and stage.run.optim.lr == 4e-3
+                nll = 1 / stage.run.optim.lr
+                self.outcomes[stage, seed] = Outcome("diverged" if lost else "done", dev={"nll": nll})
+
+    stages = at_rates(Stage(pre_training("ViT-64/8")), 1e-3, 2e-3, 4e-3)
+    cell, training = best_of("a", 1, stages), Fragile({}, Path(), here)
+    ranks = settled([cell], training, 0, further=0)
+    assert ranks == {id(cell): stages[::-1]}
+    counts = repeated([(cell, seed) for seed in (0, 1, 2)], ranks, training)
+    assert [stage.run.optim.lr for stage in counts.values()] == [4e-3, 2e-3, 4e-3]
+    assert (stages[1], 2) not in training.outcomes
 
 
 def test_methods_that_are_compared_train_networks_of_one_size() -> None:

@@ -33,6 +33,8 @@ class PlannedStage:
     images: float
     """Number of images seen in training."""
     flops: float
+    repeated: bool
+    """Whether every seed needs it; the first seed alone trains the others, and chooses one of them."""
 
     @property
     def name(self) -> str:
@@ -60,8 +62,13 @@ class Planned:
 
     @property
     def flops(self) -> float:
-        """FLOPs of all trainings and seeds."""
-        return self.seeds * sum(one.flops for one in self.stages)
+        """FLOPs of all trainings and seeds, as if the first training of each cell were the best."""
+        return sum(one.flops * (self.seeds if one.repeated else 1) for one in self.stages)
+
+    @property
+    def trainings(self) -> int:
+        """Number of trainings with all seeds."""
+        return sum(self.seeds if one.repeated else 1 for one in self.stages)
 
     def lines(self) -> list[str]:
         """Return the plan as lines."""
@@ -72,7 +79,7 @@ class Planned:
                 cost = f"{four_digits(one.flops / 1e18)} exaFLOPs, {four_digits(one.core_days)} TPUv3-core-days"
             found.append(f"{one.name}, {four_digits(one.images / 1e6)} million images, {cost}")
         days = device_days(self.flops, CORE)
-        total = f"{len(self.stages)} trainings x {self.seeds} seeds: {four_digits(self.flops / 1e18)} exaFLOPs"
+        total = f"{self.trainings} trainings, {self.seeds} seeds: {four_digits(self.flops / 1e18)} exaFLOPs"
         found += ["", f"{total}, {four_digits(days)} TPUv3-core-days, ${dollars(days, CORE.usd_per_hour or 0):,.0f}"]
         if count := sum(cell.metric in COUNTED for cell in self.cells):
             found.append(f"{count} numbers of speed, memory and size, measured without training")
@@ -97,16 +104,18 @@ class Planned:
 
 def study_cost(study: Study, scale: Scale, cells: Sequence[Cell], given: LaptopData, seeds: int) -> Planned:
     """Return the cost of these cells of a study."""
+    learned = [cell for cell in cells if cell.metric not in COUNTED]
     first: dict[Stage, Cell] = {}
-    for cell in cells:
+    for cell in learned:
         for stage in (one for tried in cell.tried for one in tried.chain()):
-            if cell.metric not in COUNTED:
-                first.setdefault(stage, cell)
+            first.setdefault(stage, cell)
+    repeated = {stage for cell in learned for stage in cell.stage.chain()}
     ordered = sorted(first.items(), key=lambda item: item[0].depth)
-    return Planned(study, scale, seeds, cells, [_planned(cell, stage, given) for stage, cell in ordered])
+    stages = [_planned(cell, stage, given, stage in repeated) for stage, cell in ordered]
+    return Planned(study, scale, seeds, cells, stages)
 
 
-def _planned(cell: Cell, stage: Stage, given: LaptopData) -> PlannedStage:
+def _planned(cell: Cell, stage: Stage, given: LaptopData, repeated: bool) -> PlannedStage:
     run, name, part = stage.run, stage.run.data.path, stage.run.data.subset
     whole = CATALOG[name].splits["train"] if name in CATALOG else {"up": given.images, **IMAGES}.get(name, OTHER)
     images = whole * part if isinstance(part, float) else part or whole
@@ -114,4 +123,4 @@ def _planned(cell: Cell, stage: Stage, given: LaptopData) -> PlannedStage:
     assert run.duration is not None  # no stage has a time limit
     steps = run.duration.steps(per_epoch=max(int(images // batch), 1), batch_size=batch)
     seen = float(images * run.duration.value if isinstance(run.duration, Epochs) else steps * batch)
-    return PlannedStage(cell, stage, name, seen, training_flops(config_of(stage)) * seen)
+    return PlannedStage(cell, stage, name, seen, training_flops(config_of(stage)) * seen, repeated)

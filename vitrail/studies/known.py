@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import plain
+from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError
 from vitrail.files import read_json_object
 from vitrail.studies.measure import DRAWS, SHOTS
@@ -55,7 +56,8 @@ def number_key(cell: Cell, seed: int, training: Training) -> str:
     try:
         images = [training.fingerprint(replace(run, seed=seed)) for run in runs]
         if cell.metric not in ("top-1", "stored"):
-            images.append(training.sets[seed].probe_fingerprint)
+            on = replace(runs[-1], seed=seed, data=Data(path=cell.on))
+            images.append(training.sets[seed].probe_fingerprint if cell.on == "down" else training.fingerprint(on))
     except DataError:
         return ""
     settings = [{name: value for name, value in plain(run).items() if name not in ELSEWHERE} for run in runs]
@@ -64,7 +66,8 @@ def number_key(cell: Cell, seed: int, training: Training) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def stage_of(result: CellResult) -> Stage:
-    """Return the training that a known number was measured of."""
+def stages_of(result: CellResult) -> list[Stage]:
+    """Return the training that a known number was measured of, then the others that its cell tries."""
     cell = result.cell
-    return cell.stage if result.rate is None else at_rate(cell.stage, result.rate)
+    best = cell.stage if result.rate is None else at_rate(cell.stage, result.rate)
+    return [best, *(stage for stage in cell.tried if stage != best)]

@@ -14,13 +14,15 @@ from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.objective.settings import Supervised
 from vitrail.studies.claims import Column
-from vitrail.studies.study import Cell, LaptopData, Stage, best_of
+from vitrail.studies.study import Cell, LaptopData, Stage, at_rate, best_of
 from vitrail.training.run import Model, Optim, Run, Schedule
 
 SIDE, LARGER_SIDE = 32, 48
 """Side of the images in pixels, for pre-training and for fine-tuning."""
 HOLDOUT, SMALL_HOLDOUT = 0.02, 0.1
 """Share of the training images that is held out: of the images to pre-train on, and of smaller data sets (B.1.1)."""
+RATES = 1e-3, 3e-3
+"""Learning rates that are tried for steps of 128 images; `vitrail.studies.run.settled` tries more beyond the best."""
 LABELS = {"up": "the classes of pre-training", "down": "other classes", "digits": "digits"}
 """Name of a data set -> what a table calls it."""
 
@@ -60,6 +62,11 @@ def pre_training(network: str, epochs: float = 1, *, tested: bool = False, **vit
         evaluate_every=Percent(100),
         checkpoint_every=Percent(25),
     )
+
+
+def at_rates(stage: Stage, *rates: float) -> list[Stage]:
+    """Return the same training at several learning rates (default: `RATES`)."""
+    return [at_rate(stage, rate) for rate in rates or RATES]
 
 
 def at_laptop_scale(run: Run, epochs: float, *, tested: bool = False, **changes: Any) -> Run:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from vitrail.costs.count import learned_values, macs
@@ -19,6 +19,7 @@ from vitrail.data.item import IndexedSource, Subset
 from vitrail.data.labels.sets import one_label
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Preprocess
+from vitrail.data.split import fingerprint
 from vitrail.device import available_cores, choose_device, compute_precision
 from vitrail.errors import TrainingError
 from vitrail.evaluation.ahead import Refusing
@@ -31,7 +32,7 @@ from vitrail.evaluation.linear_probe import linear_probe
 from vitrail.files import read_json_object
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.ranges import height_width
-from vitrail.studies.sets import IMAGENET, Sets
+from vitrail.studies.sets import IMAGENET, Sets, train_and_test
 from vitrail.studies.study import Counted, MetricName, Stage
 from vitrail.training.folder import RunFolder
 from vitrail.training.optim.tune import freeze_rest
@@ -49,10 +50,11 @@ STEP = 64
 
 
 class Probes:
-    """Measures trained networks, on features of the images of `sets.probe` or on their own test images."""
+    """Measures trained networks, on features of the images of a data set (`Cell.on`) or on their own test images."""
 
-    def __init__(self, sets: Sets) -> None:
+    def __init__(self, sets: Sets, on: str = "down") -> None:
         self.sets = sets
+        self.on = on
         self._features: tuple[Path, Features, Features] | None = None
         """The features of the network that was measured last, for the next metric."""
 
@@ -70,13 +72,22 @@ class Probes:
         if metric == "stored":
             return (folder.last / "model.safetensors").stat().st_size / 1e6
         kept = folder.path.parent / MEASURED
-        key = f"{metric}, {SHOTS} shots, {DRAWS} draws, best {best}, {self.sets.probe_fingerprint}"
+        key = f"{metric}, {SHOTS} shots, {DRAWS} draws, best {best}, {self._fingerprint}"
         known = _known(kept)
         if key not in known:
             model = folder.best if best else folder.last
             known[key] = 100 * (self.real(model) if metric == "ReaL" else self._probe(metric, model))
             write_json(kept, known)
         return known[key]
+
+    @cached_property
+    def _images(self) -> tuple[IndexedSource, IndexedSource]:
+        """The training images, from which shots are drawn, and the test images."""
+        return self.sets.probe if self.on == "down" else train_and_test(self.sets.path(self.on))
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(dict(zip(("train", "test"), self._images, strict=True)))
 
     def real(self, model: Path) -> float:
         """Return the accuracy of a saved network by the labels of ImageNet ReaL, a fraction."""
@@ -90,7 +101,7 @@ class Probes:
         return found.top1
 
     def _probe(self, metric: MetricName, model: Path) -> float:
-        train, test = self.sets.probe
+        train, test = self._images
         if metric == "5-shot":
             chosen = ShotSelection(one_label(train.labels, metric), train.class_names, shots=(SHOTS,), seeds=DRAWS)
             embed = _embedder(model)

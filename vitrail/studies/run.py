@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
 from vitrail.studies.costs import Planned, study_cost
-from vitrail.studies.known import EarlierNumbers, number_key, stage_of
+from vitrail.studies.known import EarlierNumbers, number_key, stages_of
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, count_cost
 from vitrail.studies.sets import Sets, divide, published_sets
 from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study, at_rate, with_data
 from vitrail.studies.table import CellResult, Tables, column
-from vitrail.studies.training import Training, chosen
+from vitrail.studies.training import Training, ranked
 from vitrail.transfer.sweep import Executor
 from vitrail.words import counted, listing
 
@@ -142,22 +142,39 @@ def measure_cells(
     found = {one: known.result(cell, one[1], key) for one, (cell, key) in wanted.items() if key in known.cells}
     if found:
         log.info("%d of %d numbers are known", len(found), len(wanted))
-    told = {key: stage_of(result) for (key, _), result in found.items()}
-    open_cells = [cell for cell in learned if id(cell) not in told]
-    counts = {id(cell): cell.stage for cell in cells} | told | settled(open_cells, training, seeds[0], further)
-    training.train((cell, counts[one[0]], one[1]) for one, (cell, _) in wanted.items() if one not in found)
+    ranks = {key: stages_of(result) for (key, _), result in found.items()}
+    ranks |= settled([cell for cell in learned if id(cell) not in ranks], training, seeds[0], further)
+    counts = {(id(cell), seed): cell.stage for seed in seeds for cell in cells}
+    counts |= repeated([(cell, one[1]) for one, (cell, _) in wanted.items() if one not in found], ranks, training)
     results = []
     for seed in seeds:
-        probes = Probes(training.sets[seed])
+        probes = {on: Probes(training.sets[seed], on) for on in {cell.on for cell in cells}}
         for cell in cells:
             one = id(cell), seed
-            measured = found.get(one) or _result(cell, counts[id(cell)], seed, training, probes)
+            measured = found.get(one) or _result(cell, counts[one], seed, training, probes[cell.on])
             results.append(replace(measured, key=wanted[one][1]) if one in wanted else measured)
     return results
 
 
-def settled(cells: Sequence[Cell], training: Training, seed: int, further: int) -> dict[int, Stage]:
-    """Return, by the identity of a cell, the best of the trainings that it tries, which are trained with a seed.
+def repeated(
+    cells: Sequence[tuple[Cell, int]], ranks: Mapping[int, Sequence[Stage]], training: Training
+) -> dict[tuple[int, int], Stage]:
+    """Train each cell with its seed, and return the training that counts by the identity of the cell and the seed.
+
+    It is the best one, or the next best if that diverges with the seed.
+    """
+    found: dict[tuple[int, int], Stage] = {}
+    wanted = [(cell, seed, ranks[id(cell)]) for cell, seed in cells]
+    while wanted:
+        training.train((cell, stages[0], seed) for cell, seed, stages in wanted)
+        found |= {(id(cell), seed): stages[0] for cell, seed, stages in wanted}
+        lost = [(cell, seed, rest) for cell, seed, (stage, *rest) in wanted if training.diverged((stage, seed))]
+        wanted = [(cell, seed, rest) for cell, seed, rest in lost if rest]
+    return found
+
+
+def settled(cells: Sequence[Cell], training: Training, seed: int, further: int) -> dict[int, list[Stage]]:
+    """Return, by the identity of a cell, the trainings that it tries, the best one with a seed first.
 
     Where the best learning rate is the smallest or the largest that was tried, the next one beyond it is tried, too, at
     most `further` times.
@@ -165,8 +182,8 @@ def settled(cells: Sequence[Cell], training: Training, seed: int, further: int) 
     tried = {id(cell): list(cell.tried) for cell in cells}
     while True:
         training.train((cell, stage, seed) for cell in cells for stage in tried[id(cell)])
-        found = {id(cell): chosen(tried[id(cell)], training, seed) for cell in cells}
-        beyond = {key: stage for key, best in found.items() if (stage := beyond_rates(tried[key], best)) is not None}
+        found = {key: ranked(stages, training, seed) for key, stages in tried.items()}
+        beyond = {key: stage for key, (best, *_) in found.items() if (stage := beyond_rates(tried[key], best))}
         if not beyond or not further or training.late():
             break
         further -= 1

@@ -115,11 +115,15 @@ def published_sets(root: str) -> Sets:
     found = {name: str((folder / name).resolve()) for name in CATALOG if (folder / name).exists()}
     if not found:
         raise UsageError(f"{root} has no folder with the name of a data set of the papers. Valid: {', '.join(CATALOG)}")
-    sets = Sets(found, 0, lambda: _train_and_test(sets.path(IMAGENET)))
+    sets = Sets(found, 0, lambda: train_and_test(sets.path(IMAGENET)))
     return sets
 
 
-def _train_and_test(path: str) -> tuple[IndexedSource, IndexedSource]:
+def train_and_test(path: str) -> tuple[IndexedSource, IndexedSource]:
+    """Return the training images and the test images of a data set, or its validation images if it has no others.
+
+    Raises DataError if there are none, and the errors of opening the data.
+    """
     splits = open_data(path)
     test = splits.test or splits.validation
     if test is None:

@@ -88,10 +88,12 @@ class Cell:
     """The training whose network is measured."""
     others: Sequence[Stage] = ()
     """Trainings that are tried too. The one that is best on the images held out of training counts; the first seed
-    chooses it for all seeds."""
+    chooses it for all seeds. If it diverges with another seed, the next best counts there."""
     metric: MetricName = "5-shot"
     what: str = ""
     """The table that it belongs to, such as the data set that it is measured on (default: the metric)."""
+    on: str = "down"
+    """Data set on which features are measured: "down", which is ImageNet at the paper's scale, or one that is given."""
     best: bool = False
     """Measure the weights that are best on the validation images (early stopping), not the last ones."""
 
@@ -116,10 +118,12 @@ def at_rate(stage: Stage, rate: float) -> Stage:
     return replace(stage, run=replace(stage.run, optim=replace(stage.run.optim, lr=rate)))
 
 
-def best_of(row: str, at: Column, tried: Iterable[Stage], what: str = "", metric: Trained = "top-1") -> Cell:
+def best_of(
+    row: str, at: Column, tried: Iterable[Stage], what: str = "", metric: Trained = "top-1", on: str = "down"
+) -> Cell:
     """Return the cell of several trainings, of which the best one on held-out images counts."""
     first, *others = tried
-    return Cell(row, at, first, others, metric, what)
+    return Cell(row, at, first, others, metric, what, on)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -108,6 +109,12 @@ class Training:
             return "not trained yet"
         return None if outcome.status == "done" else f"{outcome.status}: {outcome.reason}"
 
+    def diverged(self, one: Wanted) -> bool:
+        """Whether a stage, or one before it, diverged."""
+        stage, seed = one
+        found = [self.outcomes.get((each, seed)) for each in stage.chain()]
+        return any(outcome is not None and outcome.status == "diverged" for outcome in found)
+
     def fingerprint(self, run: Run) -> str:
         """Return the fingerprint of the data of a run, whose path is the name of a data set.
 
@@ -138,11 +145,15 @@ def _has_network(outcome: Outcome) -> bool:
     return outcome.status != "done" or RunFolder(Path(outcome.run)).last.is_dir()
 
 
-def chosen(tried: Sequence[Stage], training: Training, seed: int) -> Stage:
-    """Return the training that counts: the most accurate one on the images held out of training."""
+def ranked(tried: Sequence[Stage], training: Training, seed: int) -> list[Stage]:
+    """Return trainings, the best one on the images held out of training first.
 
-    def accuracy(stage: Stage) -> float:
+    Pre-trainings are compared by the negative log-likelihood of these images, fine-tunings by top-1.
+    """
+
+    def score(stage: Stage) -> float:
         outcome = training.outcomes.get((stage, seed))
-        return -1.0 if outcome is None or outcome.dev is None else outcome.dev.get("top1", -1.0)
+        found = {} if outcome is None or outcome.dev is None else outcome.dev
+        return -found.get("nll", math.inf) if stage.start is None else found.get("top1", -1.0)
 
-    return max(tried, key=accuracy)
+    return sorted(tried, key=score, reverse=True)
