@@ -31,7 +31,7 @@ StudyName = Literal[
 ]  # fmt: skip
 NAMES: dict[StudyName, StudySummary] = {
     "table2": StudySummary(
-        "pre-training on more and less data, and BiT, transferred to several data sets (Table 2)", 25, 20690, "partly"),
+        "pre-training on more and less data, and BiT, transferred to several data sets (Table 2)", 30, 20690, "partly"),
     "table5": StudySummary(
         "accuracy after fine-tuning by network and pre-training set (Table 5, Figure 3)", 35, 10777, "partly"),
     "figure4": StudySummary("few-shot accuracy by the number of images to pre-train on (Figure 4)", 30, 2402, "no"),

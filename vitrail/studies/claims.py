@@ -65,6 +65,8 @@ class Claim:
         """
         table = self.table or next(iter(tables), MEAN)
         table = str(self.paper.get(table, table)) if paper else table
+        if table == MEAN and len(tables) == 1:  # the mean over one table is that table
+            (table,) = tables
         if table not in tables and table != MEAN:
             return "not decided"
         if table not in tables or table in incomplete or (table == MEAN and incomplete):

@@ -78,7 +78,7 @@ def _columns(labels: Sequence[str], inches: float) -> int:
 
 
 def label(name: str) -> str:
-    """Return the name of a table with its unit; that of a fine-tuning has none."""
+    """Return the name of a table with its unit; that of a transfer has none."""
     if name == MEAN:
         return "mean of the data sets, top-1 in %"
     return name if name in UNITS.values() or "%" in name else f"{name}, top-1 in %"

@@ -81,13 +81,13 @@ class Probes:
         return known[key]
 
     @cached_property
-    def _images(self) -> tuple[IndexedSource, IndexedSource]:
+    def images(self) -> tuple[IndexedSource, IndexedSource]:
         """The training images, from which shots are drawn, and the test images."""
         return self.sets.probe if self.on == "down" else train_and_test(self.sets.path(self.on))
 
     @cached_property
     def _fingerprint(self) -> str:
-        return fingerprint(dict(zip(("train", "test"), self._images, strict=True)))
+        return fingerprint(dict(zip(("train", "test"), self.images, strict=True)))
 
     def real(self, model: Path) -> float:
         """Return the accuracy of a saved network by the labels of ImageNet ReaL, a fraction."""
@@ -101,7 +101,7 @@ class Probes:
         return found.top1
 
     def _probe(self, metric: MetricName, model: Path) -> float:
-        train, test = self._images
+        train, test = self.images
         if metric == "5-shot":
             chosen = ShotSelection(one_label(train.labels, metric), train.class_names, shots=(SHOTS,), seeds=DRAWS)
             embed = _embedder(model)

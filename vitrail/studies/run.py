@@ -34,8 +34,8 @@ class StudyRequest:
     data: str | None
     """The images at laptop scale, the folder of the data sets at the paper's; None if nothing is trained."""
     scale: Scale = "laptop"
-    transfer: Sequence[str] = ("digits",)
-    """More data sets to fine-tune on, at laptop scale."""
+    transfer: Sequence[str] = ()
+    """More data sets to transfer to, at laptop scale."""
     seeds: Sequence[int] = (0, 1)
     """Each divides the classes anew, so that the spread is not of training alone. The first chooses settings."""
     minutes: float | None = None

@@ -52,7 +52,7 @@ class Sets:
     @property
     def given(self) -> LaptopData:
         """What the grids at laptop scale depend on."""
-        return LaptopData(self.images, ("up", "down", *(name for name in self.paths if name not in DIVIDED)))
+        return LaptopData(self.images, ("down", *(name for name in self.paths if name not in DIVIDED)))
 
     @cached_property
     def probe(self) -> tuple[IndexedSource, IndexedSource]:
@@ -65,11 +65,11 @@ class Sets:
         return fingerprint(dict(zip(("train", "test"), self.probe, strict=True)))
 
 
-def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ("digits",)) -> Sets:
+def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ()) -> Sets:
     """Divide a data set by classes and write lists of the images of both parts into `folder`.
 
     A fifth of the classes, drawn by the seed, is left out of pre-training ("up"), like the paper's transfer data sets
-    ("down"). `more` are other data sets to fine-tune on. Raises DataError for fewer than four classes, and the errors
+    ("down"). `more` are other data sets to transfer to. Raises DataError for fewer than four classes, and the errors
     of opening the data.
     """
     found = open_path(data)

@@ -43,8 +43,8 @@ class LaptopData:
 
     images: int = 39_200
     """Number of images to pre-train on, without those that are held out; that of 80 classes of CIFAR-100."""
-    sets: Sequence[str] = ("up", "down", "digits")
-    """Names of the data sets that networks are fine-tuned on."""
+    sets: Sequence[str] = ("down",)
+    """Names of the data sets that networks are transferred to."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def study(
     name: StudyName | None = None,
     *,
     data: str | Path | None = None,
-    transfer: tuple[str | Path, ...] = ("digits",),
+    transfer: tuple[str | Path, ...] = (),
     scale: Literal["laptop", "paper"] = "laptop",
     rows: tuple[str, ...] = (),
     seeds: Annotated[int, Range(1, 1000)] = 2,
@@ -63,9 +63,9 @@ def study(
     """Train the networks of a table or a figure of the papers, measure them, and say which claims hold.
 
     At laptop scale a fifth of the classes is left out of pre-training; each network is measured on them by the
-    paper's few-shot accuracy, with five images of each class, or is fine-tuned. A t-test over the seeds decides whether
-    a claim holds, corrected for the number of claims, or says how many seeds would decide. Finished networks are never
-    trained again: the same command continues after any end.
+    paper's few-shot accuracy, with five images of each class, or by a linear classifier, or is fine-tuned. A t-test
+    over the seeds decides whether a claim holds, corrected for the number of claims, or says how many seeds would
+    decide. Finished networks are never trained again: the same command continues after any end.
 
     Without a name, the studies are listed: what they show, about how long they take on two cores, the compute of the
     published grid, and whether the paper's data are public. The name 'report' draws the figures of all finished studies
@@ -75,7 +75,7 @@ def study(
         name: Name of the study, or 'report'.
         data: The images, such that `vitrail train DIR` opens them without settings, of at least four classes; at the
             paper's scale a folder of data sets, each in a folder of its name, such as imagenet and cifar100.
-        transfer: More data sets to fine-tune on, at laptop scale.
+        transfer: More data sets to transfer to, at laptop scale.
         scale: The grid. laptop: small networks for about an hour on two cores; paper: the published one, which
             --dry-run lists with its cost.
         rows: Only these rows of the table.
