@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import plain
-from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError
 from vitrail.files import read_json_object
-from vitrail.studies.measure import DRAWS, SHOTS
+from vitrail.studies.measure import DRAWS, SHOTS, Probes
 from vitrail.studies.study import Cell, Stage, at_rate
 from vitrail.studies.table import CellResult
 from vitrail.studies.training import Training
@@ -56,8 +55,7 @@ def number_key(cell: Cell, seed: int, training: Training) -> str:
     try:
         images = [training.fingerprint(replace(run, seed=seed)) for run in runs]
         if cell.metric not in ("top-1", "stored"):
-            on = replace(runs[-1], seed=seed, data=Data(path=cell.on))
-            images.append(training.sets[seed].probe_fingerprint if cell.on == "down" else training.fingerprint(on))
+            images.append(Probes(training.sets[seed], cell.on).fingerprint)
     except DataError:
         return ""
     settings = [{name: value for name, value in plain(run).items() if name not in ELSEWHERE} for run in runs]

@@ -72,7 +72,7 @@ class Probes:
         if metric == "stored":
             return (folder.last / "model.safetensors").stat().st_size / 1e6
         kept = folder.path.parent / MEASURED
-        key = f"{metric}, {SHOTS} shots, {DRAWS} draws, best {best}, {self._fingerprint}"
+        key = f"{metric}, {SHOTS} shots, {DRAWS} draws, best {best}, {self.fingerprint}"
         known = _known(kept)
         if key not in known:
             model = folder.best if best else folder.last
@@ -86,7 +86,8 @@ class Probes:
         return self.sets.probe if self.on == "down" else train_and_test(self.sets.path(self.on))
 
     @cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
+        """The fingerprint of these images."""
         return fingerprint(dict(zip(("train", "test"), self.images, strict=True)))
 
     def real(self, model: Path) -> float:

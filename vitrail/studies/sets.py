@@ -16,7 +16,7 @@ from vitrail.data.roles import split_data_set
 from vitrail.data.settings import Data
 from vitrail.data.sources.lists import write_list
 from vitrail.data.sources.open import open_data, open_path
-from vitrail.data.split import fingerprint, hold_out
+from vitrail.data.split import hold_out
 from vitrail.errors import DataError, UsageError
 from vitrail.studies.laptop import HOLDOUT
 from vitrail.studies.study import LaptopData
@@ -58,11 +58,6 @@ class Sets:
     def probe(self) -> tuple[IndexedSource, IndexedSource]:
         """The training images, from which shots are drawn, and the test images. Raises the errors of opening them."""
         return self.open_probe()
-
-    @cached_property
-    def probe_fingerprint(self) -> str:
-        """The fingerprint of these images."""
-        return fingerprint(dict(zip(("train", "test"), self.probe, strict=True)))
 
 
 def divide(data: str, folder: Path, seed: int = 0, more: Sequence[str] = ()) -> Sets:
